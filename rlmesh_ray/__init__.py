@@ -1,0 +1,51 @@
+"""Environments anywhere, training and serving on Ray, one protocol between them.
+
+The names below load on first use: a worker process that only runs an environment imports
+this package and must not pay for gRPC, nor may it have gRPC's threads.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from rlmesh_ray.errors import RlmeshError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.evaluation import EvaluationResult, evaluate
+    from rlmesh_ray.client.remote_env import RemoteEnv
+    from rlmesh_ray.client.remote_model import RemoteModel
+    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+    from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.model_server import ModelServer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "EnvServer": "rlmesh_ray.server.env_server",
+    "EvaluationResult": "rlmesh_ray.client.evaluation",
+    "ModelServer": "rlmesh_ray.server.model_server",
+    "RemoteEnv": "rlmesh_ray.client.remote_env",
+    "RemoteModel": "rlmesh_ray.client.remote_model",
+    "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
+    "evaluate": "rlmesh_ray.client.evaluation",
+}
+
+__all__ = [
+    "EnvServer",
+    "EvaluationResult",
+    "ModelServer",
+    "RemoteEnv",
+    "RemoteModel",
+    "RemoteVectorEnv",
+    "RlmeshError",
+    "evaluate",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""The sans-I/O heart: messages, handshake, sessions, episode accounting."""

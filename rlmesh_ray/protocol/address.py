@@ -1,0 +1,65 @@
+"""Addresses of endpoints: ``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``."""
+
+import ipaddress
+from dataclasses import dataclass
+
+from rlmesh_ray.errors import AddressError
+
+_SCHEME = "rlmesh://"
+_FORMS = "write HOST:PORT (such as 127.0.0.1:50051), unix:PATH or rlmesh://HOST:PORT"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an endpoint listens."""
+
+    host: str
+    """Empty for a unix socket."""
+    port: int
+    """0 lets the system choose one, when listening."""
+    path: str = ""
+    """Of a unix socket."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def looks_like_address(text: str) -> bool:
+    """Tell whether ``text`` is meant as an address, rather than as a Gymnasium id or a path."""
+    if text.startswith((_SCHEME, "unix:")):
+        return True
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit()
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that ``text`` names.
+
+    Raises:
+        AddressError: ``text`` is none, or its port is out of range.
+    """
+    bare = text.removeprefix(_SCHEME)
+    if bare.startswith("unix:"):
+        path = bare.removeprefix("unix:")
+        if not path:
+            raise AddressError(f"{text!r} names no path; {_FORMS}")
+        return Address("", 0, path)
+    host, _, port = bare.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()):
+        raise AddressError(f"{text!r} is not an address; {_FORMS}")
+    if int(port) > 65535:
+        raise AddressError(f"port {port} in {text!r} is above 65535")
+    return Address(host, int(port))

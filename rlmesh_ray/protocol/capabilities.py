@@ -1,0 +1,19 @@
+"""Names of optional features, as they stand in capability maps (advisory, both directions)."""
+
+ENV_SERVICE = "rlmesh.env.service.v1"
+MODEL_SERVICE = "rlmesh.model.service.v1"
+SPACES_CORE = "rlmesh.spaces.core.v1"
+CONCURRENT_PREDICT = "rlmesh.model.concurrent_predict.v1"
+"""The model service answers routes at once, in completion order."""
+
+NDARRAY = "rlmesh_ray.ndarray.v1"
+"""Infos may carry arrays with their dtype (a peer without it sees nested lists)."""
+PARTIAL_RESET = "rlmesh_ray.partial_reset.v1"
+"""``ResetRequest.env_indices`` is honoured."""
+SESSION = "rlmesh_ray.session.v1"
+"""Only from the server: the session id that the client carries in the Join metadata."""
+
+SESSION_METADATA_KEY = "rlmesh-ray-session"
+"""Where the Join carries the session id."""
+AUTHORIZATION_METADATA_KEY = "authorization"
+"""Where every call carries ``Bearer TOKEN``."""

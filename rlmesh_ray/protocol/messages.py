@@ -1,0 +1,275 @@
+"""The messages of env and model sessions, as the core sees them.
+
+Payloads are opaque here: the core orders messages and never looks inside observations,
+actions, contracts or infos. ``wire`` makes these from bytes and bytes from these.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Infos = Mapping[str, object]
+"""Infos as gymnasium's vector environments give them: arrays by key, a mask by ``_key``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message from the client; use one of the subclasses."""
+
+    request_id: str
+    """Chosen by the client, echoed in the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A message to the client; use one of the subclasses."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable(Request):
+    """A frame that is no request: answered in band, like everything else."""
+
+    reason: str
+
+
+# --- env streams -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reset(Request):
+    """Start new episodes: in all lanes, or in those of ``env_indices``."""
+
+    seeds: tuple[int, ...] = ()
+    """Empty, or one a lane (one an index, with ``env_indices``)."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    timeout_ms: int = 0
+    """0: no deadline."""
+    env_indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Request):
+    """Apply one action a lane."""
+
+    action: bytes
+    """A batch of actions, encoded by the dialect."""
+    timeout_ms: int = 0
+    env_indices: tuple[int, ...] = ()
+    """Reserved by the edition; must be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Render(Request):
+    """Ask for a picture."""
+
+    mask: bytes = b""
+    timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Request):
+    """End the session; nothing may follow."""
+
+    reason: str = ""
+
+
+EnvRequest = Reset | Step | Render | Close
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """What is known of an episode when its tracking ends."""
+
+    episode_id: str
+    env_index: int
+    step_count: int
+    cumulative_reward: float
+    terminated: bool
+    truncated: bool
+    start_timestamp_ns: int
+    end_timestamp_ns: int
+    seed: int | None = None
+    """None: the environment seeded itself."""
+    final_info: Infos = field(default_factory=dict)
+
+
+class EnvErrorCode(enum.Enum):
+    """Why an env request failed; values are those of the edition's wire."""
+
+    UNSPECIFIED = 0
+    TIMEOUT = 1
+    INVALID_ACTION = 2
+    NOT_READY = 3
+    BUSY = 4
+    INTERNAL = 10
+    CRASHED = 11
+    CANCELLED = 12
+    CLOSED = 13
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDone(Response):
+    """Answers Reset."""
+
+    observation: bytes
+    """A batch over all lanes."""
+    infos: Infos
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(Response):
+    """Answers Step."""
+
+    observation: bytes
+    rewards: Sequence[float]
+    terminated: bytes
+    """One byte a lane, nonzero means set."""
+    truncated: bytes
+    infos: Infos
+    completed_episodes: tuple[EpisodeRecord, ...]
+    episode_ids: tuple[str, ...]
+    """Empty entries: no episode is tracked there until the next Reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered(Response):
+    """Answers Render."""
+
+    png: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closed(Response):
+    """Answers Close; the stream ends after it."""
+
+    final_episodes: tuple[EpisodeRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFailed(Response):
+    """Answers any request that could not be satisfied."""
+
+    code: EnvErrorCode
+    message: str
+    is_recoverable: bool
+    debug_info: str = ""
+    interrupted_episodes: tuple[EpisodeRecord, ...] = ()
+
+
+EnvResponse = ResetDone | StepDone | Rendered | Closed | EnvFailed
+
+# --- model streams ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PredictSlot:
+    """Which lane and episode one row of a batch belongs to."""
+
+    env_index: int
+    episode_id: str
+    step: int
+    reset: bool
+    """Whether this row is the first observation of its episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictContext:
+    """Where a model request belongs; mirrored in the answer."""
+
+    session_id: str
+    route_id: str
+    request_id: str
+    slots: tuple[PredictSlot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest(Request):
+    """A request that belongs to one route; use one of the subclasses."""
+
+    context: PredictContext
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureRoute(RouteRequest):
+    """Open a route for one environment contract."""
+
+    contract: object
+    """An ``EnvContract``, opaque here; None when the message had none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predict(RouteRequest):
+    """Ask for one action a slot."""
+
+    observation: bytes
+    """A batch with one row a slot, encoded by the dialect."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRoute(RouteRequest):
+    """Release a route."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseModel(Request):
+    """Ask for the end, after everything outstanding has been answered."""
+
+    reason: str = ""
+
+
+ModelRequest = ConfigureRoute | Predict | CloseRoute | CloseModel
+
+
+class ModelErrorCode(enum.Enum):
+    """Why a model request failed; values are those of the edition's wire."""
+
+    UNSPECIFIED = 0
+    INVALID_REQUEST = 1
+    NOT_CONFIGURED = 2
+    BUSY = 3
+    INTERNAL = 10
+    CANCELLED = 11
+    CLOSED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RouteConfigured(Response):
+    """Answers ConfigureRoute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted(Response):
+    """Answers Predict."""
+
+    context: PredictContext
+    """The request's own."""
+    action: bytes
+    """A batch with one row a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteClosed(Response):
+    """Answers CloseRoute."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelClosed(Response):
+    """Answers CloseModel; the stream ends after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFailed(Response):
+    """Answers any request that could not be satisfied."""
+
+    code: ModelErrorCode
+    message: str
+    is_recoverable: bool
+    debug_info: str = ""
+
+
+ModelResponse = RouteConfigured | Predicted | RouteClosed | ModelClosed | ModelFailed

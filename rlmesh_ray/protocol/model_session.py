@@ -1,0 +1,196 @@
+"""Ordering of one model stream, server side.
+
+Rule 1: requests of one route are worked on one at a time, in arrival order; requests of
+different routes at once (edition 2026.06, "Ordering and Errors";
+capability rlmesh.model.concurrent_predict.v1).
+Rule 2: every legal request is in REQUESTS; a refused one changes nothing, and is answered
+when its turn on its route comes, so that its answer cannot overtake an earlier one's.
+Rule 3: Close is answered after everything that came before it.
+Rule 4: nothing here blocks, reads a clock, logs, or looks inside a payload.
+
+The shell feeds each message to ``receive`` and each result to ``complete``. Both return what
+to do next: responses to send, in order, and requests that the host may work on now.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ConfigureRoute,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    ModelRequest,
+    ModelResponse,
+    Predict,
+    Predicted,
+    Request,
+    Response,
+    RouteClosed,
+    RouteConfigured,
+    RouteRequest,
+    Unreadable,
+)
+
+
+class RouteState(enum.Enum):
+    """Where one route stands."""
+
+    ABSENT = enum.auto()
+    CONFIGURED = enum.auto()
+
+
+# The state after the request has succeeded. A kind that is missing is refused.
+REQUESTS: Mapping[RouteState, Mapping[type[Request], RouteState]] = {
+    RouteState.ABSENT: {
+        ConfigureRoute: RouteState.CONFIGURED,
+    },
+    RouteState.CONFIGURED: {
+        ConfigureRoute: RouteState.CONFIGURED,
+        Predict: RouteState.CONFIGURED,
+        CloseRoute: RouteState.ABSENT,
+    },
+}
+
+ANSWERS: Mapping[type[Request], type[Response]] = {
+    ConfigureRoute: RouteConfigured,
+    Predict: Predicted,
+    CloseRoute: RouteClosed,
+}
+
+
+@dataclass(slots=True)
+class _Route:
+    state: RouteState = RouteState.ABSENT
+    working_on: RouteRequest | None = None
+    waiting: deque[RouteRequest] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Todo:
+    """What the shell does next."""
+
+    responses: list[ModelResponse] = field(default_factory=list)
+    """To send, in this order."""
+    ready: list[RouteRequest] = field(default_factory=list)
+    """To work on; each one's result goes to ``complete``, in whatever order they finish."""
+
+
+class ModelSession:
+    """State of one model stream."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, _Route] = {}
+        self._outstanding: set[str] = set()
+        self._closing: CloseModel | None = None
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether Close has been answered."""
+        return self._is_closed
+
+    @property
+    def num_outstanding(self) -> int:
+        """How many route requests have not been answered."""
+        return len(self._outstanding)
+
+    def receive(self, request: ModelRequest | Unreadable) -> Todo:
+        """Take the next message of the stream, in arrival order."""
+        todo = Todo()
+        refusal = self._refusal(request)
+        if refusal is not None:
+            todo.responses.append(refusal)
+        elif isinstance(request, CloseModel):
+            self._closing = request
+            self._maybe_close(todo)
+        elif isinstance(request, RouteRequest):
+            self._outstanding.add(request.request_id)
+            route = self._routes.setdefault(request.context.route_id, _Route())
+            route.waiting.append(request)
+            self._advance(request.context.route_id, todo)
+        return todo
+
+    def complete(self, request: RouteRequest, response: ModelResponse) -> Todo:
+        """Take the host's answer to a request that was ready.
+
+        Args:
+            request: The request.
+            response: Its answer: of the request's own kind, or ModelFailed.
+
+        Raises:
+            LocalProtocolError: The request is not being worked on, or the answer is of
+                another kind.
+        """
+        route = self._routes.get(request.context.route_id)
+        if route is None or route.working_on is not request:
+            raise LocalProtocolError("the request is not being worked on", request.request_id)
+        if type(response) is not ANSWERS[type(request)] and not isinstance(response, ModelFailed):
+            name = type(response).__name__
+            raise LocalProtocolError(
+                f"{name} does not answer {type(request).__name__}", request.request_id
+            )
+        route.working_on = None
+        if not isinstance(response, ModelFailed):
+            route.state = REQUESTS[route.state][type(request)]
+        todo = Todo()
+        self._answer(response, todo)
+        self._advance(request.context.route_id, todo)
+        return todo
+
+    def _advance(self, route_id: str, todo: Todo) -> None:
+        route = self._routes[route_id]
+        while route.waiting and route.working_on is None:
+            request = route.waiting.popleft()
+            if type(request) in REQUESTS[route.state]:
+                route.working_on = request
+                todo.ready.append(request)
+            else:
+                self._answer(_not_configured(request), todo)
+        if route.state is RouteState.ABSENT and route.working_on is None:
+            del self._routes[route_id]
+
+    def _answer(self, response: ModelResponse, todo: Todo) -> None:
+        self._outstanding.discard(response.request_id)
+        todo.responses.append(response)
+        self._maybe_close(todo)
+
+    def _maybe_close(self, todo: Todo) -> None:
+        if self._closing is not None and not self._outstanding:
+            todo.responses.append(ModelClosed(self._closing.request_id))
+            self._is_closed = True
+            self._closing = None
+
+    def _refusal(self, request: ModelRequest | Unreadable) -> ModelFailed | None:
+        if self._closing is not None or self._is_closed:
+            return ModelFailed(
+                request.request_id,
+                ModelErrorCode.CLOSED,
+                "the session is closing; nothing may follow Close",
+                is_recoverable=False,
+            )
+        if isinstance(request, Unreadable):
+            return _invalid(request, request.reason)
+        if request.request_id in self._outstanding:
+            return _invalid(request, "this request_id is still outstanding")
+        return None
+
+
+def _invalid(request: Request, reason: str) -> ModelFailed:
+    return ModelFailed(
+        request.request_id, ModelErrorCode.INVALID_REQUEST, reason, is_recoverable=True
+    )
+
+
+def _not_configured(request: RouteRequest) -> ModelFailed:
+    return ModelFailed(
+        request.request_id,
+        ModelErrorCode.NOT_CONFIGURED,
+        f"route {request.context.route_id!r} is not configured; send ConfigureRoute first",
+        is_recoverable=True,
+    )

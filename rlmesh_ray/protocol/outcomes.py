@@ -1,0 +1,73 @@
+"""What the host of an environment or policy reports back to its session.
+
+The host does the work and knows nothing of request ids, episodes or error codes; the
+session turns an outcome into the one response that the request gets.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlmesh_ray.protocol.messages import Infos
+
+
+class FailureKind(enum.Enum):
+    """Why a host could not do what a legal request asked."""
+
+    TIMEOUT = enum.auto()
+    """The deadline passed; the worker may still be busy, its result reaches nobody."""
+    RAISED = enum.auto()
+    """The environment raised; its worker lives."""
+    CRASHED = enum.auto()
+    """The worker died or was killed."""
+    BAD_ACTION = enum.auto()
+    """The action does not conform to its space; the environment never saw it."""
+    BAD_OBSERVATION = enum.auto()
+    """The environment's observation does not conform to its space."""
+    BAD_REQUEST = enum.auto()
+    """The request's own arguments are wrong; nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The host could not do it."""
+
+    kind: FailureKind
+    message: str
+    """One line, for the peer."""
+    debug_info: str = ""
+    """The remote traceback, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOutcome:
+    """The lanes were reset."""
+
+    observation: bytes
+    """A batch over all lanes, encoded by the dialect."""
+    infos: Infos
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """The lanes were stepped; every sequence has one entry a lane."""
+
+    observation: bytes
+    rewards: Sequence[float]
+    terminated: bytes
+    """One byte a lane, nonzero means set."""
+    truncated: bytes
+    infos: Infos
+    final_infos: Mapping[int, Infos] = field(default_factory=dict)
+    """By lane: the last infos of each episode that ended on this step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOutcome:
+    """A picture was asked for."""
+
+    png: bytes | None
+    """None: the environment gives no frame."""
+
+
+EnvOutcome = ResetOutcome | StepOutcome | RenderOutcome | Failure

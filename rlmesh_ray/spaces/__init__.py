@@ -1,0 +1,1 @@
+"""Spaces and values: gymnasium spaces to specs and back, batches as columns, conformance."""

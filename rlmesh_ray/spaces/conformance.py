@@ -1,0 +1,220 @@
+"""Whether values lie in their space, after the edition's "Value Conformance".
+
+Structural deviations are rejected whatever the policy; range deviations follow it.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError
+from rlmesh_ray.spaces.batch import flatten
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+)
+
+__all__ = ["Deviation", "Policy", "check", "coerce", "coerce_batch"]
+
+
+class Policy(enum.Enum):
+    """What a server does with a value that is out of its range."""
+
+    WARN = "warn"
+    """Deliver it and report it."""
+    STRICT = "strict"
+    """Reject it."""
+    OFF = "off"
+    """Do not look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A value that is delivered although it is out of its range."""
+
+    kind: str
+    """``"range"`` for a Box, ``"length"`` or ``"charset"`` for a Text."""
+    path: str
+    """Such as ``"camera.depth"``; empty at the root."""
+    message: str
+    """What was found and what was expected, as part of a sentence."""
+
+
+def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
+    """Return the columns of a batched value, at the exact dtypes of the space.
+
+    Args:
+        spec: Of one lane.
+        value: As gymnasium's vector environments have it: every leaf ``(num_lanes, *shape)``,
+            a sequence of ``num_lanes`` strings for Text.
+        num_lanes: Width of the batch.
+
+    Raises:
+        ConformanceError: Wrong structure or shape, or a number that its dtype cannot hold.
+    """
+    parts = zip(leaves(spec), flatten(spec, value), strict=True)
+    return [coerce(leaf, part, num_lanes) for leaf, part in parts]
+
+
+def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) -> list[Deviation]:
+    """Check a batch: structural rules always, range rules as ``policy`` says.
+
+    Args:
+        leaves_: Of the space.
+        columns: One a leaf, coerced.
+        policy: What to do about values out of their range.
+
+    Returns:
+        The range deviations, at most one a kind and leaf; empty unless the policy is WARN.
+
+    Raises:
+        ConformanceError: NaN, or an element outside the domain of its Discrete,
+            MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
+            its range (``"range"``).
+    """
+    deviations: list[Deviation] = []
+    for leaf, column in zip(leaves_, columns, strict=True):
+        deviations += _rule(leaf).deviations(column, is_range_checked=policy is not Policy.OFF)
+    if deviations and policy is Policy.STRICT:
+        raise ConformanceError("range", deviations[0].path, deviations[0].message)
+    return deviations
+
+
+class _Rule(Protocol):
+    def deviations(self, column: Any, *, is_range_checked: bool) -> list[Deviation]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _IntervalRule:
+    """Bounds of an array leaf; None on a side where every value of the dtype is allowed."""
+
+    path: str
+    low: Any
+    high: Any
+    is_domain: bool
+    """Whether to leave the bounds is structural (Discrete and its kin) or a range matter."""
+    can_be_nan: bool
+
+    def deviations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Deviation]:
+        is_bounded = self.low is not None or self.high is not None
+        is_checked = is_bounded and (is_range_checked or self.is_domain)
+        # NaN is outside every interval: one comparison finds it, too.
+        if is_checked and self._holds(column):
+            return []
+        if self.can_be_nan and np.isnan(column).any():
+            where = _where(np.isnan(column))
+            raise ConformanceError("structure", self.path, f"is NaN ({where})")
+        if not is_checked:
+            return []
+        message = self._message(column)
+        if self.is_domain:
+            raise ConformanceError("structure", self.path, message)
+        return [Deviation("range", self.path, message)]
+
+    def _holds(self, column: NDArray[Any]) -> bool:
+        return (self.low is None or bool((column >= self.low).all())) and (
+            self.high is None or bool((column <= self.high).all())
+        )
+
+    def _message(self, column: NDArray[Any]) -> str:
+        """Describe the first element outside; there is one, and none is NaN."""
+        bound, word, is_outside = self.low, "below", np.zeros(column.shape, np.bool_)
+        if self.low is not None:
+            is_outside = column < self.low
+        if not is_outside.any():
+            bound, word, is_outside = self.high, "above", column > self.high
+        index = np.unravel_index(int(is_outside.argmax()), column.shape)
+        limit = np.broadcast_to(bound, column.shape)[index]
+        return f"{column[index]} is {word} {limit} ({_where(is_outside)})"
+
+
+@dataclass(frozen=True, slots=True)
+class _TextRule:
+    """Length and alphabet of a Text leaf."""
+
+    path: str
+    min_length: int
+    max_length: int
+    charset: frozenset[str]
+    """Empty: every character is allowed."""
+
+    def deviations(self, column: tuple[str, ...], *, is_range_checked: bool) -> list[Deviation]:
+        if not is_range_checked:
+            return []
+        by_kind: dict[str, Deviation] = {}
+        for lane, text in enumerate(column):
+            for kind, message in self._of_one(text):
+                found = Deviation(kind, self.path, f"{message} (lane {lane})")
+                by_kind.setdefault(kind, found)
+        return list(by_kind.values())
+
+    def _of_one(self, text: str) -> list[tuple[str, str]]:
+        found = []
+        if not self.min_length <= len(text) <= self.max_length:
+            expected = f"{self.min_length} to {self.max_length}"
+            found.append(("length", f"has {len(text)} characters, expected {expected}"))
+        if self.charset and not self.charset.issuperset(text):
+            stranger = next(char for char in text if char not in self.charset)
+            found.append(("charset", f"{stranger!r} is not in the charset"))
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _rule(leaf: Leaf) -> _Rule:
+    spec, dtype = leaf.spec, leaf.dtype
+    match spec:
+        case BoxSpec():
+            low, high = spec.bounds()
+            least, greatest = _extremes(low.dtype)
+            return _IntervalRule(
+                path=leaf.name,
+                low=_bound(low, least),
+                high=_bound(high, greatest),
+                is_domain=False,
+                can_be_nan=low.dtype.kind == "f",
+            )
+        case DiscreteSpec():
+            return _IntervalRule(leaf.name, spec.start, spec.start + spec.n - 1, True, False)
+        case MultiDiscreteSpec():
+            highest = np.array(spec.nvec, dtype).reshape(spec.shape) - 1
+            return _IntervalRule(leaf.name, 0, highest.astype(dtype), True, False)
+        case MultiBinarySpec():
+            return _IntervalRule(leaf.name, 0, 1, True, False)
+        case TextSpec():
+            charset = frozenset(spec.charset)
+            return _TextRule(leaf.name, spec.min_length, spec.max_length, charset)
+    assert_never(spec)
+
+
+def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    if dtype.kind == "b":
+        return False, True
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
+
+
+def _bound(bounds: NDArray[Any], extreme: Any) -> Any:
+    """Return the cheapest form of ``bounds``: None, a scalar, or the array."""
+    if (bounds == extreme).all():
+        return None
+    first = bounds.flat[0]
+    return first if (bounds == first).all() else bounds
+
+
+def _where(is_offending: NDArray[Any]) -> str:
+    """Name the first offender; the first axis is the lane."""
+    index = np.unravel_index(int(is_offending.argmax()), is_offending.shape)
+    lane, element = int(index[0]), tuple(map(int, index[1:]))
+    return f"lane {lane}, element {element}" if element else f"lane {lane}"

@@ -1,0 +1,160 @@
+"""Gymnasium spaces to specs and back; the round trip gives an equal space."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, assert_never
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import text
+
+from rlmesh_ray.errors import UnsupportedSpaceError
+from rlmesh_ray.spaces.leaves import Path, leaves, path_name
+from rlmesh_ray.spaces.spec import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_LANE_BYTES,
+    MAX_RANK,
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+
+_INT64_MAX = 2**63 - 1
+
+Space = gymnasium.Space[Any]
+
+
+def from_gymnasium(space: Space) -> SpaceSpec:
+    """Return the spec of ``space``.
+
+    Raises:
+        UnsupportedSpaceError: The contract cannot express the space or a part of it: Graph,
+            Sequence, OneOf and custom spaces, keys that are no strings, a MultiDiscrete that
+            does not start at 0, dtypes and sizes that the wire does not have.
+    """
+    spec = _spec(space, ())
+    size_bytes = sum(leaf.lane_bytes for leaf in leaves(spec))
+    if size_bytes > MAX_LANE_BYTES:
+        raise _unsupported(space, (), f"a value has {size_bytes} bytes, more than {MAX_LANE_BYTES}")
+    return spec
+
+
+def to_gymnasium(spec: SpaceSpec) -> Space:
+    """Return a new space, equal to the one that ``spec`` was made from.
+
+    A Text that allows every character, which gymnasium cannot say, gets its default charset.
+    """
+    match spec:
+        case BoxSpec():
+            low, high = (bound.astype(spec.dtype) for bound in spec.bounds())
+            return spaces.Box(low, high, spec.shape, np.dtype(spec.dtype).type)
+        case DiscreteSpec():
+            return spaces.Discrete(spec.n, start=spec.start, dtype=np.dtype(spec.dtype).type)
+        case MultiBinarySpec():
+            return spaces.MultiBinary(spec.n)
+        case MultiDiscreteSpec():
+            dtype = np.dtype(spec.dtype)
+            return spaces.MultiDiscrete(np.array(spec.nvec, dtype).reshape(spec.shape), dtype.type)
+        case TextSpec():
+            charset = spec.charset or text.alphanumeric
+            return spaces.Text(spec.max_length, min_length=spec.min_length, charset=charset)
+        case DictSpec():
+            # gymnasium sorts the keys of a plain dict.
+            return spaces.Dict(OrderedDict((key, to_gymnasium(part)) for key, part in spec.items))
+        case TupleSpec():
+            return spaces.Tuple([to_gymnasium(part) for part in spec.items])
+    assert_never(spec)
+
+
+def _spec(space: Space, path: Path) -> SpaceSpec:
+    if len(path) > MAX_DEPTH:
+        raise _unsupported(space, path, f"it is nested more than {MAX_DEPTH} deep")
+    if len(space.shape or ()) > MAX_RANK:
+        raise _unsupported(space, path, f"it has more than {MAX_RANK} axes")
+    for kind, convert in _CONVERTERS.items():
+        if isinstance(space, kind):
+            return convert(space, path)
+    supported = ", ".join(kind.__name__ for kind in _CONVERTERS)
+    raise _unsupported(space, path, f"supported are {supported}")
+
+
+def _box(space: spaces.Box, path: Path) -> BoxSpec:
+    dtype = np.dtype(space.dtype)
+    if dtype.name not in DTYPES or not dtype.isnative:
+        raise _unsupported(space, path, f"dtype {dtype.str} has no wire form")
+    little = dtype.newbyteorder("<")
+    low, high = space.low.astype(little).tobytes(), space.high.astype(little).tobytes()
+    return BoxSpec(space.shape, dtype.name, low, high)
+
+
+def _discrete(space: spaces.Discrete[Any], path: Path) -> DiscreteSpec:
+    n, start = int(space.n), int(space.start)
+    if max(n, start + n - 1) > _INT64_MAX:
+        raise _unsupported(space, path, "it goes beyond int64")
+    return DiscreteSpec(n, start, np.dtype(space.dtype).name)
+
+
+def _multi_binary(space: spaces.MultiBinary, _path: Path) -> MultiBinarySpec:
+    return MultiBinarySpec(space.n if isinstance(space.n, int) else tuple(space.n))
+
+
+def _multi_discrete(space: spaces.MultiDiscrete, path: Path) -> MultiDiscreteSpec:
+    if space.start.any():
+        raise _unsupported(space, path, "the contract has no start for MultiDiscrete; use 0")
+    nvec = tuple(map(int, space.nvec.ravel()))
+    if max(nvec, default=0) > _INT64_MAX:
+        raise _unsupported(space, path, "it goes beyond int64")
+    return MultiDiscreteSpec(nvec, space.nvec.shape, np.dtype(space.dtype).name)
+
+
+def _text(space: spaces.Text, path: Path) -> TextSpec:
+    if any(len(char) != 1 for char in space.character_set):
+        raise _unsupported(space, path, "its charset holds more than single characters")
+    charset = "".join(sorted(space.character_set))
+    if not charset:
+        raise _unsupported(space, path, "it allows no character, on the wire that means all")
+    if not _has_utf8(charset):
+        raise _unsupported(space, path, "its charset holds surrogates")
+    if space.max_length > _INT64_MAX:
+        raise _unsupported(space, path, "its length goes beyond int64")
+    return TextSpec(space.min_length, space.max_length, charset)
+
+
+def _dict(space: spaces.Dict, path: Path) -> DictSpec:
+    for key in space.spaces:
+        if not isinstance(key, str) or not _has_utf8(key):
+            raise _unsupported(space, path, f"key {key!r} is no UTF-8 string")
+    return DictSpec(
+        tuple((str(key), _spec(part, (*path, key))) for key, part in space.spaces.items())
+    )
+
+
+def _tuple(space: spaces.Tuple, path: Path) -> TupleSpec:
+    return TupleSpec(tuple(_spec(part, (*path, index)) for index, part in enumerate(space.spaces)))
+
+
+_CONVERTERS: dict[type[Space], Callable[[Any, Path], SpaceSpec]] = {
+    spaces.Box: _box,
+    spaces.Discrete: _discrete,
+    spaces.MultiBinary: _multi_binary,
+    spaces.MultiDiscrete: _multi_discrete,
+    spaces.Text: _text,
+    spaces.Dict: _dict,
+    spaces.Tuple: _tuple,
+}
+
+
+def _has_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _unsupported(space: Space, path: Path, reason: str) -> UnsupportedSpaceError:
+    place = f" at {path_name(path)}" if path else ""
+    return UnsupportedSpaceError(f"the space {space!r}{place} cannot be served: {reason}")

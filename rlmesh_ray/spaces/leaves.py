@@ -1,0 +1,86 @@
+"""The leaves of a space: its parts that hold values, in depth-first order of the spec."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    LeafSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+
+Path = tuple[str | int, ...]
+"""Where a part stands in its space: keys of Dicts, positions in Tuples."""
+
+Column = NDArray[Any] | tuple[str, ...]
+"""One leaf over N lanes: ``(N, *leaf.shape)`` at ``leaf.dtype``, or N strings for Text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One part of a space that holds values."""
+
+    path: Path
+    spec: LeafSpec
+    shape: tuple[int, ...]
+    """Of one lane; ``()`` for Discrete and Text."""
+    dtype: np.dtype[Any] | None
+    """None for Text."""
+
+    @property
+    def name(self) -> str:
+        """The path in one word, such as ``"camera.depth.0"``; empty at the root."""
+        return path_name(self.path)
+
+    @property
+    def lane_bytes(self) -> int:
+        """Size of one lane's array in bytes; 0 for Text."""
+        return 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
+
+
+def path_name(path: Path) -> str:
+    """Return ``path`` in one word, such as ``"camera.depth.0"``."""
+    return ".".join(map(str, path))
+
+
+@lru_cache(maxsize=256)
+def leaves(spec: SpaceSpec) -> tuple[Leaf, ...]:
+    """Return the leaves of ``spec``, in depth-first order."""
+    return tuple(_leaves(spec, ()))
+
+
+def _leaves(spec: SpaceSpec, path: Path) -> Iterator[Leaf]:
+    match spec:
+        case DictSpec(items):
+            for key, part in items:
+                yield from _leaves(part, (*path, key))
+        case TupleSpec(parts):
+            for index, part in enumerate(parts):
+                yield from _leaves(part, (*path, index))
+        case _:
+            yield _leaf(spec, path)
+
+
+def _leaf(spec: LeafSpec, path: Path) -> Leaf:
+    match spec:
+        case BoxSpec() | MultiDiscreteSpec():
+            return Leaf(path, spec, spec.shape, np.dtype(spec.dtype))
+        case DiscreteSpec():
+            return Leaf(path, spec, (), np.dtype(spec.dtype))
+        case MultiBinarySpec():
+            return Leaf(path, spec, spec.shape, np.dtype(np.int8))
+        case TextSpec():
+            return Leaf(path, spec, (), None)
+    assert_never(spec)

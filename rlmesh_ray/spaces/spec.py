@@ -1,0 +1,114 @@
+"""What a space is, without gymnasium: plain values that compare, hash and pickle.
+
+A spec describes one lane. ``wire`` puts specs on the wire, ``spaces.gym`` converts them
+from and to gymnasium spaces; everything between works on specs alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
+"""NumPy names of every dtype that a leaf can have."""
+MAX_DEPTH = 32
+"""How deeply Dict and Tuple may be nested; keeps every recursion over a spec short."""
+MAX_RANK = 31
+"""Axes of a leaf; a batch adds one, and NumPy 1 ends at 32."""
+MAX_LANE_BYTES = 2**27
+"""What the arrays of one lane may hold together, so that a spec from a peer cannot make
+this side allocate without end."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxSpec:
+    """An array with bounds."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """NumPy name, such as ``"float32"``."""
+    low: bytes
+    """Lower bound of every element: C order, little endian, at ``dtype``."""
+    high: bytes
+    """Upper bounds, likewise."""
+
+    def bounds(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        """Return ``(low, high)`` as read-only arrays of ``shape`` and ``dtype``."""
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        low = np.frombuffer(self.low, dtype).reshape(self.shape)
+        high = np.frombuffer(self.high, dtype).reshape(self.shape)
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteSpec:
+    """An integer in ``[start, start + n)``."""
+
+    n: int
+    start: int = 0
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiBinarySpec:
+    """Zeros and ones, one int8 each."""
+
+    n: int | tuple[int, ...]
+    """As gymnasium has it: a count, or a shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a value."""
+        return self.n if isinstance(self.n, tuple) else (self.n,)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscreteSpec:
+    """Integers, element ``i`` in ``[0, nvec[i])``."""
+
+    nvec: tuple[int, ...]
+    """In C order."""
+    shape: tuple[int, ...]
+    dtype: str = "int64"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    """A string."""
+
+    min_length: int
+    max_length: int
+    charset: str
+    """Allowed characters, sorted; empty allows every character."""
+
+
+@dataclass(frozen=True, slots=True)
+class DictSpec:
+    """Named parts, in the space's own order."""
+
+    items: "tuple[tuple[str, SpaceSpec], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class TupleSpec:
+    """Parts by position."""
+
+    items: "tuple[SpaceSpec, ...]"
+
+
+ArraySpec = BoxSpec | DiscreteSpec | MultiBinarySpec | MultiDiscreteSpec
+LeafSpec = ArraySpec | TextSpec
+SpaceSpec = LeafSpec | DictSpec | TupleSpec

@@ -1,0 +1,295 @@
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.protocol.env_session import (
+    EDITION_2026_06_RULES,
+    REQUESTS,
+    Effect,
+    EnvSession,
+    State,
+)
+from rlmesh_ray.protocol.messages import (
+    Close,
+    Closed,
+    EnvErrorCode,
+    EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    Render,
+    Rendered,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+    Unreadable,
+)
+from rlmesh_ray.protocol.outcomes import (
+    EnvOutcome,
+    Failure,
+    FailureKind,
+    RenderOutcome,
+    ResetOutcome,
+    StepOutcome,
+)
+
+NUM_LANES = 2
+KINDS: list[type[EnvRequest]] = [Reset, Step, Render, Close]
+LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
+ILLEGAL = [pair for pair in itertools.product(State, KINDS) if pair not in LEGAL]
+ROADS: dict[State, list[str]] = {
+    State.AWAIT_RESET: [],
+    State.READY: ["reset"],
+    State.ABANDONED: ["reset", "rejected step"],
+    State.CLOSED: ["close"],
+}
+
+
+def reset_outcome() -> ResetOutcome:
+    return ResetOutcome(b"first", {})
+
+
+def step_outcome(
+    rewards: tuple[float, ...] = (1.0, 1.0), terminated: bytes = b"\0\0", truncated: bytes = b"\0\0"
+) -> StepOutcome:
+    return StepOutcome(b"next", rewards, terminated, truncated, {}, {0: {"why": "fell"}})
+
+
+OUTCOMES: dict[type[EnvRequest], EnvOutcome] = {
+    Reset: reset_outcome(),
+    Step: step_outcome(),
+    Render: RenderOutcome(b"png"),
+}
+
+
+def request_of(kind: type[EnvRequest]) -> EnvRequest:
+    if kind is Step:
+        return Step("r", b"")
+    make: Callable[[str], EnvRequest] = kind  # the others need an id only
+    return make("r")
+
+
+def new_session() -> EnvSession:
+    ids = map(str, itertools.count())
+    return EnvSession(NUM_LANES, lambda: f"episode-{next(ids)}")
+
+
+def do(
+    session: EnvSession, request: EnvRequest, outcome: EnvOutcome, now_ns: int = 0
+) -> EnvResponse:
+    response = session.receive(request, now_ns)
+    return response if response is not None else session.complete(outcome, now_ns)
+
+
+def session_in(state: State) -> EnvSession:
+    session = new_session()
+    for move in ROADS[state]:
+        if move == "reset":
+            do(session, Reset("a"), reset_outcome())
+        elif move == "rejected step":
+            do(session, Step("b", b""), Failure(FailureKind.BAD_ACTION, "no"))
+        else:
+            session.receive(Close("c"), 0)
+    assert session.state is state
+    return session
+
+
+@pytest.mark.parametrize(("state", "kind"), LEGAL)
+def test_a_legal_request_moves_the_session_on(state: State, kind: type[EnvRequest]) -> None:
+    session = session_in(state)
+
+    response = do(session, request_of(kind), OUTCOMES.get(kind, reset_outcome()))
+
+    assert session.state is REQUESTS[state][kind]
+    assert not isinstance(response, EnvFailed)
+    assert response.request_id == "r"
+
+
+@pytest.mark.parametrize(("state", "kind"), ILLEGAL)
+def test_an_illegal_request_is_refused_and_changes_nothing(
+    state: State, kind: type[EnvRequest]
+) -> None:
+    session = session_in(state)
+    ids = session.episode_ids
+
+    response = session.receive(request_of(kind), 0)
+
+    assert isinstance(response, EnvFailed)
+    assert response.request_id == "r"
+    assert (session.state, session.episode_ids) == (state, ids)
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+@pytest.mark.parametrize("request_kind", [Reset, Step, Render])
+def test_each_failure_is_answered_as_the_rules_say(
+    kind: FailureKind, request_kind: type[EnvRequest]
+) -> None:
+    session = session_in(State.READY)
+    consequence = EDITION_2026_06_RULES.failures[kind]
+    tracked = session.episode_ids
+
+    response = do(session, request_of(request_kind), Failure(kind, "why", "trace"), 7)
+
+    assert isinstance(response, EnvFailed)
+    assert response.code is consequence.code
+    assert (response.message, response.debug_info) == ("why", "trace")
+    assert response.is_recoverable == (consequence.effect is not Effect.ABANDON)
+    interrupted = [episode.episode_id for episode in response.interrupted_episodes]
+    assert interrupted == ([] if consequence.effect is Effect.NONE else list(tracked))
+    expected = {
+        Effect.NONE: State.READY,
+        Effect.INTERRUPT: State.AWAIT_RESET,
+        Effect.ABANDON: State.ABANDONED,
+    }
+    assert session.state is expected[consequence.effect]
+
+
+def test_a_step_before_the_first_reset_is_not_ready_and_recoverable() -> None:
+    session = new_session()
+
+    response = session.receive(Step("r", b""), 0)
+
+    assert isinstance(response, EnvFailed)
+    assert response.code is EnvErrorCode.NOT_READY
+    assert response.is_recoverable
+
+
+def test_a_reset_gives_every_lane_an_episode_id() -> None:
+    response = do(new_session(), Reset("r"), reset_outcome())
+
+    assert isinstance(response, ResetDone)
+    assert response.episode_ids == ("episode-0", "episode-1")
+
+
+def test_an_ended_episode_is_reported_once_with_all_that_is_known_of_it() -> None:
+    session = new_session()
+    do(session, Reset("a", seeds=(11, 12)), reset_outcome(), now_ns=100)
+    do(session, Step("b", b""), step_outcome((0.5, 9.0)), now_ns=150)
+
+    response = do(session, Step("c", b""), step_outcome((1.0, 9.0), terminated=b"\1\0"), 200)
+
+    assert isinstance(response, StepDone)
+    (episode,) = response.completed_episodes
+    assert (episode.episode_id, episode.env_index, episode.seed) == ("episode-0", 0, 11)
+    assert (episode.step_count, episode.cumulative_reward) == (2, 1.5)
+    assert (episode.terminated, episode.truncated) == (True, False)
+    assert (episode.start_timestamp_ns, episode.end_timestamp_ns) == (100, 200)
+    assert episode.final_info == {"why": "fell"}
+
+
+def test_after_the_end_the_id_stays_empty_until_the_next_explicit_reset() -> None:
+    session = new_session()
+    do(session, Reset("a"), reset_outcome())
+    ended = do(session, Step("b", b""), step_outcome(truncated=b"\0\1"))
+    after_autoreset = do(session, Step("c", b""), step_outcome())
+    ended_again = do(session, Step("d", b""), step_outcome(truncated=b"\0\1"))
+    restarted = do(session, Reset("e", env_indices=(1,)), reset_outcome())
+
+    assert isinstance(ended, StepDone)
+    assert isinstance(after_autoreset, StepDone)
+    assert isinstance(ended_again, StepDone)
+    assert isinstance(restarted, ResetDone)
+    assert ended.episode_ids == ("episode-0", "")
+    assert after_autoreset.episode_ids == ("episode-0", "")
+    assert ended_again.completed_episodes == ()
+    assert restarted.episode_ids == ("episode-0", "episode-2")
+
+
+def test_a_partial_reset_seeds_only_its_lanes() -> None:
+    session = session_in(State.READY)
+    do(session, Reset("b", seeds=(5,), env_indices=(1,)), reset_outcome())
+
+    closed = session.receive(Close("c"), 0)
+
+    assert isinstance(closed, Closed)
+    assert [episode.seed for episode in closed.final_episodes] == [None, 5]
+
+
+def test_close_reports_the_running_episodes_as_neither_terminated_nor_truncated() -> None:
+    session = session_in(State.READY)
+
+    response = session.receive(Close("c"), 9)
+
+    assert isinstance(response, Closed)
+    flags = [(episode.terminated, episode.truncated) for episode in response.final_episodes]
+    assert flags == [(False, False), (False, False)]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Reset("r", seeds=(1,)),
+        Reset("r", seeds=(1, 2, 3)),
+        Reset("r", seeds=(1, 2), env_indices=(0,)),
+        Reset("r", env_indices=(2,)),
+        Reset("r", env_indices=(-1,)),
+        Reset("r", env_indices=(0, 0)),
+        Step("r", b"", env_indices=(0,)),
+    ],
+)
+def test_wrong_arguments_are_refused_recoverably_and_change_nothing(request_: EnvRequest) -> None:
+    session = session_in(State.READY)
+    ids = session.episode_ids
+
+    response = session.receive(request_, 0)
+
+    assert isinstance(response, EnvFailed)
+    assert response.code is EnvErrorCode.INVALID_ACTION
+    assert response.is_recoverable
+    assert (session.state, session.episode_ids) == (State.READY, ids)
+
+
+def test_the_first_reset_must_reset_all_lanes() -> None:
+    response = new_session().receive(Reset("r", env_indices=(0,)), 0)
+
+    assert isinstance(response, EnvFailed)
+    assert response.is_recoverable
+
+
+def test_an_unreadable_frame_is_answered_and_changes_nothing() -> None:
+    session = session_in(State.READY)
+
+    response = session.receive(Unreadable("r", "not a JoinRequest"), 0)
+
+    assert isinstance(response, EnvFailed)
+    assert response.message == "not a JoinRequest"
+    assert response.is_recoverable
+    assert session.state is State.READY
+
+
+def test_a_second_request_before_the_first_is_complete_is_the_shells_fault() -> None:
+    session = new_session()
+    session.receive(Reset("a"), 0)
+
+    with pytest.raises(LocalProtocolError, match="in progress"):
+        session.receive(Reset("b"), 0)
+
+
+def test_an_outcome_without_a_request_is_the_hosts_fault() -> None:
+    with pytest.raises(LocalProtocolError, match="no request"):
+        new_session().complete(reset_outcome(), 0)
+
+
+def test_an_outcome_of_another_kind_is_the_hosts_fault() -> None:
+    session = new_session()
+    session.receive(Reset("a"), 0)
+
+    with pytest.raises(LocalProtocolError, match="does not answer Reset"):
+        session.complete(step_outcome(), 0)
+
+
+def test_an_interrupted_stream_accepts_nothing_more() -> None:
+    session = session_in(State.READY)
+
+    session.interrupt(0)
+
+    assert session.state is State.CLOSED
+    assert session.episode_ids == ("", "")
+
+
+def test_render_gives_no_frame_where_there_is_none() -> None:
+    response = do(session_in(State.READY), Render("r"), RenderOutcome(None))
+
+    assert response == Rendered("r", None)

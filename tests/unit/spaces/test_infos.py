@@ -1,0 +1,43 @@
+import numpy as np
+
+from rlmesh_ray.spaces.infos import lane_info
+
+
+def test_a_lane_gets_only_the_keys_that_its_mask_names() -> None:
+    infos = {
+        "speed": np.array([1.5, 0.0]),
+        "_speed": np.array([True, False]),
+        "hits": np.array([0, 3]),
+        "_hits": np.array([False, True]),
+    }
+
+    assert lane_info(infos, 0) == {"speed": 1.5}
+    assert lane_info(infos, 1) == {"hits": 3}
+
+
+def test_plain_numbers_come_back_as_python_scalars_and_arrays_as_arrays() -> None:
+    infos = {
+        "n": np.array([7]),
+        "_n": np.array([True]),
+        "position": np.array([[1.0, 2.0]]),
+        "_position": np.array([True]),
+    }
+
+    own = lane_info(infos, 0)
+
+    assert type(own["n"]) is int
+    assert isinstance(own["position"], np.ndarray)
+
+
+def test_nested_infos_are_taken_apart_too() -> None:
+    infos = {
+        "physics": {"contacts": np.array([4, 0]), "_contacts": np.array([True, False])},
+        "_physics": np.array([True, False]),
+    }
+
+    assert lane_info(infos, 0) == {"physics": {"contacts": 4}}
+    assert lane_info(infos, 1) == {}
+
+
+def test_shared_keys_without_a_mask_belong_to_every_lane() -> None:
+    assert lane_info({"note": ["x", "y"]}, 1) == {"note": ["x", "y"]}

@@ -1,0 +1,48 @@
+import inspect
+import pickle
+
+import pytest
+
+from rlmesh_ray import errors
+
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+]
+
+
+def example(kind: type[errors.RlmeshError]) -> errors.RlmeshError:
+    """Make one with a distinct value for every constructor argument."""
+    values = {"is_recoverable": True, "supported_editions": ("2026.06",)}
+    if kind.__init__ is Exception.__init__:
+        return kind("what happened")
+    names = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
+    if names == ["args", "kwargs"]:
+        return kind("what happened")
+    return kind(*(values.get(name, f"the {name}") for name in names))
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_errors_survive_the_trip_between_processes(kind: type[errors.RlmeshError]) -> None:
+    error = example(kind)
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is kind
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_is_in_the_tree_of_the_module_docstring(
+    kind: type[errors.RlmeshError],
+) -> None:
+    assert f"* {kind.__name__}" in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_error_says_what_happened(kind: type[errors.RlmeshError]) -> None:
+    error = example(kind)
+
+    assert str(error.args[-1] if kind is errors.ConformanceError else error.args[0]) in str(error)
