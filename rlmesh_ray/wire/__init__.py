@@ -1,0 +1,1 @@
+"""Dialects: messages to bytes and back, without I/O."""

@@ -1,0 +1,317 @@
+"""The frames of EnvService: bytes to the messages of ``protocol`` and back."""
+
+from collections.abc import Callable, Iterable
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.messages import (
+    Close,
+    Closed,
+    EnvErrorCode,
+    EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    EpisodeRecord,
+    Render,
+    Rendered,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+    Unreadable,
+)
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
+from rlmesh_ray.wire.rlmesh_v1 import handshake
+from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
+
+# --- the server's side of Join ---------------------------------------------------------
+
+
+def parse_request(data: bytes) -> EnvRequest | Unreadable:
+    """Return the request in ``data``. Never raises: every frame gets an answer in band."""
+    try:
+        message = parse(pb.JoinRequest, data)
+    except CodecError as error:
+        return Unreadable("", str(error))
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return Unreadable(message.request_id, "the frame holds no kind of request known here")
+    try:
+        return _REQUESTS[kind](message)
+    except CodecError as error:
+        return Unreadable(message.request_id, f"{kind}: {error}")
+
+
+def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
+    """Return the frame of ``response``.
+
+    Args:
+        response: What to say.
+        tag_arrays: Whether the peer knows arrays in infos.
+    """
+    message = pb.JoinResponse(request_id=response.request_id)
+    match response:
+        case StepDone():
+            _fill_step(message.step, response, tag_arrays)
+        case ResetDone():
+            message.reset.observation.bytes.data = response.observation
+            message.reset.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays))
+            message.reset.episode_ids.extend(response.episode_ids)
+        case Rendered(png=png):
+            message.render.SetInParent()
+            if png is not None:
+                message.render.png_frame = png
+        case Closed(final_episodes=episodes):
+            message.close.SetInParent()
+            message.close.final_episodes.extend(_episodes(episodes, tag_arrays))
+        case EnvFailed():
+            _fill_error(message.error, response, tag_arrays)
+    return message.SerializeToString()
+
+
+def _reset(message: pb.JoinRequest) -> Reset:
+    body = message.reset
+    return Reset(
+        message.request_id,
+        seeds=tuple(body.seeds),
+        options=decode_meta(body.options),
+        timeout_ms=body.timeout_ms,
+        env_indices=tuple(body.env_indices),
+    )
+
+
+def _step(message: pb.JoinRequest) -> Step:
+    body = message.step
+    action = body.action.bytes.data
+    return Step(message.request_id, action, body.timeout_ms, tuple(body.env_indices))
+
+
+def _render(message: pb.JoinRequest) -> Render:
+    return Render(message.request_id, message.render.mask, message.render.timeout_ms)
+
+
+def _close(message: pb.JoinRequest) -> Close:
+    return Close(message.request_id, message.close.reason)
+
+
+_REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
+    "reset": _reset,
+    "step": _step,
+    "render": _render,
+    "close": _close,
+}
+
+
+def _fill_step(body: pb.StepResponse, response: StepDone, tag_arrays: bool) -> None:
+    body.observation.bytes.data = response.observation
+    body.rewards.extend(response.rewards)
+    body.terminated_mask = response.terminated
+    body.truncated_mask = response.truncated
+    if response.infos:
+        body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays))
+    if response.completed_episodes:
+        body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays))
+    body.episode_ids.extend(response.episode_ids)
+
+
+def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> None:
+    body.code = response.code.value  # type: ignore[assignment]  # enums are ints
+    body.message = as_utf8(response.message)
+    body.is_recoverable = response.is_recoverable
+    body.debug_info = as_utf8(response.debug_info)
+    body.interrupted_episodes.extend(_episodes(response.interrupted_episodes, tag_arrays))
+
+
+def _episodes(records: Iterable[EpisodeRecord], tag_arrays: bool) -> list[pb.EpisodeMetadata]:
+    return [
+        pb.EpisodeMetadata(
+            episode_id=record.episode_id,
+            seed=record.seed,
+            env_index=record.env_index,
+            step_count=record.step_count,
+            cumulative_reward=record.cumulative_reward,
+            terminated=record.terminated,
+            truncated=record.truncated,
+            start_timestamp_ns=record.start_timestamp_ns,
+            end_timestamp_ns=record.end_timestamp_ns,
+            duration_ms=(record.end_timestamp_ns - record.start_timestamp_ns) // 1_000_000,
+            final_info=encode_meta(record.final_info, tag_arrays=tag_arrays),
+        )
+        for record in records
+    ]
+
+
+# --- the client's side of Join ---------------------------------------------------------
+
+
+def pack_request(request: EnvRequest) -> bytes:
+    """Return the frame of ``request``.
+
+    Raises:
+        CodecError: A seed, index or deadline does not fit its field.
+    """
+    try:
+        return _request_message(request).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
+
+
+def parse_response(data: bytes) -> EnvResponse:
+    """Return the response in ``data``.
+
+    Raises:
+        CodecError: ``data`` is none, or of no kind that is known here.
+    """
+    message = parse(pb.JoinResponse, data)
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise CodecError("the frame holds no kind of response known here")
+    return _RESPONSES[kind](message)
+
+
+def _request_message(request: EnvRequest) -> pb.JoinRequest:
+    message = pb.JoinRequest(request_id=request.request_id)
+    match request:
+        case Step(action=action, timeout_ms=timeout_ms, env_indices=env_indices):
+            message.step.action.bytes.data = action
+            message.step.timeout_ms = timeout_ms
+            message.step.env_indices.extend(env_indices)
+        case Reset(seeds=seeds, options=options, timeout_ms=timeout_ms, env_indices=env_indices):
+            message.reset.seeds.extend(seeds)
+            message.reset.options.CopyFrom(encode_meta(options, tag_arrays=False))
+            message.reset.timeout_ms = timeout_ms
+            message.reset.env_indices.extend(env_indices)
+        case Render(mask=mask, timeout_ms=timeout_ms):
+            message.render.mask, message.render.timeout_ms = mask, timeout_ms
+            message.render.SetInParent()
+        case Close(reason=reason):
+            message.close.reason = reason
+            message.close.SetInParent()
+    return message
+
+
+def _reset_done(message: pb.JoinResponse) -> ResetDone:
+    body = message.reset
+    return ResetDone(
+        message.request_id,
+        observation=body.observation.bytes.data,
+        infos=decode_meta(body.infos),
+        episode_ids=tuple(body.episode_ids),
+    )
+
+
+def _step_done(message: pb.JoinResponse) -> StepDone:
+    body = message.step
+    return StepDone(
+        message.request_id,
+        observation=body.observation.bytes.data,
+        rewards=list(body.rewards),
+        terminated=_flags(body.terminated_mask),
+        truncated=_flags(body.truncated_mask),
+        infos=decode_meta(body.infos),
+        completed_episodes=_records(body.completed_episodes),
+        episode_ids=tuple(body.episode_ids),
+    )
+
+
+def _rendered(message: pb.JoinResponse) -> Rendered:
+    body = message.render
+    return Rendered(message.request_id, body.png_frame if body.HasField("png_frame") else None)
+
+
+def _closed(message: pb.JoinResponse) -> Closed:
+    return Closed(message.request_id, _records(message.close.final_episodes))
+
+
+def _failed(message: pb.JoinResponse) -> EnvFailed:
+    body = message.error
+    return EnvFailed(
+        message.request_id,
+        code=_error_code(body.code),
+        message=body.message,
+        is_recoverable=body.is_recoverable,
+        debug_info=body.debug_info,
+        interrupted_episodes=_records(body.interrupted_episodes),
+    )
+
+
+_RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
+    "reset": _reset_done,
+    "step": _step_done,
+    "render": _rendered,
+    "close": _closed,
+    "error": _failed,
+}
+
+
+def _flags(mask: bytes) -> bytes:
+    # Nonzero means set, but a NumPy bool must be 0 or 1.
+    return bytes(map(bool, mask)) if mask.strip(b"\x00\x01") else mask
+
+
+def _records(messages: Iterable[pb.EpisodeMetadata]) -> tuple[EpisodeRecord, ...]:
+    return tuple(
+        EpisodeRecord(
+            episode_id=message.episode_id,
+            env_index=message.env_index,
+            step_count=message.step_count,
+            cumulative_reward=message.cumulative_reward,
+            terminated=message.terminated,
+            truncated=message.truncated,
+            start_timestamp_ns=message.start_timestamp_ns,
+            end_timestamp_ns=message.end_timestamp_ns,
+            seed=message.seed if message.HasField("seed") else None,
+            final_info=decode_meta(message.final_info),
+        )
+        for message in messages
+    )
+
+
+def _error_code(number: int) -> EnvErrorCode:
+    # Another implementation may know codes that this one does not.
+    is_known = number in {code.value for code in EnvErrorCode}
+    return EnvErrorCode(number) if is_known else EnvErrorCode.UNSPECIFIED
+
+
+# --- Handshake ------------------------------------------------------------
+
+
+def parse_offer(data: bytes) -> Offer:
+    """Return what a client says first. Raises CodecError when ``data`` is no such frame."""
+    return handshake.offer_from_proto(parse(service_pb2.HandshakeRequest, data))
+
+
+def pack_offer(offer: Offer) -> bytes:
+    """Return the frame of ``offer``."""
+    message = service_pb2.HandshakeRequest()
+    handshake.fill_offer(message, offer)
+    return message.SerializeToString()
+
+
+def parse_answer(data: bytes) -> Answer:
+    """Return what a server replies, with the ``EnvContract`` when it has one.
+
+    Raises:
+        CodecError: ``data`` is no such frame, or its contract makes no sense.
+    """
+    message = parse(service_pb2.HandshakeResponse, data)
+    has_contract = message.HasField("env_contract")
+    contract = contract_from_proto(message.env_contract) if has_contract else None
+    return handshake.answer_from_proto(message, contract)
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """Return the frame of ``answer``; its contract is an ``EnvContract`` or None."""
+    message = service_pb2.HandshakeResponse()
+    handshake.fill_answer(message, answer)
+    if isinstance(answer.contract, EnvContract):
+        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
+    return message.SerializeToString()

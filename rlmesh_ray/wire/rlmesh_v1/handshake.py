@@ -1,0 +1,69 @@
+"""The handshake, which env and model services share but for field numbers."""
+
+from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
+from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_pb
+from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8
+
+AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
+AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
+
+
+def offer_from_proto(message: AnyRequest) -> Offer:
+    """Return what a client says first."""
+    return Offer(
+        generation=message.protocol_generation,
+        client_name=message.client_name,
+        client_version=message.client_version,
+        editions=tuple(message.supported_workflow_editions),
+        capabilities=dict(message.capabilities),
+        spec_sha256=message.offered_edition_spec_sha256,
+        status=message.offered_edition_status,
+    )
+
+
+def fill_offer(message: AnyRequest, offer: Offer) -> None:
+    """Put ``offer`` into an empty message."""
+    message.protocol_generation = offer.generation
+    message.client_name = offer.client_name
+    message.client_version = offer.client_version
+    message.supported_workflow_editions.extend(offer.editions)
+    message.capabilities.update(offer.capabilities)
+    message.offered_edition_spec_sha256 = offer.spec_sha256
+    message.offered_edition_status = offer.status
+
+
+def answer_from_proto(message: AnyResponse, contract: object) -> Answer:
+    """Return what a server replies.
+
+    Args:
+        message: The reply.
+        contract: The contract that it carries, decoded; None when it has none.
+    """
+    return Answer(
+        compatible=message.compatible,
+        generation=message.server_protocol_generation,
+        min_generation=message.min_supported_protocol_generation,
+        server_version=message.server_version,
+        editions=tuple(message.supported_workflow_editions),
+        capabilities=dict(message.capabilities),
+        selected_edition=message.selected_workflow_edition,
+        spec_sha256=message.selected_edition_spec_sha256,
+        status=message.selected_edition_status,
+        error_message=message.error_message,
+        contract=contract,
+    )
+
+
+def fill_answer(message: AnyResponse, answer: Answer) -> None:
+    """Put ``answer`` without its contract into an empty message."""
+    message.compatible = answer.compatible
+    message.server_protocol_generation = answer.generation
+    message.min_supported_protocol_generation = answer.min_generation
+    message.server_version = answer.server_version
+    message.supported_workflow_editions.extend(answer.editions)
+    message.capabilities.update(answer.capabilities)
+    message.selected_workflow_edition = answer.selected_edition
+    message.selected_edition_spec_sha256 = answer.spec_sha256
+    message.selected_edition_status = answer.status
+    message.error_message = as_utf8(answer.error_message)

@@ -1,0 +1,228 @@
+"""The frames of ModelService: bytes to the messages of ``protocol`` and back."""
+
+from collections.abc import Callable
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ConfigureRoute,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    ModelRequest,
+    ModelResponse,
+    Predict,
+    PredictContext,
+    Predicted,
+    PredictSlot,
+    RouteClosed,
+    RouteConfigured,
+    Unreadable,
+)
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
+from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
+from rlmesh_ray.wire.rlmesh_v1 import handshake
+from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
+
+# --- the server's side of Join ---------------------------------------------------------
+
+
+def parse_request(data: bytes) -> ModelRequest | Unreadable:
+    """Return the request in ``data``. Never raises: every frame gets an answer in band."""
+    try:
+        message = parse(pb.JoinRequest, data)
+    except CodecError as error:
+        return Unreadable("", str(error))
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return Unreadable(message.request_id, "the frame holds no kind of request known here")
+    try:
+        return _REQUESTS[kind](message)
+    except CodecError as error:
+        return Unreadable(message.request_id, f"{kind}: {error}")
+
+
+def pack_response(response: ModelResponse) -> bytes:
+    """Return the frame of ``response``."""
+    message = pb.JoinResponse(request_id=response.request_id)
+    match response:
+        case Predicted(context=context, action=action):
+            message.predict.context.CopyFrom(_context_message(context))
+            message.predict.action.bytes.data = action
+        case RouteConfigured():
+            message.configure_route.SetInParent()
+        case RouteClosed():
+            message.close_route.SetInParent()
+        case ModelClosed():
+            message.close.SetInParent()
+        case ModelFailed():
+            _fill_error(message.error, response)
+    return message.SerializeToString()
+
+
+def _configure_route(message: pb.JoinRequest) -> ConfigureRoute:
+    body = message.configure_route
+    has_contract = body.HasField("env_contract")
+    contract = contract_from_proto(body.env_contract) if has_contract else None
+    return ConfigureRoute(message.request_id, _context(body.context), contract)
+
+
+def _predict(message: pb.JoinRequest) -> Predict:
+    body = message.predict
+    return Predict(message.request_id, _context(body.context), body.observation.bytes.data)
+
+
+def _close_route(message: pb.JoinRequest) -> CloseRoute:
+    body = message.close_route
+    return CloseRoute(message.request_id, _context(body.context), body.reason)
+
+
+def _close(message: pb.JoinRequest) -> CloseModel:
+    return CloseModel(message.request_id, message.close.reason)
+
+
+_REQUESTS: dict[str, Callable[[pb.JoinRequest], ModelRequest]] = {
+    "configure_route": _configure_route,
+    "predict": _predict,
+    "close_route": _close_route,
+    "close": _close,
+}
+
+
+def _fill_error(body: pb.ModelError, response: ModelFailed) -> None:
+    body.code = response.code.value  # type: ignore[assignment]  # enums are ints
+    body.message = as_utf8(response.message)
+    body.is_recoverable = response.is_recoverable
+    body.debug_info = as_utf8(response.debug_info)
+
+
+# --- the client's side of Join ---------------------------------------------------------
+
+
+def pack_request(request: ModelRequest) -> bytes:
+    """Return the frame of ``request``; the contract of a route is an ``EnvContract``.
+
+    Raises:
+        CodecError: A number does not fit its field.
+    """
+    try:
+        return _request_message(request).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
+
+
+def parse_response(data: bytes) -> ModelResponse:
+    """Return the response in ``data``.
+
+    Raises:
+        CodecError: ``data`` is none, or of no kind that is known here.
+    """
+    message = parse(pb.JoinResponse, data)
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise CodecError("the frame holds no kind of response known here")
+    return _RESPONSES[kind](message)
+
+
+def _request_message(request: ModelRequest) -> pb.JoinRequest:
+    message = pb.JoinRequest(request_id=request.request_id)
+    match request:
+        case Predict(context=context, observation=observation):
+            message.predict.context.CopyFrom(_context_message(context))
+            message.predict.observation.bytes.data = observation
+        case ConfigureRoute(context=context, contract=contract):
+            message.configure_route.context.CopyFrom(_context_message(context))
+            if isinstance(contract, EnvContract):
+                message.configure_route.env_contract.CopyFrom(contract_to_proto(contract))
+        case CloseRoute(context=context, reason=reason):
+            message.close_route.context.CopyFrom(_context_message(context))
+            message.close_route.reason = reason
+        case CloseModel(reason=reason):
+            message.close.reason = reason
+            message.close.SetInParent()
+    return message
+
+
+def _failed(message: pb.JoinResponse) -> ModelFailed:
+    body = message.error
+    return ModelFailed(
+        message.request_id,
+        code=_error_code(body.code),
+        message=body.message,
+        is_recoverable=body.is_recoverable,
+        debug_info=body.debug_info,
+    )
+
+
+def _predicted(message: pb.JoinResponse) -> Predicted:
+    body = message.predict
+    return Predicted(message.request_id, _context(body.context), body.action.bytes.data)
+
+
+_RESPONSES: dict[str, Callable[[pb.JoinResponse], ModelResponse]] = {
+    "configure_route": lambda message: RouteConfigured(message.request_id),
+    "predict": _predicted,
+    "close_route": lambda message: RouteClosed(message.request_id),
+    "close": lambda message: ModelClosed(message.request_id),
+    "error": _failed,
+}
+
+
+def _error_code(number: int) -> ModelErrorCode:
+    # Another implementation may know codes that this one does not.
+    is_known = number in {code.value for code in ModelErrorCode}
+    return ModelErrorCode(number) if is_known else ModelErrorCode.UNSPECIFIED
+
+
+def _context(message: pb.PredictContext) -> PredictContext:
+    slots = tuple(
+        PredictSlot(slot.env_index, slot.episode_id, slot.step, slot.reset)
+        for slot in message.slots
+    )
+    return PredictContext(message.session_id, message.route_id, message.request_id, slots)
+
+
+def _context_message(context: PredictContext) -> pb.PredictContext:
+    message = pb.PredictContext(
+        session_id=context.session_id, route_id=context.route_id, request_id=context.request_id
+    )
+    for slot in context.slots:
+        message.slots.add(
+            env_index=slot.env_index, episode_id=slot.episode_id, step=slot.step, reset=slot.reset
+        )
+    return message
+
+
+# --- Handshake ------------------------------------------------------------
+
+
+def parse_offer(data: bytes) -> Offer:
+    """Return what a runtime says first. Raises CodecError when ``data`` is no such frame."""
+    return handshake.offer_from_proto(parse(service_pb2.HandshakeRequest, data))
+
+
+def pack_offer(offer: Offer) -> bytes:
+    """Return the frame of ``offer``."""
+    message = service_pb2.HandshakeRequest()
+    handshake.fill_offer(message, offer)
+    return message.SerializeToString()
+
+
+def parse_answer(data: bytes) -> Answer:
+    """Return what a model replies. Raises CodecError when ``data`` is no such frame."""
+    return handshake.answer_from_proto(parse(service_pb2.HandshakeResponse, data), None)
+
+
+def pack_answer(answer: Answer) -> bytes:
+    """Return the frame of ``answer``; a model's answer carries no contract."""
+    message = service_pb2.HandshakeResponse()
+    handshake.fill_answer(message, answer)
+    return message.SerializeToString()

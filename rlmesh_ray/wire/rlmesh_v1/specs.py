@@ -1,0 +1,336 @@
+"""Specs to ``rlmesh.spaces.v1.SpaceSpec`` and back.
+
+A spec from a peer is checked whole: what ``spec_from_proto`` returns makes a valid gymnasium
+space, and its values fit into bounded memory.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.spec import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_LANE_BYTES,
+    MAX_RANK,
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    LeafSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2 as pb
+from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import types_pb2
+
+_DTYPE_NUMBERS = {name: types_pb2.DType.Value(f"D_TYPE_{name.upper()}") for name in DTYPES}
+_DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
+_INT64_MAX = 2**63 - 1
+
+
+def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
+    """Return the message that describes ``spec``."""
+    message = pb.SpaceSpec()
+    _fill(message, spec)
+    return message
+
+
+def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
+    """Return the spec that ``message`` describes.
+
+    Raises:
+        CodecError: It describes no space, one that NumPy cannot hold, or one whose values are
+            larger than ``MAX_LANE_BYTES``.
+    """
+    return _Reader().spec(message, ())
+
+
+def _fill(message: pb.SpaceSpec, spec: SpaceSpec) -> None:
+    match spec:
+        case DictSpec(items):
+            message.dict.SetInParent()
+            for key, part in items:
+                message.dict.keys.append(key)
+                _fill(message.dict.spaces.add(), part)
+        case TupleSpec(parts):
+            message.tuple.SetInParent()
+            for part in parts:
+                _fill(message.tuple.spaces.add(), part)
+        case _:
+            _fill_leaf(message, spec)
+
+
+def _fill_leaf(message: pb.SpaceSpec, spec: LeafSpec) -> None:
+    match spec:
+        case BoxSpec():
+            _fill_array(message, spec.shape, spec.dtype)
+            _fill_bounds(message.box, spec)
+        case DiscreteSpec(n, start, dtype):
+            _fill_array(message, (), dtype)
+            message.discrete.n, message.discrete.start = n, start
+        case MultiBinarySpec(n):
+            _fill_array(message, spec.shape, "int8")
+            _fill_multi_binary(message.multi_binary, n)
+        case MultiDiscreteSpec():
+            _fill_array(message, spec.shape, spec.dtype)
+            _fill_multi_discrete(message.multi_discrete, spec)
+        case TextSpec(min_length, max_length, charset):
+            message.text.min_length, message.text.max_length = min_length, max_length
+            message.text.charset = charset
+        case _:
+            assert_never(spec)
+
+
+def _fill_array(message: pb.SpaceSpec, shape: tuple[int, ...], dtype: str) -> None:
+    message.shape.extend(shape)
+    message.dtype = _DTYPE_NUMBERS[dtype]  # type: ignore[assignment]  # enums are ints
+
+
+def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
+    low, high = spec.bounds()
+    size = low.dtype.itemsize
+    is_uniform = _repeats(spec.low, size) and _repeats(spec.high, size)
+    if low.dtype.kind != "f":
+        typed = message.typed_uniform if is_uniform else message.typed_elementwise
+        typed.SetInParent()
+        typed.low = spec.low[:size] if is_uniform else spec.low
+        typed.high = spec.high[:size] if is_uniform else spec.high
+    elif is_uniform:
+        _fill_uniform(message, float(low.flat[0]), float(high.flat[0]))
+    else:
+        message.elementwise.SetInParent()
+        message.elementwise.low.extend(low.ravel().tolist())
+        message.elementwise.high.extend(high.ravel().tolist())
+
+
+def _fill_uniform(message: pb.BoxSpec, low: float, high: float) -> None:
+    if low == -math.inf and high == math.inf:
+        message.unbounded = True
+    else:
+        message.uniform.low, message.uniform.high = low, high
+
+
+def _repeats(data: bytes, size: int) -> bool:
+    # Bytes are compared, not numbers: 0.0 and -0.0 are not the same bound.
+    return bool(data) and data == data[:size] * (len(data) // size)
+
+
+def _fill_multi_binary(message: pb.MultiBinarySpec, n: int | tuple[int, ...]) -> None:
+    if isinstance(n, int):
+        message.size = n
+    else:
+        message.dims.SetInParent()
+        message.dims.data.extend(n)
+
+
+def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec) -> None:
+    if len(spec.shape) != 2:
+        message.flat.SetInParent()
+        message.flat.data.extend(spec.nvec)
+        return
+    message.shaped.SetInParent()
+    for row in np.array(spec.nvec, np.int64).reshape(spec.shape):
+        message.shaped.data.add().data.extend(row.tolist())
+
+
+class _Reader:
+    """Reads one description and keeps count of the memory that its values take."""
+
+    def __init__(self) -> None:
+        self._bytes_left = MAX_LANE_BYTES
+
+    def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
+        if len(path) > MAX_DEPTH:
+            raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
+        kind = message.WhichOneof("spec")
+        if kind == "dict":
+            return self._dict(message.dict, path)
+        if kind == "tuple":
+            return self._tuple(message.tuple, path)
+        try:
+            return self._leaf(kind, message)
+        except CodecError as error:
+            raise CodecError(f"space at {'.'.join(path) or 'the root'}: {error}") from error
+
+    def _dict(self, message: pb.DictSpec, path: tuple[str, ...]) -> DictSpec:
+        keys, parts = list(message.keys), message.spaces
+        if len(keys) != len(parts) or len(set(keys)) != len(keys):
+            raise CodecError(f"Dict: {len(keys)} keys, {len(parts)} spaces, or a key occurs twice")
+        pairs = zip(keys, parts, strict=True)
+        return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in pairs))
+
+    def _tuple(self, message: pb.TupleSpec, path: tuple[str, ...]) -> TupleSpec:
+        return TupleSpec(
+            tuple(self.spec(part, (*path, str(i))) for i, part in enumerate(message.spaces))
+        )
+
+    def _leaf(self, kind: str | None, message: pb.SpaceSpec) -> LeafSpec:
+        match kind:
+            case "box":
+                return self._box(message)
+            case "discrete":
+                return _discrete(message)
+            case "multi_binary":
+                return self._multi_binary(message)
+            case "multi_discrete":
+                return self._multi_discrete(message)
+            case "text":
+                return _text(message.text)
+        raise CodecError("it names no kind of space that is known here")
+
+    def _box(self, message: pb.SpaceSpec) -> BoxSpec:
+        dtype = np.dtype(_dtype_name(message, default=None))
+        shape = tuple(message.shape)
+        self._take(shape, dtype.itemsize)
+        low, high = _bounds(message.box, math.prod(shape), dtype)
+        if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
+            raise CodecError("a bound is NaN, or a lower bound is above its upper bound")
+        return BoxSpec(shape, dtype.name, low.tobytes(), high.tobytes())
+
+    def _multi_binary(self, message: pb.SpaceSpec) -> MultiBinarySpec:
+        kind = message.multi_binary.WhichOneof("n")
+        if kind is None:
+            raise CodecError("MultiBinary says neither size nor dims")
+        dims = message.multi_binary.dims.data
+        n = message.multi_binary.size if kind == "size" else tuple(dims)
+        spec = MultiBinarySpec(n)
+        if min(spec.shape, default=1) < 1:
+            raise CodecError(f"MultiBinary has axes {spec.shape}; they must be positive")
+        self._take(spec.shape, 1)
+        _check_shape(message, spec.shape)
+        return spec
+
+    def _multi_discrete(self, message: pb.SpaceSpec) -> MultiDiscreteSpec:
+        dtype = _integer_dtype(message)
+        nvec, own_shape = _nvec(message.multi_discrete)
+        shape = _multi_discrete_shape(message, own_shape)
+        self._take(shape, np.dtype(dtype).itemsize)
+        if len(nvec) != math.prod(shape):
+            raise CodecError(f"MultiDiscrete has {len(nvec)} counts for shape {shape}")
+        if min(nvec, default=1) < 1 or max(nvec, default=1) > np.iinfo(dtype).max:
+            raise CodecError(f"MultiDiscrete has a count that is not in 1 to the largest {dtype}")
+        return MultiDiscreteSpec(nvec, shape, dtype)
+
+    def _take(self, shape: tuple[int, ...], item_bytes: int) -> None:
+        if len(shape) > MAX_RANK or min(shape, default=0) < 0:
+            raise CodecError(f"shape {shape[: MAX_RANK + 1]} is not possible")
+        # Empty axes count as one, since NumPy multiplies the others whatever they hold.
+        self._bytes_left -= item_bytes * math.prod(max(length, 1) for length in shape)
+        if self._bytes_left < 0:
+            raise CodecError(f"shape {shape}: values of more than {MAX_LANE_BYTES} bytes a lane")
+
+
+def _dtype_name(message: pb.SpaceSpec, default: str | None) -> str:
+    if message.dtype == types_pb2.D_TYPE_UNSPECIFIED and default is not None:
+        return default
+    if message.dtype not in _DTYPE_NAMES:
+        raise CodecError(f"dtype {message.dtype} is not supported")
+    return _DTYPE_NAMES[message.dtype]
+
+
+def _integer_dtype(message: pb.SpaceSpec) -> str:
+    name = _dtype_name(message, default="int64")
+    if np.dtype(name).kind not in "iu":
+        raise CodecError(f"{name} is no integer type")
+    return name
+
+
+def _bounds(message: pb.BoxSpec, size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], ...]:
+    """Return ``(low, high)``, flat, with ``size`` elements each, little endian."""
+    kind = message.WhichOneof("bounds")
+    if kind is None or kind == "unbounded":
+        low, high = _extremes(dtype)
+        return _full(size, low, dtype), _full(size, high, dtype)
+    bounds = getattr(message, kind)
+    if kind.startswith("typed"):
+        return tuple(_typed(raw, kind, size, dtype) for raw in (bounds.low, bounds.high))
+    if dtype.kind != "f":
+        raise CodecError(f"bounds of {dtype} must be typed, not doubles")
+    if kind == "uniform":
+        return _full(size, bounds.low, dtype), _full(size, bounds.high, dtype)
+    return _doubles(bounds.low, size, dtype), _doubles(bounds.high, size, dtype)
+
+
+def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    if dtype.kind == "b":
+        return False, True
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
+
+
+def _full(size: int, bound: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # a double beyond the dtype is no bound: infinite
+        return np.full(size, bound, dtype.newbyteorder("<"))
+
+
+def _doubles(bounds: Iterable[float], size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    doubles = np.fromiter(bounds, np.float64)
+    if doubles.size != size:
+        raise CodecError(f"{doubles.size} bounds for {size} elements")
+    with np.errstate(over="ignore"):
+        return doubles.astype(dtype.newbyteorder("<"))
+
+
+def _typed(raw: bytes, kind: str, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    expected = dtype.itemsize * (1 if kind == "typed_uniform" else size)
+    if len(raw) != expected:
+        raise CodecError(f"{kind} has {len(raw)} bytes, expected {expected}")
+    if dtype.kind == "b" and raw.strip(b"\x00\x01"):
+        raise CodecError("a bool bound is neither 0 nor 1")
+    bounds = np.frombuffer(raw, dtype.newbyteorder("<"))
+    return np.broadcast_to(bounds, (size,))
+
+
+def _discrete(message: pb.SpaceSpec) -> DiscreteSpec:
+    dtype = _integer_dtype(message)
+    n, start = message.discrete.n, message.discrete.start
+    info = np.iinfo(dtype)
+    if not 1 <= n <= info.max or not info.min <= start <= info.max:
+        raise CodecError(f"Discrete has n={n} and start={start}, which {dtype} cannot hold")
+    if start + n - 1 > _INT64_MAX:
+        raise CodecError(f"Discrete with n={n} and start={start} goes beyond int64")
+    return DiscreteSpec(n, start, dtype)
+
+
+def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the counts in C order, and the shape that the message itself tells."""
+    kind = message.WhichOneof("nvec")
+    if kind is None:
+        raise CodecError("MultiDiscrete says neither flat nor shaped")
+    if kind == "flat":
+        counts = tuple(message.flat.data)
+        return counts, (len(counts),)
+    rows = [row.data for row in message.shaped.data]
+    lengths = {len(row) for row in rows}
+    if len(lengths) > 1:
+        raise CodecError(f"MultiDiscrete has rows of lengths {sorted(lengths)}")
+    counts = tuple(count for row in rows for count in row)
+    return counts, (len(rows), lengths.pop() if lengths else 0)
+
+
+def _multi_discrete_shape(message: pb.SpaceSpec, own_shape: tuple[int, ...]) -> tuple[int, ...]:
+    if message.shape:
+        return tuple(message.shape)
+    # A shape without axes and one that the peer left out look alike; who fills in the dtype
+    # fills in both.
+    is_scalar = own_shape == (1,) and message.dtype != types_pb2.D_TYPE_UNSPECIFIED
+    return () if is_scalar else own_shape
+
+
+def _text(message: pb.TextSpec) -> TextSpec:
+    if not 0 <= message.min_length <= message.max_length:
+        raise CodecError(f"Text has lengths {message.min_length} to {message.max_length}")
+    return TextSpec(message.min_length, message.max_length, "".join(sorted(set(message.charset))))
+
+
+def _check_shape(message: pb.SpaceSpec, shape: tuple[int, ...]) -> None:
+    if message.shape and tuple(message.shape) != shape:
+        raise CodecError(f"shape {tuple(message.shape)} contradicts the space's own {shape}")

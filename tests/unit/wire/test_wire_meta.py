@@ -1,0 +1,200 @@
+import enum
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.testing.strategies import arrays, damaged, plain_infos
+from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
+from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, decode_meta, encode_meta
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def there_and_back(infos: dict[Any, Any], *, tag_arrays: bool = False) -> dict[str, Any]:
+    data = encode_meta(infos, tag_arrays=tag_arrays).SerializeToString()
+    return decode_meta(pb.MetaMap.FromString(data))
+
+
+@pytest.mark.parametrize("tag_arrays", [False, True])
+@given(infos=plain_infos())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_plain_infos_come_back_equal(infos: dict[str, Any], tag_arrays: bool) -> None:
+    assert there_and_back(infos, tag_arrays=tag_arrays) == infos
+
+
+@given(array=arrays())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_a_tagged_array_comes_back_to_the_bit(array: Any) -> None:
+    back = there_and_back({"a": {"b": [array]}}, tag_arrays=True)
+
+    assert_identical(back, {"a": {"b": [array]}})
+    assert back["a"]["b"][0].flags.writeable
+
+
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_damaged_infos_are_refused_or_read(data: st.DataObject) -> None:
+    frame = encode_meta({"a": data.draw(arrays()), "b": ["x"]}, tag_arrays=True)
+
+    try:
+        infos = decode_meta(parse(pb.MetaMap, data.draw(damaged(frame.SerializeToString()))))
+    except CodecError:
+        return
+
+    assert isinstance(infos, dict)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int8(-3), -3),
+        (np.uint64(2**64 - 1), str(2**64 - 1)),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (bytearray(b"ab"), b"ab"),
+        ((1, "a"), [1, "a"]),
+        (2**63, str(2**63)),
+        (-(2**63), -(2**63)),
+        pytest.param(10**5000, "<int>", id="Python refuses to print it"),
+        (Color.RED, "Color.RED"),
+        ({3}, "{3}"),
+        (1 + 2j, "(1+2j)"),
+        (Unprintable(), "<Unprintable>"),
+        ("a\udc80", "a?"),
+        ({1: {None: 2}}, {"1": {"None": 2}}),
+        ({"\udc80": 1}, {"?": 1}),
+    ],
+)
+def test_odd_values_have_a_plain_form(value: Any, expected: Any) -> None:
+    back = there_and_back({"x": value})["x"]
+
+    assert back == expected
+    assert type(back) is type(expected)
+
+
+def test_an_array_for_a_stranger_is_a_nested_list() -> None:
+    infos = {"a": np.array([[1, 2]]), "s": np.array(3.5), "o": np.array([None, "x"], object)}
+
+    assert there_and_back(infos) == {"a": [[1, 2]], "o": [None, "x"], "s": 3.5}
+
+
+def test_an_object_array_keeps_its_shape_and_what_it_holds() -> None:
+    lanes = np.empty((2, 1), object)
+    lanes[0, 0] = {"final": np.arange(3, dtype=np.int16)}
+
+    back = there_and_back({"final_obs": lanes}, tag_arrays=True)["final_obs"]
+
+    assert back.dtype == object
+    assert back.shape == (2, 1)
+    assert back[1, 0] is None
+    assert_identical(back[0, 0], {"final": np.arange(3, dtype=np.int16)})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.array(["ab", "c"]), np.array(["2020-01-01"], "datetime64[D]"), np.zeros(1, "i4,f4")],
+)
+def test_an_array_without_numbers_is_an_array_of_objects(array: Any) -> None:
+    back = there_and_back({"a": array}, tag_arrays=True)["a"]
+
+    assert back.dtype == object
+    assert back.shape == array.shape
+
+
+def test_a_big_endian_array_keeps_its_numbers() -> None:
+    back = there_and_back({"a": np.array([1, 2], ">i4")}, tag_arrays=True)["a"]
+
+    assert back.tolist() == [1, 2]
+
+
+def test_an_array_with_too_many_axes_is_not_tagged() -> None:
+    there_and_back({"a": np.zeros((1,) * 40)}, tag_arrays=True)
+
+
+@pytest.mark.parametrize("tag_arrays", [False, True])
+def test_what_is_nested_too_deep_becomes_text(tag_arrays: bool) -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    deep: Any = np.zeros(1)
+    for _ in range(90):
+        deep = {"d": deep}
+
+    back = there_and_back({"cycle": cycle, "deep": deep}, tag_arrays=tag_arrays)
+
+    for _ in range(24):
+        back = {"cycle": back["cycle"][0], "deep": back["deep"]["d"]}
+    assert back["cycle"] == "[[...]]"
+    assert isinstance(back["deep"], str)
+
+
+@pytest.mark.parametrize("depth", range(20, 30))
+def test_an_array_at_any_depth_does_not_break_the_frame(depth: int) -> None:
+    lanes = np.empty(1, object)
+    lanes[0] = {"x": np.zeros(1)}
+    value: Any = {"o": lanes, "a": np.zeros(1)}
+    for _ in range(depth):
+        value = {"d": value}
+
+    there_and_back(value, tag_arrays=True)
+
+
+def test_keys_come_in_alphabetical_order() -> None:
+    assert list(there_and_back({"b": 1, "a": {"z": 1, "y": 2}, "_b": 3})) == ["_b", "a", "b"]
+
+
+def test_a_users_map_in_the_form_of_an_array_is_text() -> None:
+    infos = {"x": {ARRAY_KEY: {"dtype": "float32"}}}
+
+    assert there_and_back(infos, tag_arrays=True) == {"x": str(infos["x"])}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        5,
+        {},
+        {"dtype": "float32", "shape": [1]},
+        {"dtype": "float32", "shape": [1], "data": b"abcd", "more": 1},
+        {"dtype": "float32", "shape": [2], "data": b"abcd"},
+        {"dtype": "float32", "shape": 1, "data": b"abcd"},
+        {"dtype": "float32", "shape": [-1], "data": b"abcd"},
+        {"dtype": "float32", "shape": [True], "data": b"abcd"},
+        {"dtype": "float32", "shape": [1.0], "data": b"abcd"},
+        {"dtype": "float32", "shape": [0, 2**62, 2**62], "data": b""},
+        {"dtype": "float32", "shape": [1] * 40, "data": b"abcd"},
+        {"dtype": "float32", "shape": [1], "data": [1.0]},
+        {"dtype": "V4", "shape": [1], "data": b"abcd"},
+        {"dtype": "U1", "shape": [1], "data": b"abcd"},
+        {"dtype": [], "shape": [1], "data": b"abcd"},
+        {"dtype": "object", "shape": [2], "data": [1]},
+        {"dtype": "object", "shape": [2], "data": b"abcdabcdabcdabcd"},
+    ],
+)
+def test_a_tagged_array_that_makes_no_sense_is_refused(plain: Any) -> None:
+    message = pb.MetaMap()
+    fields = encode_meta({"plain": plain}, tag_arrays=False).entries["plain"]
+    message.entries["x"].map.entries[ARRAY_KEY].CopyFrom(fields)
+
+    with pytest.raises(CodecError, match=ARRAY_KEY):
+        decode_meta(message)
+
+
+def test_bools_of_a_tagged_array_are_zero_or_one() -> None:
+    message = encode_meta({"a": np.array([True, True, False])}, tag_arrays=True)
+    message.entries["a"].map.entries[ARRAY_KEY].map.entries["data"].bytes = b"\x02\x01\x00"
+
+    assert decode_meta(message)["a"].tobytes() == b"\x01\x01\x00"
