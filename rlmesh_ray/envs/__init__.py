@@ -1,0 +1,1 @@
+"""Running environments: lanes, the worker process, its shared-memory block."""

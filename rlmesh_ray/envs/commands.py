@@ -1,0 +1,126 @@
+"""What an endpoint and its environment's worker process say to each other.
+
+One reply a command, in order. Arrays do not travel in these: actions lie in the shared-memory
+block before a command is sent, observations, rewards and flags when its reply arrives. Text
+columns have no fixed size and travel here, in the order of the space's text leaves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlmesh_ray.protocol.messages import Infos
+from rlmesh_ray.protocol.outcomes import Failure
+from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.contract import EnvContract
+
+TextColumns = tuple[tuple[str, ...], ...]
+"""One entry a text leaf, each with one string a lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCommand:
+    """Start new episodes."""
+
+    seeds: tuple[int | None, ...] = ()
+    """One for each lane that is reset, or empty."""
+    options: Mapping[str, object] | None = None
+    lanes: tuple[int, ...] = ()
+    """Which lanes; empty: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommand:
+    """Apply the actions in the block."""
+
+    text_columns: TextColumns = ()
+
+    def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
+        # Two messages a step: what dataclasses generate for slots takes three times as long.
+        return StepCommand, (self.text_columns,)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderCommand:
+    """Ask for a picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewCommand:
+    """Replace the environment by a fresh one, for the next session."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopCommand:
+    """Close the environment and end the process; has no reply."""
+
+
+Command = ResetCommand | StepCommand | RenderCommand | RenewCommand | StopCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReply:
+    """Answers ResetCommand; the observations of all lanes are in the block."""
+
+    infos: Infos
+    text_columns: TextColumns = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReply:
+    """Answers StepCommand; observations, rewards and flags are in the block."""
+
+    infos: Infos
+    final_infos: Mapping[int, Infos] = field(default_factory=dict)
+    """By lane: the last infos of each episode that ended on this step."""
+    text_columns: TextColumns = ()
+
+    def __reduce__(self) -> tuple[type["StepReply"], tuple[object, ...]]:
+        return StepReply, (self.infos, self.final_infos, self.text_columns)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderReply:
+    """Answers RenderCommand."""
+
+    png: bytes | None
+    """None: the environment gives no frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenewReply:
+    """Answers RenewCommand."""
+
+
+Reply = ResetReply | StepReply | RenderReply | RenewReply
+Outcome = Reply | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message: what to run, and in which surroundings."""
+
+    payload: bytes
+    """``EnvSource.payload``."""
+    num_envs: int
+    is_renewable: bool
+    description: str
+    policy: Policy
+    sys_path: tuple[str, ...]
+    """Of the parent, so that whatever it can import can be imported here."""
+    pythonpath: str | None
+    """The parent's own variable: what the environment's subprocesses shall inherit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The environment exists; the parent answers with the block's descriptor."""
+
+    contract: EnvContract
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The environment could not be created; the process ends."""
+
+    message: str
+    traceback_text: str

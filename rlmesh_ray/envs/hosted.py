@@ -1,0 +1,174 @@
+"""A VectorEnv that somebody else wrote, driven by columns."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+
+from rlmesh_ray.envs.block import Results
+from rlmesh_ray.errors import ConfigurationError, RlmeshError
+from rlmesh_ray.spaces.batch import Column, empty_columns, unflatten
+from rlmesh_ray.spaces.conformance import coerce_batch
+from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.infos import lane_info
+
+_LOG = logging.getLogger(__name__)
+
+
+class HostedVector:
+    """Steps a foreign vector; it keeps its own autoreset mode.
+
+    Args:
+        vector: Any gymnasium VectorEnv; owned from now on.
+
+    Raises:
+        UnsupportedSpaceError: Its spaces have no place in a contract.
+    """
+
+    def __init__(self, vector: VectorEnv[Any, Any, Any]) -> None:
+        self._vector = vector
+        self._num_lanes = vector.num_envs
+        self._spec = from_gymnasium(vector.single_observation_space)
+        self._action_spec = from_gymnasium(vector.single_action_space)
+        self._mode = autoreset_mode(vector)
+        self._observation: Any = None
+        # After a partial reset: the lanes whose observations must not have changed.
+        self._untouched: NDArray[np.intp] = np.arange(0)
+        self.final_infos: dict[int, dict[str, Any]] = {}
+        """By lane: the last infos of each episode that ended on the last step."""
+        self.observations: list[Column] = empty_columns(self._spec, self._num_lanes)
+        """Columns that ``store`` writes."""
+        self.results = Results(
+            np.zeros(self._num_lanes),
+            np.zeros(self._num_lanes, bool),
+            np.zeros(self._num_lanes, bool),
+        )
+        """What ``step_columns`` writes."""
+
+    def use(self, observations: list[Column], results: Results) -> None:
+        """Write into these buffers from now on, such as those of a block."""
+        self.observations = observations
+        self.results = results
+
+    def reset_lanes(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Mapping[str, object] | None,
+    ) -> dict[str, Any]:
+        """Start new episodes in ``lanes``; ``store`` then puts the observations into columns.
+
+        Some of the lanes are selected as gymnasium's vectors want it, by
+        ``options["reset_mask"]``.
+        """
+        mask = np.zeros(self._num_lanes, bool)
+        mask[list(lanes)] = True
+        by_lane: list[int | None] = [None] * self._num_lanes
+        for lane, seed in zip(lanes, seeds, strict=False):
+            by_lane[lane] = seed
+        self._untouched = np.flatnonzero(~mask)
+        own_options = None if options is None else dict(options)
+        if not mask.all():
+            own_options = {**(own_options or {}), "reset_mask": mask}
+        self.final_infos = {}
+        self._observation, infos = self._vector.reset(
+            seed=_seed_argument(by_lane),  # type: ignore[arg-type]  # lists are the convention
+            options=own_options,
+        )
+        return infos
+
+    def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
+        """Step with one column of actions a leaf; ``store`` then writes the observations."""
+        self._untouched = np.arange(0)
+        self._observation, rewards, terminated, truncated, infos = self._vector.step(
+            unflatten(self._action_spec, list(actions))
+        )
+        _copy(self.results.rewards, rewards, "rewards")
+        _copy(self.results.terminated, terminated, "terminations")
+        _copy(self.results.truncated, truncated, "truncations")
+        self.final_infos = self._final_infos(infos)
+        return infos
+
+    def store(self) -> None:
+        """Put the observations of the last step or reset into ``observations``.
+
+        Raises:
+            ConformanceError: They have not the structure, shape or kind of their space.
+            RlmeshError: The vector has reset lanes that it was not asked to reset.
+        """
+        columns = coerce_batch(self._spec, self._observation, self._num_lanes)
+        for position, column in enumerate(columns):
+            old = self.observations[position]
+            if not all(np.array_equal(column[lane], old[lane]) for lane in self._untouched):
+                raise RlmeshError(
+                    f"{self._vector} has reset lanes that it was not asked to reset: it seems to "
+                    "ignore options['reset_mask']; reset all lanes at once, or host single "
+                    "environments"
+                )
+            if isinstance(old, tuple):
+                self.observations[position] = column
+            else:
+                old[...] = column
+
+    def render(self) -> Any:
+        """Return what the vector renders."""
+        return self._vector.render()
+
+    def close(self) -> None:
+        """Close the vector."""
+        self._vector.close()
+
+    def _final_infos(self, infos: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        ended = np.flatnonzero(self.results.terminated | self.results.truncated).tolist()
+        if self._mode is AutoresetMode.SAME_STEP:
+            # The infos proper are already those of the next episode.
+            infos = infos.get("final_info", {})
+        return {lane: lane_info(infos, lane) for lane in ended}
+
+
+def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """Return the autoreset mode that ``vector`` declares.
+
+    Raises:
+        ConfigurationError: What it declares is no mode.
+    """
+    declared = vector.metadata.get("autoreset_mode")
+    if declared is None:
+        # Gymnasium asks vectors to declare it, since 1.1, and documents next-step as the default;
+        # where the key is missing its own RecordEpisodeStatistics assumes next-step as well.
+        _LOG.warning(
+            "%s does not declare metadata['autoreset_mode']; taking it for NEXT_STEP", vector
+        )
+        return AutoresetMode.NEXT_STEP
+    try:
+        return AutoresetMode(getattr(declared, "value", declared))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{vector} declares metadata['autoreset_mode'] = {declared!r}; it must be a "
+            "gymnasium.vector.AutoresetMode"
+        ) from error
+
+
+def _seed_argument(seeds: list[int | None]) -> int | list[int | None] | None:
+    """Return what ``VectorEnv.reset`` takes.
+
+    Seeds that count up come from one number on the other side. Gymnasium's vectors count up
+    from it themselves, and those that step all lanes at once know no other way.
+    """
+    first = seeds[0]
+    if first is not None and seeds == list(range(first, first + len(seeds))):
+        return first
+    return None if all(seed is None for seed in seeds) else seeds
+
+
+def _copy(target: NDArray[Any], source: Any, name: str) -> None:
+    if np.shape(source) != target.shape:
+        raise ConfigurationError(
+            f"step returned {name} of shape {np.shape(source)}; a vector of {len(target)} lanes "
+            f"needs {target.shape}"
+        )
+    np.copyto(target, source)

@@ -1,0 +1,243 @@
+"""Single environments side by side: the vector behind ids, factories and Env instances.
+
+It gives what gymnasium's SyncVectorEnv gives, bit for bit, with three differences: one lane
+alone does not reset itself (gymnasium's Env does not either), the lanes' observations go
+straight into columns that may lie in shared memory, and the last info of every ended episode
+is kept.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
+
+from rlmesh_ray.envs.block import Results
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.batch import Column, Leaf, empty_columns, flatten, leaves, unflatten
+from rlmesh_ray.spaces.conformance import coerce
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
+
+
+class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
+    """Steps its environments one after the other.
+
+    Autoreset is ``DISABLED`` with one lane, where a step after the end is passed on to the
+    environment, and ``NEXT_STEP`` with more.
+
+    Args:
+        envs: One a lane, all different objects with equal spaces; owned from now on.
+
+    Raises:
+        ConfigurationError: The environments cannot be lanes of one vector.
+        UnsupportedSpaceError: Their spaces have no place in a contract.
+    """
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        self.envs = tuple(envs)
+        _check_lanes(envs)
+        first = envs[0]
+        self.num_envs = len(envs)
+        self._resets_itself = self.num_envs > 1
+        self.metadata = {
+            **first.metadata,
+            "autoreset_mode": (
+                AutoresetMode.NEXT_STEP if self._resets_itself else AutoresetMode.DISABLED
+            ),
+        }
+        self.spec = first.spec
+        self.render_mode = first.render_mode
+        self.single_observation_space = first.observation_space
+        self.single_action_space = first.action_space
+        self.observation_space = batch_space(first.observation_space, self.num_envs)
+        self.action_space = batch_space(first.action_space, self.num_envs)
+        self._spec = from_gymnasium(first.observation_space)
+        self._action_spec = from_gymnasium(first.action_space)
+        self._leaves = leaves(self._spec)
+        self._has_ended = [False] * self.num_envs
+        # By lane: what the environments gave and ``store`` has not yet looked at.
+        self._fresh: dict[int, object] = {}
+        self.final_infos: dict[int, dict[str, Any]] = {}
+        """By lane: the last info of each episode that ended on the last step."""
+        self.observations: list[Column] = empty_columns(self._spec, self.num_envs)
+        """Columns that ``store`` writes."""
+        self.results = Results(
+            np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        )
+        """What ``step_lanes`` writes."""
+
+    def use(self, observations: list[Column], results: Results) -> None:
+        """Write into these buffers from now on, such as those of a block."""
+        self.observations = observations
+        self.results = results
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes; see ``gymnasium.vector.SyncVectorEnv.reset``.
+
+        Args:
+            seed: None, the first lane's (the others count on from it), or one a lane.
+            options: For every lane's environment; ``"reset_mask"``, a boolean array
+                ``(num_envs,)``, selects lanes and is taken out.
+
+        Returns:
+            Fresh batched observations of all lanes, and the infos of those that were reset.
+        """
+        options = dict(options) if options is not None else None
+        mask = options.pop("reset_mask", None) if options else None
+        lanes = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        seeds = [seed + lane for lane in range(self.num_envs)] if isinstance(seed, int) else seed
+        chosen = [seeds[lane] for lane in lanes] if seeds else ()
+        infos = self.reset_lanes(lanes, chosen, options)
+        return self._copied_observation(), infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step every lane; see ``gymnasium.vector.SyncVectorEnv.step``."""
+        infos = self.step_lanes(iterate(self.action_space, actions))
+        return (
+            self._copied_observation(),
+            self.results.rewards.copy(),
+            self.results.terminated.copy(),
+            self.results.truncated.copy(),
+            infos,
+        )
+
+    def reset_lanes(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Mapping[str, object] | None,
+    ) -> dict[str, Any]:
+        """Start new episodes in ``lanes``; ``store`` then puts the observations into columns.
+
+        Args:
+            lanes: Indices.
+            seeds: Empty, or one for each of ``lanes``.
+            options: For every environment.
+
+        Returns:
+            The infos of these lanes, as gymnasium's vectors give them.
+        """
+        infos: dict[str, Any] = {}
+        self._fresh = {}
+        self.final_infos = {}
+        for lane, seed in zip(lanes, seeds or [None] * len(lanes), strict=True):
+            own_options = None if options is None else dict(options)
+            self._fresh[lane], info = self.envs[lane].reset(seed=seed, options=own_options)
+            self._has_ended[lane] = False
+            infos = self._add_info(infos, info, lane)
+        return infos
+
+    def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
+        """Step every lane; ``store`` then puts the observations into columns.
+
+        Args:
+            actions: One a lane, each as the environment wants it.
+
+        Returns:
+            Infos, as gymnasium's vectors give them.
+        """
+        rewards, terminated, truncated = (
+            self.results.rewards,
+            self.results.terminated,
+            self.results.truncated,
+        )
+        infos: dict[str, Any] = {}
+        self._fresh = fresh = {}
+        self.final_infos = {}
+        for lane, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            if self._has_ended[lane] and self._resets_itself:
+                fresh[lane], info = env.reset()
+                rewards[lane], terminated[lane], truncated[lane] = 0.0, False, False
+                self._has_ended[lane] = False
+            else:
+                fresh[lane], reward, is_terminated, is_truncated, info = env.step(action)
+                rewards[lane], terminated[lane] = reward, is_terminated
+                truncated[lane] = is_truncated
+                if is_terminated or is_truncated:
+                    self._has_ended[lane] = True
+                    self.final_infos[lane] = info
+            if info:
+                infos = self._add_info(infos, info, lane)
+        return infos
+
+    def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
+        """Step every lane with one column of actions a leaf; see ``step_lanes``."""
+        return self.step_lanes(_by_lane(self._action_spec, actions))
+
+    def store(self) -> None:
+        """Put the observations of the last step or reset into ``observations``.
+
+        Raises:
+            ConformanceError: An observation has not the structure, shape or kind of its space;
+                the columns may hold some of the others.
+        """
+        lanes = list(self._fresh)
+        by_lane = self._fresh.values()
+        by_leaf: Iterable[Sequence[Any]] = [list(by_lane)]
+        if isinstance(self._spec, (DictSpec, TupleSpec)):
+            by_leaf = zip(*(flatten(self._spec, value) for value in by_lane), strict=True)
+        for position, (leaf, values) in enumerate(zip(self._leaves, by_leaf, strict=True)):
+            column = self.observations[position]
+            self.observations[position] = _written(leaf, column, lanes, values)
+
+    def render(self) -> tuple[Any, ...]:
+        """Return one frame a lane."""
+        return tuple(env.render() for env in self.envs)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
+
+    def _copied_observation(self) -> Any:
+        self.store()
+        copies = [
+            column if isinstance(column, tuple) else column.copy() for column in self.observations
+        ]
+        return unflatten(self._spec, copies)
+
+
+def _by_lane(spec: SpaceSpec, columns: Sequence[Column]) -> Iterator[Any]:
+    if isinstance(spec, (DictSpec, TupleSpec)):
+        return (unflatten(spec, list(values)) for values in zip(*columns, strict=True))
+    return iter(columns[0])
+
+
+def _written(leaf: Leaf, column: Column, lanes: list[int], values: Sequence[Any]) -> Column:
+    """Write each lane's value into ``column``; return it, or a new one for text."""
+    if isinstance(column, tuple):
+        strings = list(column)
+        for lane, value in zip(lanes, values, strict=True):
+            strings[lane] = coerce(leaf, value, None)
+        return tuple(strings)
+    dtype, shape = column.dtype, leaf.shape
+    for lane, value in zip(lanes, values, strict=True):
+        if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
+            column[lane] = value
+        else:
+            column[lane] = coerce(leaf, value, None)
+    return column
+
+
+def _check_lanes(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    if len({id(env) for env in envs}) < len(envs):
+        raise ConfigurationError(
+            "the factory returned the same environment for several lanes; it must create a new "
+            "one on every call"
+        )
+    first = envs[0]
+    for lane, env in enumerate(envs):
+        for kind in ("observation_space", "action_space"):
+            if getattr(env, kind) != getattr(first, kind):
+                raise ConfigurationError(
+                    f"lane {lane} has {kind} {getattr(env, kind)}, lane 0 has "
+                    f"{getattr(first, kind)}; the lanes of a vector need equal spaces"
+                )

@@ -1,0 +1,151 @@
+"""What to run: environments as users give them, made ready to travel to a worker process."""
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.errors import ConfigurationError
+
+AnyEnv = gymnasium.Env[Any, Any]
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+HostedEnv = str | Callable[..., AnyEnv | AnyVectorEnv] | AnyEnv | AnyVectorEnv
+"""A Gymnasium id, a factory, or an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSource:
+    """What a worker runs."""
+
+    payload: bytes
+    """A pickled callable without arguments that returns an Env or a VectorEnv."""
+    num_envs: int
+    """How many lanes; 1 also stands for the own width of the VectorEnv that a factory returns."""
+    max_sessions: int | None
+    """How many workers it may run in at once; None: any number."""
+    description: str
+    """For people."""
+
+    @property
+    def is_renewable(self) -> bool:
+        """Whether it can be created anew; an instance that was handed in cannot."""
+        return self.max_sessions is None
+
+
+def make_source(
+    env: HostedEnv, num_envs: int = 1, env_kwargs: Mapping[str, object] | None = None
+) -> EnvSource:
+    """Make ``env`` ready to run in a worker process.
+
+    Args:
+        env: A Gymnasium id, such as ``"CartPole-v1"`` or ``"module:Env-v0"``; a factory that
+            returns a gymnasium Env or VectorEnv; or an instance of either, of which the worker
+            gets a copy.
+        num_envs: How many lanes.
+        env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
+
+    Raises:
+        ConfigurationError: ``env`` is nothing of that kind or cannot be sent to another
+            process, or the other arguments do not go with it.
+    """
+    if num_envs < 1:
+        raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
+    kwargs = dict(env_kwargs or {})
+    if isinstance(env, (gymnasium.Env, VectorEnv)):
+        return _instance_source(env, num_envs, kwargs)
+    if isinstance(env, str):
+        return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env)
+    if callable(env):
+        name = str(getattr(env, "__qualname__", None) or repr(env))
+        return EnvSource(_pickle(_FromFactory(env, kwargs), name), num_envs, None, name)
+    raise ConfigurationError(
+        f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env or a "
+        "gymnasium.vector.VectorEnv"
+    )
+
+
+def build(payload: bytes, num_envs: int) -> AnyVectorEnv:
+    """Create the environment of a source; to be called in the worker.
+
+    Args:
+        payload: ``EnvSource.payload``.
+        num_envs: ``EnvSource.num_envs``.
+
+    Raises:
+        ConfigurationError: What comes out is no environment, or has another width.
+    """
+    builder = pickle.loads(payload)
+    first = builder()
+    if isinstance(first, VectorEnv):
+        if num_envs not in (1, first.num_envs):
+            raise ConfigurationError(
+                f"the factory's VectorEnv has {first.num_envs} lanes, num_envs is {num_envs}; "
+                "leave num_envs out"
+            )
+        return first
+    if not isinstance(first, gymnasium.Env):
+        raise ConfigurationError(
+            f"the factory returned {first!r}; it must return a gymnasium.Env or a "
+            "gymnasium.vector.VectorEnv (gym and other interfaces need a wrapper)"
+        )
+    return LaneVectorEnv([first, *(builder() for _ in range(num_envs - 1))])
+
+
+@dataclass(frozen=True)
+class _FromId:
+    env_id: str
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> AnyEnv:
+        return gymnasium.make(self.env_id, **self.kwargs)
+
+
+@dataclass(frozen=True)
+class _FromFactory:
+    factory: Callable[..., object]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> object:
+        return self.factory(**self.kwargs)
+
+
+@dataclass(frozen=True)
+class _Instance:
+    env: AnyEnv | AnyVectorEnv
+
+    def __call__(self) -> AnyEnv | AnyVectorEnv:
+        return self.env
+
+
+def _instance_source(
+    env: AnyEnv | AnyVectorEnv, num_envs: int, kwargs: dict[str, object]
+) -> EnvSource:
+    width = env.num_envs if isinstance(env, VectorEnv) else 1
+    if num_envs not in (1, width):
+        raise ConfigurationError(
+            f"{env} has {width} lane(s), num_envs is {num_envs}; leave num_envs out, or give a "
+            "factory or id instead of an instance"
+        )
+    if kwargs:
+        raise ConfigurationError(
+            f"{env} exists already, so env_kwargs {sorted(kwargs)} come too late; give a factory "
+            "or id instead of an instance"
+        )
+    name = env.spec.id if env.spec else str(env)
+    return EnvSource(_pickle(_Instance(env), name), width, 1, name)
+
+
+def _pickle(builder: object, name: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(builder))
+    except Exception as error:
+        # Whatever the objects inside raise: pickling runs their code.
+        raise ConfigurationError(
+            f"{name} cannot be sent to its worker process ({type(error).__name__}: {error}); "
+            "give a factory that creates it there"
+        ) from error

@@ -1,0 +1,650 @@
+"""Real worker processes, as an endpoint starts and uses them."""
+
+import io
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Dict, Discrete, Graph
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from PIL import Image
+
+from rlmesh_ray.envs.commands import (
+    Command,
+    Outcome,
+    RenderCommand,
+    RenderReply,
+    RenewCommand,
+    RenewReply,
+    ResetCommand,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
+from rlmesh_ray.envs.source import HostedEnv, make_source
+from rlmesh_ray.envs.vector_host import WARNING_KEY
+from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.errors import EnvStartError
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.conformance import Policy, coerce_batch
+from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
+from rlmesh_ray.testing.equality import assert_identical
+
+ROOT = Path(__file__).parents[2]
+EVERY_KIND = Dict({name.replace(" ", "_"): space for name, space in SPACES.items()})
+
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[WorkerProcess] = []
+
+    def start_one(env: HostedEnv, num_envs: int = 1, policy: Policy = Policy.WARN) -> WorkerProcess:
+        worker = WorkerProcess.start(make_source(env, num_envs), policy=policy)
+        started.append(worker)
+        return worker
+
+    yield start_one
+    for worker in started:
+        worker.kill()
+
+
+def ask(worker: WorkerProcess, command: Command) -> Outcome:
+    worker.submit(command)
+    return worker.receive()
+
+
+def step(worker: WorkerProcess, actions: Any) -> Outcome:
+    contract = worker.contract
+    columns = coerce_batch(contract.action_space, actions, contract.num_envs)
+    for target, column in zip(worker.action_columns, columns, strict=True):
+        if not isinstance(target, tuple):
+            target[...] = column
+    texts = tuple(column for column in columns if isinstance(column, tuple))
+    return ask(worker, StepCommand(texts))
+
+
+def observation(worker: WorkerProcess, reply: Outcome) -> Any:
+    assert isinstance(reply, (ResetReply, StepReply))
+    texts = iter(reply.text_columns)
+    columns = [next(texts) if isinstance(c, tuple) else c for c in worker.observation_columns]
+    return unflatten(worker.contract.observation_space, columns)
+
+
+def infos_of(reply: Outcome) -> Any:
+    assert isinstance(reply, (ResetReply, StepReply)), reply
+    return reply.infos
+
+
+def wait_for_end(pid: int, timeout_s: float = 20.0) -> bool:
+    """Wait until process ``pid`` has ended; it need not be a child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        return bool(waiting.poll(timeout_s * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def exists(pid: int) -> bool:
+    """Return whether there is such a process, be it a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- trajectories -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [None, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("space", [EVERY_KIND, SPACES["text"]], ids=["every kind", "text"])
+def test_a_trajectory_is_that_of_the_environment_in_process(
+    start: Start, space: gymnasium.Space[Any], mode: AutoresetMode | None
+) -> None:
+    if mode is None:
+        worker = start(lambda: EchoEnv(space), 3)
+    else:
+        worker = start(lambda: SyncVectorEnv([lambda: EchoEnv(space)] * 3, autoreset_mode=mode))
+    bare = SyncVectorEnv(
+        [lambda: EchoEnv(space)] * 3, autoreset_mode=mode or AutoresetMode.NEXT_STEP
+    )
+    bare.action_space.seed(1)
+
+    reply = ask(worker, ResetCommand(seeds=(5, 6, 7)))
+    assert_identical((observation(worker, reply), infos_of(reply)), bare.reset(seed=5))
+    for _ in range(15):
+        actions = bare.action_space.sample()
+        reply = step(worker, actions)
+        results = worker.results
+        flags = (results.rewards, results.terminated, results.truncated)
+        assert_identical((observation(worker, reply), *flags, infos_of(reply)), bare.step(actions))
+
+
+def test_one_lane_is_the_single_environment(start: Start) -> None:
+    worker, bare = start("CartPole-v1"), gymnasium.make("CartPole-v1")
+
+    reply = ask(worker, ResetCommand(seeds=(11,)))
+    assert_identical(observation(worker, reply)[0], bare.reset(seed=11)[0])
+    for number in range(10):
+        reply = step(worker, np.array([number % 2]))
+        expected = bare.step(np.int64(number % 2))
+        assert_identical(observation(worker, reply)[0], expected[0])
+        assert worker.results.rewards[0] == expected[1]
+        assert worker.results.terminated[0] == expected[2]
+
+
+def test_a_partial_reset_leaves_the_other_lanes_alone(start: Start) -> None:
+    worker = start(lambda: EchoEnv(SPACES["text"]), 3)
+    before = observation(worker, ask(worker, ResetCommand(seeds=(1, 2, 3))))
+
+    reply = ask(worker, ResetCommand(seeds=(9,), lanes=(1,)))
+    after = observation(worker, reply)
+
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert after[1] == EchoEnv(SPACES["text"]).reset(seed=9)[0]
+    assert infos_of(reply)["_length"].tolist() == [False, True, False]
+
+
+def test_the_last_infos_of_ended_lanes_are_told(start: Start) -> None:
+    worker = start(lambda: EchoEnv(SPACES["discrete"], max_length=1), 2)
+    ask(worker, ResetCommand())
+
+    reply = step(worker, np.array([0, 1]))
+
+    assert isinstance(reply, StepReply)
+    assert {lane: infos["step"] for lane, infos in reply.final_infos.items()} == {0: 1, 1: 1}
+
+
+def test_a_picture_is_a_png(start: Start) -> None:
+    worker = start(lambda: EchoEnv(SPACES["box"], render_mode="rgb_array"))
+    ask(worker, ResetCommand())
+
+    reply = ask(worker, RenderCommand())
+
+    assert isinstance(reply, RenderReply)
+    assert reply.png is not None
+    with Image.open(io.BytesIO(reply.png), formats=["PNG"]) as image:
+        assert image.size == (8, 6)
+
+
+def test_infos_of_any_size_and_kind_come_across(start: Start) -> None:
+    class Talkative(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            first, _ = super().reset(**kwargs)
+            return first, {"large": np.arange(100_000), "lock": threading.Lock()}
+
+    worker = start(lambda: Talkative(SPACES["box"]))
+
+    infos = infos_of(ask(worker, ResetCommand()))
+
+    assert_identical(infos["large"], np.arange(100_000)[np.newaxis])
+    assert "lock" in infos["lock"][0]
+
+
+def test_infos_that_cannot_be_pickled_become_text(start: Start) -> None:
+    worker = start(lambda: FaultyEnv(Fault.ODD_INFO))
+    ask(worker, ResetCommand())
+
+    infos = infos_of(step(worker, np.array([0])))
+
+    assert infos["lock"][0].startswith("<unlocked")
+    assert infos["function"][0].startswith("<function")
+    assert infos["number"].tolist() == [1]
+
+
+# --- what goes wrong ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault.RAISE, "ValueError: the environment is broken"),
+        (Fault.SYSTEM_EXIT, "SystemExit: 3"),
+        (Fault.KEYBOARD_INTERRUPT, "KeyboardInterrupt"),
+    ],
+)
+def test_what_the_environment_raises_is_told_and_the_worker_lives(
+    start: Start, fault: Fault, message: str
+) -> None:
+    worker = start(lambda: FaultyEnv(fault, at_step=1))
+    ask(worker, ResetCommand())
+
+    reply = step(worker, np.array([0]))
+
+    assert isinstance(reply, Failure)
+    assert (reply.kind, reply.message) == (FailureKind.RAISED, message)
+    assert "_BREAKDOWNS[self._fault]()" in reply.debug_info
+    assert worker.is_alive
+    assert isinstance(ask(worker, ResetCommand()), ResetReply)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (Fault.EXIT, "ended with exit code 3"),
+        (Fault.ABORT, "was killed by SIGABRT"),
+        (Fault.SEGFAULT, "was killed by SIGSEGV"),
+    ],
+)
+def test_the_death_of_the_worker_is_told(start: Start, fault: Fault, status: str) -> None:
+    worker = start(lambda: FaultyEnv(fault))
+    ask(worker, ResetCommand())
+
+    reply = step(worker, np.array([0]))
+
+    expected = Failure(FailureKind.CRASHED, f"the environment's process {status}")
+    assert reply == expected
+    assert not worker.is_alive
+    assert not exists(worker.pid)
+    assert ask(worker, ResetCommand()) == expected
+
+
+def test_a_worker_killed_from_outside_has_crashed(start: Start) -> None:
+    worker = start("CartPole-v1")
+    os.kill(worker.pid, signal.SIGKILL)
+
+    reply = ask(worker, ResetCommand())
+
+    assert isinstance(reply, Failure)
+    assert reply.kind is FailureKind.CRASHED
+    assert "SIGKILL" in reply.message
+
+
+def test_its_death_is_seen_although_a_forked_process_lives_on(start: Start) -> None:
+    class Forking(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            return super().reset(options={"child": child})
+
+    worker = start(lambda: Forking(SPACES["box"]))
+    child = infos_of(ask(worker, ResetCommand()))["child"][0]
+
+    os.kill(worker.pid, signal.SIGKILL)
+
+    assert worker.poll(20.0)
+    assert isinstance(worker.receive(), Failure)
+    assert wait_for_end(child)
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
+def test_a_hanging_environment_can_be_killed(start: Start, fault: Fault) -> None:
+    worker = start(lambda: FaultyEnv(fault))
+    ask(worker, ResetCommand())
+    worker.submit(StepCommand())
+    has_answered = worker.poll(0.05)
+
+    worker.kill()
+
+    assert not has_answered
+    assert not exists(worker.pid)
+
+
+def test_closing_does_not_wait_for_a_hanging_environment(start: Start) -> None:
+    worker = start(lambda: FaultyEnv(Fault.HANG))
+    ask(worker, ResetCommand())
+    worker.submit(StepCommand())
+
+    worker.close(timeout_s=0.1)
+
+    assert not exists(worker.pid)
+
+
+def test_a_kill_from_another_thread_ends_the_wait(start: Start) -> None:
+    worker = start(lambda: FaultyEnv(Fault.HANG))
+    ask(worker, ResetCommand())
+    worker.submit(StepCommand())
+    outcomes: list[Outcome] = []
+    waiter = threading.Thread(target=lambda: outcomes.append(worker.receive()))
+    waiter.start()
+
+    worker.kill()
+    waiter.join(20.0)
+
+    assert [outcome.kind for outcome in outcomes if isinstance(outcome, Failure)] == [
+        FailureKind.CRASHED
+    ]
+
+
+def test_a_refused_action_leaves_the_environment_usable(start: Start) -> None:
+    worker = start("CartPole-v1")
+    ask(worker, ResetCommand())
+
+    refused = step(worker, np.array([2]))
+    accepted = step(worker, np.array([1]))
+
+    assert isinstance(refused, Failure)
+    assert refused.kind is FailureKind.BAD_ACTION
+    assert isinstance(accepted, StepReply)
+
+
+# --- one session after the other -----------------------------------------------------------
+
+
+def test_the_next_session_gets_a_fresh_environment(start: Start) -> None:
+    class Counting(FaultyEnv):
+        count = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.count += 1
+            first, _ = super().reset(**kwargs)
+            return first, {"count": self.count}
+
+    worker = start(lambda: Counting(Fault.OUT_OF_RANGE, at_step=0))
+    first = [infos_of(ask(worker, ResetCommand())) for _ in range(2)]
+
+    renewed = ask(worker, RenewCommand())
+    second = infos_of(ask(worker, ResetCommand()))
+
+    assert renewed == RenewReply()
+    assert [infos["count"][0] for infos in first] == [1, 2]
+    assert second["count"][0] == 1
+    assert [WARNING_KEY in infos for infos in [*first, second]] == [True, False, True]
+
+
+def test_an_instance_cannot_be_renewed(start: Start) -> None:
+    worker = start(EchoEnv(SPACES["box"]))
+
+    reply = ask(worker, RenewCommand())
+
+    assert isinstance(reply, Failure)
+    assert reply.kind is FailureKind.BAD_REQUEST
+    assert isinstance(ask(worker, ResetCommand()), ResetReply)
+
+
+def test_a_factory_that_changes_its_spaces_cannot_be_renewed(start: Start, tmp_path: Path) -> None:
+    marker = tmp_path / "later"
+    worker = start(lambda: EchoEnv(SPACES["image" if marker.exists() else "box"]))
+    marker.touch()
+
+    reply = ask(worker, RenewCommand())
+
+    assert isinstance(reply, Failure)
+    assert "other spaces than before" in reply.message
+
+
+# --- starting --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("CartPol-v1", "cannot create CartPol-v1: .*Did you mean: `CartPole`"),
+        ("no_such_module:Env-v0", "No module named 'no_such_module'.*PYTHONPATH"),
+        (lambda: FaultyEnv(Fault["NONE"]), "cannot create .*<lambda>: KeyError: "),
+        (lambda: sys.exit(3), "cannot create .*<lambda>: SystemExit: 3"),
+        (lambda: os._exit(3), "cannot create .*<lambda>: its process ended with exit code 3"),
+        (lambda: EchoEnv(Graph(Discrete(2), None)), "Graph"),
+    ],
+)
+def test_an_environment_that_cannot_be_created_is_explained(
+    start: Start, env: HostedEnv, words: str
+) -> None:
+    with pytest.raises(EnvStartError, match=words) as caught:
+        start(env)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_the_traceback_of_a_failed_start_is_kept(start: Start) -> None:
+    with pytest.raises(EnvStartError) as caught:
+        start("CartPol-v1")
+
+    assert "NameNotFound" in caught.value.traceback_text
+
+
+def test_a_start_that_takes_too_long_is_given_up() -> None:
+    source = make_source(lambda: threading.Event().wait())  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(EnvStartError, match=r"not ready after 0\.5 s"):
+        WorkerProcess.start(source, policy=Policy.WARN, timeout_s=0.5)
+
+
+def test_a_factory_by_reference_is_found_on_the_parent_s_path(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "house_of_envs.py").write_text(
+        "import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", "as/before")
+    import house_of_envs  # type: ignore[import-not-found]
+
+    class Surrounded(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def reset(self, **kwargs: Any) -> Any:
+            first, _ = super().reset(**kwargs)
+            return first, {"pythonpath": os.environ["PYTHONPATH"]}
+
+    by_reference = start(house_of_envs.make)
+    surrounded = start(lambda: Surrounded(house_of_envs.make()))
+
+    assert by_reference.contract.id == "CartPole-v1"
+    assert infos_of(ask(surrounded, ResetCommand()))["pythonpath"] == ["as/before"]
+
+
+def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+            import gymnasium
+            from rlmesh_ray.envs.commands import ResetCommand
+            from rlmesh_ray.envs.source import make_source
+            from rlmesh_ray.envs.worker_process import WorkerProcess
+            from rlmesh_ray.spaces.conformance import Policy
+
+            class Mine(gymnasium.Wrapper):
+                pass
+
+            def make():
+                return Mine(gymnasium.make("CartPole-v1"))
+
+            if __name__ != "__main__":
+                raise SystemExit("imported by the worker")
+            worker = WorkerProcess.start(make_source(make, 2), policy=Policy.WARN)
+            worker.submit(ResetCommand())
+            print(type(worker.receive()).__name__, worker.contract.num_envs)
+            worker.close(5.0)
+        """)
+    )
+
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "ResetReply 2\n"
+
+
+# --- the process -----------------------------------------------------------------------------
+
+
+def test_the_worker_has_nothing_of_the_endpoint_in_it(start: Start) -> None:
+    class Inspector(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            first, _ = super().reset(**kwargs)
+            return first, {"modules": " ".join(sys.modules), "arguments": sys.argv[1:]}
+
+    worker = start(lambda: Inspector(SPACES["box"]))
+
+    infos = infos_of(ask(worker, ResetCommand()))
+
+    modules = set(infos["modules"][0].split())
+    assert "gymnasium" in modules
+    assert not modules & {"asyncio", "google.protobuf", "grpc", "ray", "torch"}
+    assert infos["arguments"][0] == []
+
+
+def test_what_the_environment_prints_goes_to_standard_error(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = start(lambda: FaultyEnv(Fault.PRINT))
+    ask(worker, ResetCommand())
+
+    step(worker, np.array([0]))
+
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "printed by the environment" in captured.err
+
+
+def test_the_environment_finds_nothing_on_standard_input(start: Start) -> None:
+    class Asking(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            return input()
+
+    reply = ask(start(lambda: Asking(SPACES["box"])), ResetCommand())
+
+    assert isinstance(reply, Failure)
+    assert reply.message.startswith("EOFError")
+
+
+def test_ctrl_c_is_left_to_the_parent(start: Start) -> None:
+    worker = start("CartPole-v1")
+
+    os.kill(worker.pid, signal.SIGINT)
+
+    assert isinstance(ask(worker, ResetCommand()), ResetReply)
+
+
+def test_closing_closes_the_environment(start: Start, tmp_path: Path) -> None:
+    class Closing(EchoEnv):
+        def close(self) -> None:
+            (tmp_path / "closed").touch()
+
+    worker = start(lambda: Closing(SPACES["box"]))
+
+    worker.close(timeout_s=20.0)
+
+    assert (tmp_path / "closed").exists()
+
+
+def test_what_the_environment_has_started_ends_with_the_worker(start: Start) -> None:
+    class Simulating(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            simulator = subprocess.Popen(["sleep", "1000"])
+            return super().reset(options={"pid": simulator.pid})
+
+    worker = start(lambda: Simulating(SPACES["box"]))
+    pid = infos_of(ask(worker, ResetCommand()))["pid"][0]
+
+    worker.kill()
+
+    assert wait_for_end(pid)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_ending_twice_is_harmless(start: Start, end: str) -> None:
+    worker = start("CartPole-v1")
+
+    for _ in range(2):
+        worker.close(20.0) if end == "close" else worker.kill()
+    worker.kill()
+
+    assert not worker.is_alive
+    assert worker.poll(0.0)
+    assert isinstance(ask(worker, ResetCommand()), Failure)
+
+
+def test_cycles_leak_neither_descriptors_nor_processes() -> None:
+    source = make_source("CartPole-v1")
+    before = sorted(os.listdir("/proc/self/fd"))
+    pids = []
+
+    for cycle in range(20):
+        worker = WorkerProcess.start(source, policy=Policy.WARN)
+        pids.append(worker.pid)
+        ask(worker, ResetCommand())
+        worker.kill() if cycle % 2 else worker.close(20.0)
+    del worker
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not any(exists(pid) for pid in pids)
+
+
+def test_a_failed_start_leaks_no_descriptors() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(EnvStartError):
+        WorkerProcess.start(make_source("CartPol-v1"), policy=Policy.WARN)
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("fault", [Fault.NAN, Fault.HANG, Fault.SPIN])
+def test_the_worker_dies_with_its_parent(fault: Fault) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT + WAIT, fault.name],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+
+        parent.kill()
+
+        assert wait_for_end(pid)
+
+
+def test_the_worker_dies_with_its_parent_although_a_fork_of_that_lives_on() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT + FORK + WAIT, Fault.HANG.name],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        assert parent.stdout is not None
+        pid, fork = int(parent.stdout.readline()), int(parent.stdout.readline())
+
+        parent.kill()
+
+        assert wait_for_end(pid)
+        os.kill(fork, signal.SIGKILL)
+
+
+PARENT = textwrap.dedent("""
+    import signal, sys
+    from rlmesh_ray.envs.commands import ResetCommand, StepCommand
+    from rlmesh_ray.envs.source import make_source
+    from rlmesh_ray.envs.worker_process import WorkerProcess
+    from rlmesh_ray.spaces.conformance import Policy
+    from rlmesh_ray.testing.envs import Fault, FaultyEnv
+
+    source = make_source(FaultyEnv, env_kwargs={"fault": Fault[sys.argv[1]]})
+    worker = WorkerProcess.start(source, policy=Policy.WARN)
+    worker.submit(ResetCommand())
+    worker.receive()
+    worker.submit(StepCommand())
+    worker.poll(0.2)
+    print(worker.pid, flush=True)
+""")
+FORK = textwrap.dedent("""
+    import os
+    if child := os.fork():
+        print(child, flush=True)
+""")
+WAIT = "signal.pause()"

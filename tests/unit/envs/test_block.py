@@ -1,0 +1,102 @@
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlmesh_ray.envs.block import Block, create, size_bytes
+from rlmesh_ray.spaces.batch import empty_columns, leaves
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.testing.envs import SPACES
+from rlmesh_ray.testing.equality import assert_identical
+
+NUM_LANES = 3
+
+
+def contract(space: gymnasium.Space[Any]) -> EnvContract:
+    spec = from_gymnasium(space)
+    return EnvContract("test", spec, spec, NUM_LANES, AutoresetMode.NEXT_STEP)
+
+
+def both_sides(of: EnvContract) -> tuple[Block, Block]:
+    descriptor = create(of)
+    try:
+        return Block(descriptor, of), Block(descriptor, of)
+    finally:
+        os.close(descriptor)
+
+
+def arrays(block: Block) -> list[Any]:
+    columns = [column for column in block.actions + block.observations if column is not None]
+    return [column for column in columns if isinstance(column, np.ndarray)] + [
+        block.results.rewards,
+        block.results.terminated,
+        block.results.truncated,
+    ]
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_a_new_block_holds_empty_columns(space: gymnasium.Space[Any]) -> None:
+    of = contract(space)
+
+    block, _ = both_sides(of)
+
+    assert_identical(block.actions, empty_columns(of.action_space, NUM_LANES))
+    assert_identical(block.observations, empty_columns(of.observation_space, NUM_LANES))
+    assert_identical(block.results.rewards, np.zeros(NUM_LANES))
+    assert_identical(block.results.terminated, np.zeros(NUM_LANES, bool))
+    assert_identical(block.results.truncated, np.zeros(NUM_LANES, bool))
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_what_one_side_writes_the_other_reads(space: gymnasium.Space[Any]) -> None:
+    ours, theirs = both_sides(contract(space))
+
+    for number, array in enumerate(arrays(ours), start=1):
+        array.flat[number % array.size] = number
+
+    for left, right in zip(arrays(ours), arrays(theirs), strict=True):
+        assert_identical(right, left)
+        assert right.any()
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_arrays_are_aligned_and_apart(space: gymnasium.Space[Any]) -> None:
+    block, _ = both_sides(contract(space))
+
+    starts = [array.__array_interface__["data"][0] for array in arrays(block)]
+
+    assert all(start % 64 == 0 for start in starts)
+    ends = [start + array.nbytes for start, array in zip(starts, arrays(block), strict=True)]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+    assert ends[-1] == starts[0] + size_bytes(contract(space))
+
+
+def test_text_has_no_place_in_the_block() -> None:
+    of = contract(SPACES["text"])
+
+    block, _ = both_sides(of)
+
+    assert leaves(of.action_space)[0].dtype is None
+    assert block.actions == [("",) * NUM_LANES]
+
+
+def test_the_memory_lives_as_long_as_its_views() -> None:
+    block, _ = both_sides(contract(SPACES["box"]))
+    rewards = block.results.rewards
+    rewards[:] = 5.0
+
+    del block
+
+    assert_identical(rewards, np.full(NUM_LANES, 5.0))
+
+
+def test_platforms_without_memfd_use_a_nameless_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    ours, theirs = both_sides(contract(SPACES["box"]))
+
+    ours.results.rewards[:] = 3.0
+
+    assert_identical(theirs.results.rewards, np.full(NUM_LANES, 3.0))

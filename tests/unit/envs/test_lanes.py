@@ -1,0 +1,177 @@
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
+
+from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.errors import ConfigurationError, ConformanceError
+from rlmesh_ray.spaces.conformance import coerce_batch
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
+from rlmesh_ray.testing.equality import assert_identical
+
+NUM_LANES = 3
+
+
+def pair(make: Callable[[], gymnasium.Env[Any, Any]]) -> tuple[LaneVectorEnv, SyncVectorEnv]:
+    ours = LaneVectorEnv([make() for _ in range(NUM_LANES)])
+    return ours, SyncVectorEnv([make] * NUM_LANES)
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_lanes_equal_a_sync_vector_env(space: gymnasium.Space[Any]) -> None:
+    ours, theirs = pair(lambda: EchoEnv(space))
+    theirs.action_space.seed(1)
+
+    assert_identical(ours.reset(seed=7), theirs.reset(seed=7))
+    for _ in range(30):
+        actions = theirs.action_space.sample()
+        assert_identical(ours.step(actions), theirs.step(actions))
+
+
+def test_lanes_of_a_registered_environment_equal_a_sync_vector_env() -> None:
+    ours, theirs = pair(lambda: gymnasium.make("CartPole-v1"))
+
+    assert_identical(ours.reset(seed=[5, 9, 1]), theirs.reset(seed=[5, 9, 1]))
+    for step in range(60):
+        actions = np.array([step % 2, 0, 1])
+        assert_identical(ours.step(actions), theirs.step(actions))
+
+
+def test_a_masked_reset_equals_that_of_a_sync_vector_env() -> None:
+    ours, theirs = pair(lambda: EchoEnv(SPACES["dict"]))
+    mask = np.array([True, False, True])
+    theirs.action_space.seed(1)
+    for env in (ours, theirs):
+        env.reset(seed=0, options={"level": 1})
+
+    for round_ in range(10):
+        seed = [round_, None, None]
+        options = {"level": round_}
+        assert_identical(
+            ours.reset(seed=seed, options={**options, "reset_mask": mask}),
+            theirs.reset(seed=seed, options={**options, "reset_mask": mask}),
+        )
+        actions = theirs.action_space.sample()
+        assert_identical(ours.step(actions), theirs.step(actions))
+
+
+def test_the_options_of_a_reset_are_left_alone() -> None:
+    ours, _ = pair(lambda: EchoEnv(SPACES["box"]))
+    options = {"reset_mask": np.ones(NUM_LANES, bool)}
+
+    ours.reset(options=options)
+
+    assert list(options) == ["reset_mask"]
+
+
+def test_one_lane_equals_the_bare_environment_beyond_its_end() -> None:
+    space = SPACES["box"]
+    ours, theirs = LaneVectorEnv([EchoEnv(space)]), EchoEnv(space)
+
+    observation, _ = ours.reset(seed=3)
+    assert_identical(observation[0], theirs.reset(seed=3)[0])
+    for _ in range(20):
+        action = space.sample()
+        observation, rewards, terminated, truncated, _ = ours.step(action[np.newaxis])
+        expected = theirs.step(action)
+        assert_identical(observation[0], expected[0])
+        assert (rewards[0], terminated[0], truncated[0]) == expected[1:4]
+
+
+@pytest.mark.parametrize(
+    ("width", "mode"), [(1, AutoresetMode.DISABLED), (2, AutoresetMode.NEXT_STEP)]
+)
+def test_the_autoreset_mode_follows_the_width(width: int, mode: AutoresetMode) -> None:
+    env = EchoEnv(SPACES["box"])
+    metadata = dict(env.metadata)
+
+    lanes = LaneVectorEnv([env, *(EchoEnv(SPACES["box"]) for _ in range(width - 1))])
+
+    assert lanes.metadata == {**metadata, "autoreset_mode": mode}
+    assert env.metadata == metadata
+
+
+def test_the_last_info_of_an_ended_episode_is_kept_for_one_step() -> None:
+    ours, _ = pair(lambda: EchoEnv(SPACES["discrete"], max_length=1))
+    ours.reset(seed=0)
+
+    ours.step(np.zeros(NUM_LANES, np.int64))
+    at_the_end = ours.final_infos
+    ours.step(np.zeros(NUM_LANES, np.int64))
+
+    assert {lane: info["step"] for lane, info in at_the_end.items()} == {0: 1, 1: 1, 2: 1}
+    assert ours.final_infos == {}
+
+
+def test_observations_of_another_dtype_are_coerced() -> None:
+    class Careless(EchoEnv):
+        def _observation(self, digest: int) -> Any:
+            return [0.1, 0.2]
+
+    ours = LaneVectorEnv([Careless(gymnasium.spaces.Box(0, 1, (2,), np.float32))])
+
+    observation, _ = ours.reset()
+
+    assert_identical(observation, np.array([[0.1, 0.2]], np.float32))
+
+
+def test_an_observation_of_another_shape_is_refused() -> None:
+    ours = LaneVectorEnv([FaultyEnv(Fault.WRONG_SHAPE, at_step=0)])
+
+    with pytest.raises(ConformanceError, match=r"shape \(2,\)"):
+        ours.reset()
+
+
+def test_lanes_with_different_spaces_are_refused() -> None:
+    envs = [EchoEnv(SPACES["box"]), EchoEnv(SPACES["image"])]
+
+    with pytest.raises(ConfigurationError, match="lane 1 has observation_space"):
+        LaneVectorEnv(envs)
+
+
+def test_one_environment_in_two_lanes_is_refused() -> None:
+    env = EchoEnv(SPACES["box"])
+
+    with pytest.raises(ConfigurationError, match="the same environment"):
+        LaneVectorEnv([env, env])
+
+
+def test_closing_closes_every_lane() -> None:
+    closed = []
+
+    class Closing(EchoEnv):
+        def close(self) -> None:
+            closed.append(self)
+
+    lanes = LaneVectorEnv([Closing(SPACES["box"]) for _ in range(2)])
+
+    lanes.close()
+
+    assert closed == list(lanes.envs)
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_columns_reach_the_lanes_as_gymnasium_would_pass_them(
+    space: gymnasium.Space[Any],
+) -> None:
+    seen: list[Any] = []
+
+    class Recorder(EchoEnv):
+        def step(self, action: Any) -> Any:
+            seen.append(action)
+            return super().step(action)
+
+    lanes = LaneVectorEnv([Recorder(space) for _ in range(2)])
+    actions = lanes.action_space.sample()
+    lanes.reset(seed=0)
+
+    lanes.step_columns(coerce_batch(from_gymnasium(space), actions, 2))
+
+    expected = list(iterate(lanes.action_space, actions))
+    assert_identical(seen, expected)
+    assert [type(action) for action in seen] == [type(action) for action in expected]

@@ -1,0 +1,138 @@
+import threading
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.source import EnvSource, build, make_source
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.testing.envs import SPACES, EchoEnv
+
+
+def sync_vector() -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: EchoEnv(SPACES["box"])] * 3)
+
+
+def built(source: EnvSource) -> VectorEnv[Any, Any, Any]:
+    return build(source.payload, source.num_envs)
+
+
+def test_an_id_becomes_lanes() -> None:
+    source = make_source("CartPole-v1", 2)
+
+    vector = built(source)
+
+    assert isinstance(vector, LaneVectorEnv)
+    assert vector.num_envs == 2
+    assert vector.spec is not None
+    assert vector.spec.id == "CartPole-v1"
+    assert (source.max_sessions, source.is_renewable) == (None, True)
+    assert source.description == "CartPole-v1"
+
+
+def test_an_id_may_name_the_module_that_registers_it() -> None:
+    assert built(make_source("gymnasium.envs:CartPole-v1")).num_envs == 1
+
+
+def test_keyword_arguments_reach_gymnasium_make() -> None:
+    vector = built(make_source("CartPole-v1", env_kwargs={"render_mode": "rgb_array"}))
+
+    assert vector.render_mode == "rgb_array"
+
+
+def test_a_factory_is_called_once_a_lane() -> None:
+    source = make_source(lambda: EchoEnv(SPACES["box"]), 3)
+
+    vector = built(source)
+
+    assert isinstance(vector, LaneVectorEnv)
+    assert len(set(map(id, vector.envs))) == 3
+    assert source.is_renewable
+    assert "lambda" in source.description
+
+
+def test_keyword_arguments_reach_a_factory() -> None:
+    source = make_source(
+        EchoEnv, env_kwargs={"observation_space": SPACES["box"], "render_mode": "rgb_array"}
+    )
+
+    assert built(source).render_mode == "rgb_array"
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_factory_may_return_a_vector(num_envs: int) -> None:
+    vector = built(make_source(sync_vector, num_envs))
+
+    assert isinstance(vector, SyncVectorEnv)
+    assert vector.num_envs == 3
+
+
+def test_a_vector_of_another_width_is_refused() -> None:
+    source = make_source(sync_vector, 2)
+
+    with pytest.raises(ConfigurationError, match="has 3 lanes, num_envs is 2"):
+        built(source)
+
+
+def test_a_factory_of_something_else_is_refused() -> None:
+    source = make_source(lambda: 5)  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(ConfigurationError, match="the factory returned 5"):
+        built(source)
+
+
+def test_an_instance_serves_one_session() -> None:
+    source = make_source(EchoEnv(SPACES["box"]))
+
+    vector = built(source)
+
+    assert isinstance(vector, LaneVectorEnv)
+    assert isinstance(vector.envs[0], EchoEnv)
+    assert (source.max_sessions, source.is_renewable) == (1, False)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_vector_instance_keeps_its_width(num_envs: int) -> None:
+    source = make_source(LaneVectorEnv([EchoEnv(SPACES["box"]) for _ in range(3)]), num_envs)
+
+    assert source.num_envs == 3
+    assert source.max_sessions == 1
+    assert built(source).num_envs == 3
+
+
+def test_the_description_of_an_instance_is_its_id() -> None:
+    assert make_source(gymnasium.make("CartPole-v1")).description == "CartPole-v1"
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_an_instance_of_another_width_is_refused(width: int) -> None:
+    env = EchoEnv(SPACES["box"]) if width == 1 else sync_vector()
+
+    with pytest.raises(ConfigurationError, match=f"has {width} lane.*num_envs is 2"):
+        make_source(env, 2)
+
+
+def test_an_instance_takes_no_keyword_arguments() -> None:
+    with pytest.raises(ConfigurationError, match=r"env_kwargs \['gravity'\] come too late"):
+        make_source(EchoEnv(SPACES["box"]), env_kwargs={"gravity": 1})
+
+
+def test_an_instance_that_cannot_be_pickled_is_refused() -> None:
+    env = EchoEnv(SPACES["box"])
+    env.lock = threading.Lock()  # type: ignore[attr-defined]
+
+    with pytest.raises(ConfigurationError, match="give a factory that creates it there"):
+        make_source(env)
+
+
+@pytest.mark.parametrize("num_envs", [0, -1])
+def test_at_least_one_lane_is_needed(num_envs: int) -> None:
+    with pytest.raises(ConfigurationError, match="at least one lane"):
+        make_source("CartPole-v1", num_envs)
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot host 5; give a Gymnasium id"):
+        make_source(5)  # type: ignore[arg-type]

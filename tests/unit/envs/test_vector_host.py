@@ -1,0 +1,308 @@
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Text
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from PIL import Image
+
+from rlmesh_ray.envs.block import Block, create
+from rlmesh_ray.envs.commands import (
+    RenderReply,
+    ResetCommand,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
+from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.vector_host import WARNING_KEY, VectorHost
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.spaces.batch import flatten, unflatten
+from rlmesh_ray.spaces.conformance import Policy, coerce_batch
+from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
+from rlmesh_ray.testing.equality import assert_identical
+
+
+def hosted(
+    vector: VectorEnv[Any, Any, Any], policy: Policy = Policy.WARN
+) -> tuple[VectorHost, Block]:
+    host = VectorHost(vector, policy, "a name")
+    descriptor = create(host.contract)
+    block = Block(descriptor, host.contract)
+    os.close(descriptor)
+    host.use(block)
+    return host, block
+
+
+def lanes(make: Callable[[], gymnasium.Env[Any, Any]], width: int) -> LaneVectorEnv:
+    return LaneVectorEnv([make() for _ in range(width)])
+
+
+def step(host: VectorHost, block: Block, actions: Any) -> StepReply | Failure:
+    columns = coerce_batch(host.contract.action_space, actions, host.contract.num_envs)
+    for target, column in zip(block.actions, columns, strict=True):
+        if not isinstance(target, tuple):
+            target[...] = column
+    return host.step(StepCommand(tuple(c for c in columns if isinstance(c, tuple))))
+
+
+def observation(host: VectorHost, block: Block, reply: object) -> Any:
+    assert isinstance(reply, (ResetReply, StepReply))
+    texts = iter(reply.text_columns)
+    columns = [next(texts) if isinstance(c, tuple) else c for c in block.observations]
+    return unflatten(host.contract.observation_space, columns)
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_hosted_environment_gives_what_it_gives_in_process(
+    space: gymnasium.Space[Any], is_foreign: bool
+) -> None:
+    bare = SyncVectorEnv([lambda: EchoEnv(space)] * 3)
+    bare.action_space.seed(1)
+    vector = SyncVectorEnv([lambda: EchoEnv(space)] * 3)
+    host, block = hosted(vector if is_foreign else lanes(lambda: EchoEnv(space), 3))
+
+    reply = host.reset(ResetCommand(seeds=(1, 2, 3), options={"level": 1}))
+    assert isinstance(reply, ResetReply)
+    expected: Any = bare.reset(seed=1, options={"level": 1})
+    assert_identical((observation(host, block, reply), reply.infos), expected)
+    for _ in range(12):
+        actions = bare.action_space.sample()
+        stepped = step(host, block, actions)
+        assert isinstance(stepped, StepReply)
+        results = block.results
+        flags = (results.rewards, results.terminated, results.truncated)
+        assert_identical(
+            (observation(host, block, stepped), *flags, stepped.infos), bare.step(actions)
+        )
+
+
+def test_a_partial_reset_leaves_the_other_lanes_alone() -> None:
+    host, block = hosted(lanes(lambda: EchoEnv(SPACES["dict"]), 3))
+    before = observation(host, block, host.reset(ResetCommand(seeds=(1, 2, 3))))
+    before = [np.copy(leaf) for leaf in flatten(host.contract.observation_space, before)]
+
+    reply = host.reset(ResetCommand(seeds=(9,), lanes=(1,)))
+    after = flatten(host.contract.observation_space, observation(host, block, reply))
+
+    for old, new in zip(before, after, strict=True):
+        assert_identical(
+            [new[0], new[2]],
+            [
+                old[0].item() if old.dtype.kind == "U" else old[0],
+                old[2].item() if old.dtype.kind == "U" else old[2],
+            ],
+        )
+    assert isinstance(reply, ResetReply)
+    assert reply.infos["_length"].tolist() == [False, True, False]  # type: ignore[attr-defined]
+
+
+def test_an_action_outside_its_domain_never_reaches_the_environment() -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(Fault.RAISE), 1))
+    host.reset(ResetCommand())
+
+    reply = step(host, block, np.array([2]))
+
+    assert isinstance(reply, Failure)
+    assert reply.kind is FailureKind.BAD_ACTION
+    assert reply.message.startswith("action: ")
+
+
+@pytest.mark.parametrize("fault", [Fault.NAN, Fault.WRONG_SHAPE])
+@pytest.mark.parametrize("at_step", [0, 1])
+def test_a_structurally_wrong_observation_is_withheld(fault: Fault, at_step: int) -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(fault, at_step), 1), Policy.OFF)
+
+    reply: object = host.reset(ResetCommand())
+    if at_step == 1:
+        reply = step(host, block, np.array([0]))
+
+    assert isinstance(reply, Failure)
+    assert reply.kind is FailureKind.BAD_OBSERVATION
+    assert reply.message.startswith("observation: ")
+
+
+def test_under_strict_an_observation_out_of_range_is_withheld() -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1), Policy.STRICT)
+    host.reset(ResetCommand())
+
+    reply = step(host, block, np.array([0]))
+
+    assert isinstance(reply, Failure)
+    assert reply.kind is FailureKind.BAD_OBSERVATION
+
+
+def test_under_warn_an_observation_out_of_range_is_delivered_with_one_warning() -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1))
+    host.reset(ResetCommand())
+
+    first = step(host, block, np.array([0]))
+    delivered = block.observations[0][0]
+    host.reset(ResetCommand())
+    second = step(host, block, np.array([0]))
+
+    assert isinstance(first, StepReply)
+    assert first.infos[WARNING_KEY] == ["observation: 2.0 is above 1.0 (lane 0, element (0,))"]
+    assert_identical(delivered, np.array([2.0], np.float32))
+    assert isinstance(second, StepReply)
+    assert WARNING_KEY not in second.infos
+
+
+def test_under_off_nothing_is_said_about_ranges() -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1), Policy.OFF)
+    host.reset(ResetCommand())
+
+    reply = step(host, block, np.array([0]))
+
+    assert reply == StepReply({})
+
+
+def test_warnings_of_action_and_observation_are_told_apart() -> None:
+    space = Box(-1.0, 1.0, (1,), np.float32)
+
+    class Amplifier(EchoEnv):
+        def step(self, action: Any) -> Any:
+            return action * 2, 0.0, False, False, {}
+
+    host, block = hosted(lanes(lambda: Amplifier(space), 1))
+    host.reset(ResetCommand())
+
+    reply = step(host, block, np.array([[3.0]], np.float32))
+
+    assert isinstance(reply, StepReply)
+    warnings = reply.infos[WARNING_KEY]
+    assert isinstance(warnings, list)
+    assert [text.split(":")[0] for text in warnings] == ["action", "observation"]
+
+
+def test_each_kind_of_deviation_is_reported() -> None:
+    class Wordy(EchoEnv):
+        def _observation(self, digest: int) -> Any:
+            return "zzzzz"
+
+    host, _ = hosted(lanes(lambda: Wordy(Text(3, charset="abc")), 1))
+
+    reply = host.reset(ResetCommand())
+
+    assert isinstance(reply, ResetReply)
+    warnings = reply.infos[WARNING_KEY]
+    assert isinstance(warnings, list)
+    assert len(warnings) == 2
+    assert reply.text_columns == (("zzzzz",),)
+
+
+def test_a_vector_s_own_infos_are_not_written_to() -> None:
+    own: dict[str, Any] = {}
+
+    class Keeper(SyncVectorEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            return np.full((1, 1), 9.0, np.float32), own
+
+    host, _ = hosted(Keeper([lambda: EchoEnv(Box(0.0, 1.0, (1,), np.float32))]))
+
+    reply = host.reset(ResetCommand())
+
+    assert isinstance(reply, ResetReply)
+    assert WARNING_KEY in reply.infos
+    assert own == {}
+
+
+def test_the_last_infos_of_ended_lanes_are_told() -> None:
+    host, block = hosted(lanes(lambda: EchoEnv(SPACES["discrete"], max_length=1), 2))
+    host.reset(ResetCommand())
+
+    reply = step(host, block, np.array([0, 1]))
+
+    assert isinstance(reply, StepReply)
+    assert {lane: infos["step"] for lane, infos in reply.final_infos.items()} == {0: 1, 1: 1}
+
+
+def test_an_environment_may_keep_its_action() -> None:
+    kept: list[Any] = []
+
+    class Keeper(EchoEnv):
+        def step(self, action: Any) -> Any:
+            kept.append(action)
+            return super().step(action)
+
+    space = SPACES["box"]
+    host, block = hosted(lanes(lambda: Keeper(space), 1))
+    host.reset(ResetCommand())
+
+    step(host, block, np.full((1, 2, 3), 1.0, np.float32))
+    step(host, block, np.full((1, 2, 3), 2.0, np.float32))
+
+    assert [action[0, 0] for action in kept] == [1.0, 2.0]
+
+
+def test_what_the_environment_raises_passes_through() -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(Fault.RAISE), 1))
+    host.reset(ResetCommand())
+
+    with pytest.raises(ValueError, match="broken"):
+        step(host, block, np.array([0]))
+
+
+@pytest.mark.parametrize(("width", "size"), [(1, (8, 6)), (3, (16, 12))])
+def test_rendering_tiles_the_lanes(width: int, size: tuple[int, int]) -> None:
+    host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode="rgb_array"), width))
+    host.reset(ResetCommand())
+
+    png = host.render().png
+
+    assert png is not None
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+        assert image.size == size
+
+
+def test_there_is_no_frame_before_the_first_reset() -> None:
+    host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode="rgb_array"), 1))
+
+    assert host.render() == RenderReply(None)
+
+
+@pytest.mark.parametrize("mode", [None, "human", "ansi"])
+def test_there_is_no_frame_in_other_render_modes(mode: str | None) -> None:
+    host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode=mode), 1))
+    host.reset(ResetCommand())
+
+    assert host.render() == RenderReply(None)
+
+
+def test_the_contract_tells_what_the_environment_is() -> None:
+    vector = LaneVectorEnv(
+        [gymnasium.make("CartPole-v1", render_mode="rgb_array") for _ in range(2)]
+    )
+
+    contract = VectorHost(vector, Policy.WARN, "unused").contract
+
+    assert contract.id == "CartPole-v1"
+    assert contract.observation_space == from_gymnasium(vector.single_observation_space)
+    assert contract.action_space == from_gymnasium(vector.single_action_space)
+    assert contract.num_envs == 2
+    assert contract.autoreset_mode is AutoresetMode.NEXT_STEP
+    assert contract.render_mode == "rgb_array"
+    assert contract.metadata == {"render_modes": ["human", "rgb_array"], "render_fps": 50}
+
+
+def test_a_contract_without_spec_has_the_source_s_name() -> None:
+    contract = VectorHost(lanes(lambda: EchoEnv(SPACES["box"]), 1), Policy.WARN, "a name").contract
+
+    assert contract.id == "a name"
+    assert contract.render_mode == ""
+    assert contract.autoreset_mode is AutoresetMode.DISABLED
+
+
+def test_closing_closes_the_environment() -> None:
+    vector = lanes(lambda: EchoEnv(SPACES["box"]), 1)
+
+    VectorHost(vector, Policy.WARN, "a name").close()
+
+    assert vector.closed
