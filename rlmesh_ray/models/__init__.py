@@ -1,0 +1,1 @@
+"""Running policies: the Policy protocol, its implementations and the batcher."""

@@ -1,0 +1,39 @@
+"""A policy that is a Python function."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlmesh_ray.errors import PolicyError
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+class CallablePolicy:
+    """Asks a function: a batch of observations in, a batch of actions out.
+
+    Args:
+        function: Takes observations of N lanes and returns N actions, both batched as gymnasium's
+            vector environments do it. The arrays it gets may be read-only.
+    """
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self._function = function
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Accept every contract: what a function can act on is known when it runs."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Return what the function returns.
+
+        Raises:
+            PolicyError: The function raised; its own error is the cause.
+        """
+        try:
+            return self._function(rows.observations)
+        except Exception as error:
+            raise PolicyError(
+                f"the policy function raised {type(error).__name__}: {error}"
+            ) from error
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Do nothing: a function remembers nothing here."""

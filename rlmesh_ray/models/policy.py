@@ -1,0 +1,75 @@
+"""What a ModelServer runs: a policy, in values instead of bytes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRows:
+    """One route's part of a batch."""
+
+    route_key: str
+    """Names the route; unique over all sessions of the server."""
+    slots: Sequence[PredictSlot]
+    """One a row, in the order of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch of observations and whose they are."""
+
+    observations: object
+    """N lanes, as gymnasium's vector environments give them (array, dict, tuple, ...).
+
+    Arrays may be read-only. Nobody writes to them later, so a policy may keep them.
+    """
+    routes: Sequence[RouteRows]
+    """In the order of the rows: the first route's rows come first. N slots in all."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many lanes the batch has."""
+        return sum(len(route.slots) for route in self.routes)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Chooses actions, and may remember something about every lane.
+
+    All methods are called from one thread, one after the other. A lane is known by its route's
+    key and its index. Its episode begins anew when a slot says ``reset``, or names another
+    episode than before; names may be empty (foreign clients, and every episode that an autoreset
+    has begun), and an empty name says nothing. ``slots.SlotStates`` keeps state by these rules.
+    """
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Say whether the policy can act in an environment; called before its first rows.
+
+        Raises:
+            ContractMismatchError: It cannot, because the spaces are not those it knows.
+        """
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Choose one action a row.
+
+        Args:
+            contract: Of the rows' routes; they agree in its spaces, not in its width.
+            rows: What to act on. A lane occurs once.
+
+        Returns:
+            Actions for N lanes, batched like the observations. The caller coerces dtypes and
+            checks shapes.
+
+        Raises:
+            PolicyError: The policy failed; no action was chosen for any row.
+        """
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free what is remembered about one lane of a route, or about the whole route (None).
+
+        Does nothing when nothing is remembered.
+        """

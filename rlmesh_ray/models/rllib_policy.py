@@ -1,0 +1,400 @@
+"""A policy from an RLlib checkpoint that acts as RLlib's own evaluation does.
+
+What is loaded is what an RLlib EnvRunner runs: the env-to-module pipeline, the RLModule and the
+module-to-env pipeline, each with its saved state (RLlib 2.60, ``SingleAgentEnvRunner._sample``
+is the model for the sequence of calls). No Ray is started.
+
+Three things differ on purpose, because a server is not an evaluation:
+
+* ``explore`` is False unless asked for, whatever the training said;
+* observation filters stand still: what one client sends must not change how others are served
+  (RLlib's evaluation goes on updating them, unless they have ``update_stats=False``);
+* rewards are 0.0 and infos empty, since the wire carries neither to a model. A pipeline that
+  reads them acts on zeros; a warning is logged for RLlib's own piece that does.
+
+**Loading a checkpoint unpickles it, that is, it runs code**: load only what you trust, from paths
+that the operator names, never from a path that came over the network.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import tree
+from ray import cloudpickle
+from ray.rllib.connectors import env_to_module as to_module
+from ray.rllib.connectors import module_to_env as to_env
+from ray.rllib.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.rllib.utils.spaces.space_utils import (
+    clip_action,
+    get_base_struct_from_space,
+    unbatch,
+    unsquash_action,
+)
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.slots import SlotStates
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym import to_gymnasium
+
+logger = logging.getLogger(__name__)
+
+# Episodes grow by one step a row; cutting costs as much as a few steps.
+_STEPS_BETWEEN_CUTS = 16
+
+_DEFAULT_ENV_TO_MODULE = (
+    to_module.AddObservationsFromEpisodesToBatch,
+    to_module.AddTimeDimToBatchAndZeroPad,
+    to_module.AddStatesFromEpisodesToBatch,
+    to_module.BatchIndividualItems,
+    to_module.NumpyToTensor,
+)
+_DEFAULT_MODULE_TO_ENV = (
+    to_env.GetActions,
+    to_env.TensorToNumpy,
+    to_env.UnBatchToIndividualItems,
+    to_env.RemoveSingleTsTimeRankFromBatch,
+    to_env.NormalizeAndClipActions,
+    to_env.ListifyDataForVectorEnv,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What was in the checkpoint."""
+
+    module: Any
+    env_to_module: Any
+    module_to_env: Any
+    lookback: int
+    """Steps before the last observation that pipelines may read."""
+    env_steps: int
+    """Sampled in training; some modules' exploration depends on it."""
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one lane of the environment."""
+        return (self.env_to_module.input_observation_space, self.env_to_module.input_action_space)
+
+    def forward(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
+        """Run the module on a batch of tensors."""
+        if explore:
+            outputs = self.module.forward_exploration(batch, t=self.env_steps)
+        else:
+            outputs = self.module.forward_inference(batch)
+        return dict(outputs)
+
+
+class RllibPolicy:
+    """Acts as the Algorithm in a checkpoint does when it is evaluated.
+
+    One forward pass serves all rows of a batch. For a module without state behind RLlib's default
+    connectors the rows stay arrays all the way, and nothing is remembered about lanes. Otherwise
+    RLlib's pipelines run on one ``SingleAgentEpisode`` for each lane, as in RLlib's EnvRunner,
+    cut short so that it does not grow.
+
+    Args:
+        checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune) wrote; new API stack,
+            single agent.
+        explore: Whether to sample actions instead of taking the likeliest.
+        device: Where the module runs, as torch names it.
+
+    Raises:
+        ConfigurationError: The folder is no such checkpoint.
+        PolicyError: It could not be unpickled, or built.
+    """
+
+    def __init__(self, checkpoint: Path, *, explore: bool = False, device: str = "cpu") -> None:
+        parts = _load(checkpoint, device)
+        self._spaces = parts.spaces
+        self._actor = (
+            _ArrayActor(parts, explore) if _is_plain(parts) else _EpisodeActor(parts, explore)
+        )
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Compare the environment's spaces with those that the policy was trained on.
+
+        Raises:
+            ContractMismatchError: They differ.
+        """
+        theirs = (to_gymnasium(contract.observation_space), to_gymnasium(contract.action_space))
+        if theirs != self._spaces:
+            raise ContractMismatchError(
+                f"the checkpoint was trained on observations {self._spaces[0]} and actions "
+                f"{self._spaces[1]}, but {contract.id} has observations {theirs[0]} and actions "
+                f"{theirs[1]}: serve a checkpoint that was trained on this environment"
+            )
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Choose actions, unsquashed and clipped as the checkpoint's pipeline does it.
+
+        Raises:
+            PolicyError: A lane occurs twice, or a connector or the module raised. In the latter
+                case the rows' lanes are forgotten.
+        """
+        try:
+            return self._actor.actions(rows)
+        except PolicyError:
+            raise
+        except Exception as error:
+            for route in rows.routes:
+                for slot in route.slots:
+                    self._actor.forget(route.route_key, slot.env_index)
+            raise PolicyError(
+                f"the RLlib module or one of its connectors raised {type(error).__name__}: {error}"
+            ) from error
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free the episode of a lane, or of all lanes of a route."""
+        self._actor.forget(route_key, env_index)
+
+
+class _ArrayActor:
+    """RLlib's default connectors round a module without state, on whole arrays.
+
+    Only for exactly these pieces, of which those that take a batch apart and put it together
+    again are left out. The others are RLlib's own.
+    """
+
+    def __init__(self, parts: _Parts, explore: bool) -> None:
+        self._parts = parts
+        self._explore = explore
+        self._to_tensor = parts.env_to_module.connectors[-1]
+        self._get_actions, self._to_numpy = parts.module_to_env.connectors[:2]
+        final = parts.module_to_env.connectors[4]
+        self._action_struct = get_base_struct_from_space(parts.spaces[1])
+        self._fit: Any = None
+        if final.normalize_actions:
+            self._fit = unsquash_action
+        elif final.clip_actions:
+            self._fit = clip_action
+        # The pieces ask an episode whether it is a multi-agent one, and nothing else.
+        self._context = {
+            "rl_module": parts.module,
+            "episodes": [SingleAgentEpisode()],
+            "explore": explore,
+            "shared_data": {},
+        }
+
+    def actions(self, rows: Rows) -> object:
+        # Values from the wire are read-only, which a tensor cannot be.
+        observations = tree.map_structure(
+            lambda part: np.require(part, requirements=["C", "W"]), rows.observations
+        )
+        batch = self._to_tensor(batch={Columns.OBS: observations}, **self._context)
+        batch = self._parts.forward(batch, self._explore)
+        batch = self._get_actions(batch=batch, **self._context)
+        kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & batch.keys()
+        batch = self._to_numpy(batch={key: batch[key] for key in kept}, **self._context)
+        if self._fit is None:
+            return batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS])
+        return self._fit(batch[Columns.ACTIONS], self._action_struct)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Nothing is remembered."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The running episode of a lane, and what the module said last."""
+
+    episode: Any
+    action: Any = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+
+class _EpisodeActor:
+    """Any pipeline and any module, on episodes, as RLlib's EnvRunner calls them."""
+
+    def __init__(self, parts: _Parts, explore: bool) -> None:
+        self._parts = parts
+        self._explore = explore
+        self._shared_data: dict[str, Any] = {}
+        self._lanes = SlotStates(self._fresh_lane)
+
+    def actions(self, rows: Rows) -> object:
+        lanes = self._lanes.of(rows)
+        observations = unbatch(rows.observations)
+        for lane, observation in zip(lanes, observations, strict=True):
+            _advance(lane, observation)
+        outputs = self._run([lane.episode for lane in lanes], observations)
+        actions = outputs.pop(Columns.ACTIONS)
+        actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV, actions)
+        for row, (lane, action) in enumerate(zip(lanes, unbatch(actions), strict=True)):
+            lane.action = action
+            lane.outputs = {key: column[row] for key, column in outputs.items()}
+            if len(lane.episode) >= _STEPS_BETWEEN_CUTS:
+                lane.episode = lane.episode.cut(len_lookback_buffer=self._parts.lookback)
+        return actions_for_env
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        self._lanes.forget(route_key, env_index)
+
+    def _fresh_lane(self) -> _Lane:
+        observation_space, action_space = self._parts.spaces
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return _Lane(SingleAgentEpisode(**spaces))
+
+    def _run(self, episodes: list[Any], observations: list[Any]) -> dict[str, Any]:
+        context = {
+            "rl_module": self._parts.module,
+            "episodes": episodes,
+            "explore": self._explore,
+            "shared_data": self._shared_data,
+            "metrics": None,
+        }
+        infos: list[dict[str, Any]] = [{} for _ in episodes]
+        # Batched pieces take the observations from the arguments, not from the episodes.
+        batch = self._parts.env_to_module(
+            batch={}, **context, **{Columns.OBS: observations, Columns.INFOS: infos}
+        )
+        batch = self._parts.forward(batch, self._explore)
+        return dict(self._parts.module_to_env(batch=batch, **context))
+
+
+def _advance(lane: _Lane, observation: Any) -> None:
+    if not lane.episode.is_reset:
+        lane.episode.add_env_reset(observation=observation, infos={})
+    else:
+        lane.episode.add_env_step(
+            observation=observation,
+            action=lane.action,
+            reward=0.0,
+            infos={},
+            extra_model_outputs=lane.outputs,
+        )
+
+
+def _is_plain(parts: _Parts) -> bool:
+    """Whether arrays may go past the episodes, with the same result."""
+    return (
+        not parts.module.is_stateful()
+        and _types(parts.env_to_module.connectors) == _DEFAULT_ENV_TO_MODULE
+        and _types(parts.module_to_env.connectors) == _DEFAULT_MODULE_TO_ENV
+    )
+
+
+def _types(pieces: Sequence[Any]) -> tuple[type, ...]:
+    return tuple(type(piece) for piece in pieces)
+
+
+# --- loading ---------------------------------------------------------------------------
+
+
+def _load(checkpoint: Path, device: str) -> _Parts:
+    modules_folder = checkpoint / "learner_group" / "learner" / "rl_module"
+    _check_folders(checkpoint, modules_folder)
+    runner = checkpoint / "env_runner"
+    # Without a local EnvRunner the Algorithm keeps the connectors itself.
+    connectors = runner if runner.is_dir() else checkpoint
+    try:
+        module = RLModule.from_checkpoint(modules_folder / "default_policy")
+        module.eval()
+        module.to(device)
+        env_to_module = _pipeline(connectors / "env_to_module_connector", device)
+        parts = _Parts(
+            module=module,
+            env_to_module=env_to_module,
+            module_to_env=_pipeline(connectors / "module_to_env_connector", device),
+            lookback=_lookback(env_to_module, checkpoint),
+            env_steps=_env_steps(runner),
+        )
+    except Exception as error:
+        raise PolicyError(
+            f"the RLlib checkpoint {checkpoint}, written by Ray {_ray_version(checkpoint)}, cannot "
+            f"be loaded with Ray {ray.__version__} ({type(error).__name__}: {error}); use the Ray "
+            "version and the Python modules that it was trained with"
+        ) from error
+    _check_pieces(checkpoint, parts)
+    return parts
+
+
+def _check_folders(checkpoint: Path, modules_folder: Path) -> None:
+    if not modules_folder.is_dir():
+        raise ConfigurationError(
+            f"{checkpoint} holds no RLModule: it is incomplete, or of RLlib's old API stack; name "
+            "a folder that Algorithm.save_to_path wrote on the new one"
+        )
+    names = sorted(folder.name for folder in modules_folder.iterdir() if folder.is_dir())
+    if "default_policy" not in names:
+        raise ConfigurationError(_multi_agent(checkpoint, f"its modules are {', '.join(names)}"))
+
+
+def _multi_agent(checkpoint: Path, reason: str) -> str:
+    return (
+        f"{checkpoint} is a multi-agent checkpoint ({reason}); only single-agent ones can be "
+        "served, whose module is called default_policy"
+    )
+
+
+def _pipeline(folder: Path, device: str) -> Any:
+    pipeline = ConnectorPipelineV2.from_checkpoint(folder)
+    for piece in _pieces(pipeline):
+        if isinstance(piece, to_module.NumpyToTensor):
+            # It remembers the device of the machine that trained.
+            piece._device = device
+        elif isinstance(piece, to_module.MeanStdFilter):
+            piece._update_stats = False
+    return pipeline
+
+
+def _pieces(pipeline: Any) -> Iterator[Any]:
+    """Yield all pieces, those of pipelines within the pipeline too."""
+    for piece in pipeline.connectors:
+        if isinstance(piece, ConnectorPipelineV2):
+            yield from _pieces(piece)
+        else:
+            yield piece
+
+
+def _check_pieces(checkpoint: Path, parts: _Parts) -> None:
+    for piece in _pieces(parts.env_to_module):
+        if isinstance(piece, to_module.AgentToModuleMapping):
+            raise ConfigurationError(_multi_agent(checkpoint, "it maps agents to modules"))
+        if isinstance(piece, to_module.PrevActionsPrevRewards) and piece.n_prev_rewards:
+            logger.warning(
+                "%s was trained on previous rewards, which the wire does not carry: it will "
+                "act as if each had been 0.0",
+                checkpoint,
+            )
+
+
+def _lookback(env_to_module: Any, checkpoint: Path) -> int:
+    """How many steps back pipelines read: what training allowed them, or what they ask for."""
+    names = ("num_frames", "n_prev_actions", "n_prev_rewards")
+    wanted = [getattr(piece, name, 0) for piece in _pieces(env_to_module) for name in names]
+    try:
+        ctor_args, _ = _unpickle(checkpoint / "class_and_ctor_args.pkl")["ctor_args_and_kwargs"]
+        wanted.append(int(ctor_args[0]["episode_lookback_horizon"]))
+    except (ImportError, AttributeError) as error:
+        # The configuration names the environment, which need not be installed here.
+        logger.warning("%s: its configuration cannot be read here (%s)", checkpoint, error)
+    # A module with state always reads the last step's.
+    return max(1, *wanted)
+
+
+def _env_steps(runner: Path) -> int:
+    state_file = runner / "state.pkl"
+    return int(_unpickle(state_file)[NUM_ENV_STEPS_SAMPLED_LIFETIME]) if state_file.is_file() else 0
+
+
+def _unpickle(file: Path) -> Any:
+    with file.open("rb") as stream:
+        return cloudpickle.load(stream)
+
+
+def _ray_version(checkpoint: Path) -> str:
+    try:
+        return str(json.loads((checkpoint / "rllib_checkpoint.json").read_text())["ray_version"])
+    except (OSError, LookupError, ValueError):
+        return "(unknown)"

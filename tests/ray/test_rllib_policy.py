@@ -1,0 +1,376 @@
+"""The served policy against RLlib's own EnvRunner, on the same observations."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import (
+    FlattenObservations,
+    MeanStdFilter,
+    PrevActionsPrevRewards,
+)
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows
+from rlmesh_ray.models.rllib_policy import RllibPolicy
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+
+pytestmark = pytest.mark.ray
+NUM_LANES = 3
+
+
+@dataclass
+class Event:
+    """What one lane saw in one vector step."""
+
+    observation: Any
+    action: Any = None
+    """The action that led here; None: a reset did."""
+
+
+class Recorder(gym.Wrapper[Any, Any, Any, Any]):
+    """Writes down what RLlib's EnvRunner sends to an environment, and gets."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.events: list[Event] = []
+        recorders.append(self)
+
+    def reset(self, **kwargs: Any) -> Any:
+        observation, info = super().reset(**kwargs)
+        self.events.append(Event(observation))
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self.events.append(Event(result[0], np.array(action)))
+        return result
+
+
+recorders: list[Recorder] = []
+
+
+@dataclass
+class Case:
+    """One kind of checkpoint."""
+
+    env: str = "Pendulum-v1"
+    env_to_module: Callable[..., Any] | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    scale: float = 0.3
+    """Of the weights: large ones saturate actions."""
+
+
+CASES = {
+    "discrete": Case("CartPole-v1"),
+    "normalised": Case(),
+    "clipped": Case(environment={"normalize_actions": False, "clip_actions": True}, scale=1.0),
+    "raw": Case(environment={"normalize_actions": False, "clip_actions": False}),
+    "filtered": Case(env_to_module=lambda env, spaces, device: MeanStdFilter()),
+    "recurrent": Case(model={"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}),
+    "looking back": Case(
+        "MountainCar-v0",
+        env_to_module=lambda env, spaces, device: [
+            PrevActionsPrevRewards(n_prev_actions=3, n_prev_rewards=0),
+            FlattenObservations(),
+        ],
+        scale=1.0,
+    ),
+}
+
+
+@dataclass
+class Trained:
+    """A checkpoint, and what RLlib's EnvRunner did with its policy."""
+
+    checkpoint: Path
+    lanes: list[list[Event]]
+    contract: EnvContract
+
+
+def shake(algorithm: Any, scale: float) -> None:
+    """Give the module weights that make its actions depend on all of its input.
+
+    RLlib's initial ones are so small that most greedy actions are the same.
+    """
+    torch.manual_seed(9)
+    module = algorithm.learner_group._learner.module["default_policy"]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=scale)
+    algorithm.env_runner.module.set_state(module.get_state(inference_only=True))
+
+
+def train(case: Case, folder: Path) -> Trained:
+    env_id = f"recorded/{folder.name}-v0"
+    gym.register(env_id, entry_point=lambda **_: Recorder(gym.make(case.env)))
+    recorders.clear()
+    config = (
+        PPOConfig()
+        .environment(env_id, **case.environment)
+        .env_runners(
+            num_env_runners=0,
+            num_envs_per_env_runner=NUM_LANES,
+            env_to_module_connector=case.env_to_module,
+        )
+        .training(train_batch_size_per_learner=60, minibatch_size=30, num_epochs=1)
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[16], **case.model))
+        .debugging(seed=1)
+    )
+    algorithm = config.build_algo()
+    algorithm.train()
+    shake(algorithm, case.scale)
+    algorithm.save_to_path(str(folder))
+    for piece in algorithm.env_runner._env_to_module.connectors:
+        if isinstance(piece, MeanStdFilter):
+            # A served policy does not learn from its clients; RLlib's filters would.
+            piece._update_stats = False
+    for lane in recorders:
+        lane.events.clear()
+    algorithm.env_runner.sample(num_episodes=NUM_LANES + 1, explore=False)
+    algorithm.stop()
+    env = recorders[0]
+    contract = EnvContract(
+        case.env,
+        from_gymnasium(env.observation_space),
+        from_gymnasium(env.action_space),
+        NUM_LANES,
+        AutoresetMode.NEXT_STEP,
+    )
+    return Trained(folder, [lane.events for lane in recorders], contract)
+
+
+@pytest.fixture(scope="module")
+def trained(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    done: dict[str, Trained] = {}
+
+    def once(name: str) -> Trained:
+        if name not in done:
+            done[name] = train(CASES[name], tmp_path_factory.mktemp("checkpoint"))
+        return done[name]
+
+    return once
+
+
+def slot(lane: int, event: Event) -> PredictSlot:
+    return PredictSlot(lane, "", 0, reset=event.action is None)
+
+
+def read_only(array: Any) -> np.ndarray:
+    """An array as it comes off the wire."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
+def act(policy: Policy, contract: EnvContract, events: list[Event], routes: list[int]) -> Any:
+    """Predict one row a lane; the lanes belong to routes of these widths."""
+    slots = [slot(lane, event) for lane, event in enumerate(events)]
+    parts = []
+    for number, width in enumerate(routes):
+        parts.append(RouteRows(f"route {number}", [slots.pop(0) for _ in range(width)]))
+    observations = read_only(np.stack([event.observation for event in events]))
+    return policy.predict(contract, Rows(observations, parts))
+
+
+@pytest.mark.parametrize("routes", [[3], [1, 2]])
+@pytest.mark.parametrize("name", CASES)
+def test_the_served_policy_acts_as_rllib_evaluates_it(
+    trained: Callable[[str], Trained], name: str, routes: list[int]
+) -> None:
+    run = trained(name)
+    policy = load_policy(str(run.checkpoint))
+    policy.check_contract(run.contract)
+    vector_steps = list(zip(*run.lanes, strict=True))
+
+    compared = []
+    for now, then in itertools.pairwise(vector_steps):
+        actions = act(policy, run.contract, list(now), routes)
+        for lane, after in enumerate(then):
+            if after.action is not None:
+                assert np.array_equal(actions[lane], after.action)
+                compared.append(after.action.item())
+
+    assert len(compared) > 20
+    assert len(set(compared)) > 1
+    assert len({event.action is None for lane in run.lanes for event in lane[1:]}) == 2
+
+
+def test_a_plain_checkpoint_asks_nothing_of_the_lanes(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("discrete")
+    policy = load_policy(str(run.checkpoint))
+    events = [event for lane in run.lanes for event in lane[:5]]
+    of_one_lane = [PredictSlot(0, "", 0, reset=False)] * len(events)
+    observations = np.stack([event.observation for event in events])
+
+    together = policy.predict(run.contract, Rows(observations, [RouteRows("r", of_one_lane)]))
+    alone = [act(policy, run.contract, [event], [1]).item() for event in events]
+
+    assert np.array_equal(np.asarray(together), alone)
+    assert len(set(alone)) == 2
+
+
+def test_a_recurrent_policy_needs_lanes_that_differ(trained: Callable[[str], Trained]) -> None:
+    run = trained("recurrent")
+    policy = load_policy(str(run.checkpoint))
+    observations = np.stack([lane[0].observation for lane in run.lanes[:2]])
+    slots = [PredictSlot(0, "", 0, reset=True)] * 2
+
+    with pytest.raises(PolicyError, match="env_index of its own"):
+        policy.predict(run.contract, Rows(observations, [RouteRows("r", slots)]))
+
+
+def test_a_forgotten_lane_begins_anew(trained: Callable[[str], Trained]) -> None:
+    run = trained("recurrent")
+    policy = load_policy(str(run.checkpoint))
+    first, second = run.lanes[0][0], Event(run.lanes[0][0].observation, np.zeros(1))
+
+    of_a_new_episode = act(policy, run.contract, [first], [1])
+    of_its_second_step = act(policy, run.contract, [second], [1])
+    policy.forget("route 0", 0)
+    of_a_forgotten_lane = act(policy, run.contract, [second], [1])
+
+    assert not np.array_equal(of_its_second_step, of_a_new_episode)
+    assert np.array_equal(of_a_forgotten_lane, of_a_new_episode)
+
+
+def test_what_is_remembered_does_not_grow_with_the_episode(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("looking back")
+    policy = RllibPolicy(run.checkpoint)
+    slots = [PredictSlot(0, "", 0, reset=False)]
+    rows = Rows(run.lanes[0][0].observation[None], [RouteRows("r", slots)])
+    actor: Any = policy._actor
+
+    most = 0
+    for _ in range(100):
+        policy.predict(run.contract, rows)
+        (lane,) = actor._lanes.of(rows)
+        most = max(most, len(lane.episode.observations.data))
+
+    assert lane.episode.t == 99
+    assert most < 25
+
+
+def test_a_failure_in_the_pipeline_is_a_policy_error_and_the_lanes_begin_anew(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("recurrent")
+    policy = RllibPolicy(run.checkpoint)
+    of_three = [lane[0] for lane in run.lanes]
+    fine = act(policy, run.contract, of_three, [3])
+    misfits = [Event(np.zeros(7, np.float32), np.zeros(1)) for _ in of_three]
+    going_on = [Event(event.observation, np.zeros(1)) for event in of_three]
+
+    with pytest.raises(PolicyError, match="RLlib module or one of its connectors raised"):
+        act(policy, run.contract, misfits, [3])
+
+    assert np.array_equal(act(policy, run.contract, going_on, [3]), fine)
+
+
+def test_exploring_samples_the_actions(trained: Callable[[str], Trained]) -> None:
+    run = trained("normalised")
+    policy = load_policy(str(run.checkpoint), explore=True)
+    same = [run.lanes[0][0]] * 8
+
+    actions = act(policy, run.contract, same, [8])
+
+    assert len(np.unique(actions)) > 1
+    assert actions.min() >= -2.0
+    assert actions.max() <= 2.0
+
+
+def test_an_environment_with_other_spaces_is_refused_and_both_are_named(
+    trained: Callable[[str], Trained],
+) -> None:
+    policy = load_policy(str(trained("discrete").checkpoint))
+
+    with pytest.raises(ContractMismatchError, match=r"Discrete\(2\).*Pendulum-v1.*-2\.0, 2\.0"):
+        policy.check_contract(trained("normalised").contract)
+
+
+def test_a_checkpoint_is_served_without_ray_and_without_its_environment(
+    trained: Callable[[str], Trained], tmp_path: Path
+) -> None:
+    run = trained("filtered")
+    checkpoint = shutil.copytree(run.checkpoint, tmp_path / "checkpoint")
+    # A pickle of absent_simulator.Env.
+    (checkpoint / "class_and_ctor_args.pkl").write_bytes(b"cabsent_simulator\nEnv\n.")
+    observation = run.lanes[0][0].observation
+    code = f"""
+        import numpy as np, ray
+        from rlmesh_ray.models.loading import load_policy
+        from rlmesh_ray.models.policy import RouteRows, Rows
+        from rlmesh_ray.protocol.messages import PredictSlot
+        policy = load_policy({str(checkpoint)!r})
+        slots = [PredictSlot(0, "", 0, True)]
+        rows = Rows(np.array([{observation.tolist()}], np.float32), [RouteRows("r", slots)])
+        assert not ray.is_initialized()
+        print(policy.predict(None, rows).tolist())
+    """
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True
+    )
+
+    expected = act(load_policy(str(run.checkpoint)), run.contract, [run.lanes[0][0]], [1])
+    assert done.stdout.splitlines()[-1] == str(expected.tolist())
+    assert "absent_simulator" in done.stderr
+
+
+def test_a_checkpoint_that_reads_rewards_is_warned_about(
+    local_ray: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(
+        "MountainCar-v0",
+        env_to_module=lambda env, spaces, device: [PrevActionsPrevRewards(), FlattenObservations()],
+    )
+    run = train(case, tmp_path)
+
+    load_policy(str(run.checkpoint))
+
+    assert "trained on previous rewards, which the wire does not carry" in caplog.text
+
+
+def test_a_checkpoint_that_does_not_unpickle_says_which_ray_wrote_it(
+    trained: Callable[[str], Trained], tmp_path: Path
+) -> None:
+    checkpoint = shutil.copytree(trained("discrete").checkpoint, tmp_path / "checkpoint")
+    module = checkpoint / "learner_group/learner/rl_module/default_policy/module_state.pkl"
+    module.write_bytes(module.read_bytes()[:100])
+
+    with pytest.raises(PolicyError, match=r"written by Ray 2\.\S+ cannot be loaded with Ray 2\."):
+        load_policy(str(checkpoint))
+
+    (checkpoint / "rllib_checkpoint.json").write_text("{")
+    with pytest.raises(PolicyError, match=r"written by Ray \(unknown\)"):
+        load_policy(str(checkpoint))
+
+
+def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rllib_checkpoint.json").write_text("{}")
+
+    with pytest.raises(ConfigurationError, match="holds no RLModule"):
+        load_policy(str(tmp_path))
+
+    for module in ("walker", "runner"):
+        (tmp_path / "learner_group/learner/rl_module" / module).mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"multi-agent .* runner, walker"):
+        load_policy(str(tmp_path))
