@@ -1,0 +1,1 @@
+"""Shells that connect."""

@@ -1,0 +1,128 @@
+"""How clients dial: channels, credentials, and gRPC's failures in this package's words."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    CapacityError,
+    EndpointError,
+    EndpointLostError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+)
+from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
+
+Metadata = tuple[tuple[str, str], ...]
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
+    ("grpc.max_send_message_length", 256 * 1024 * 1024),
+    # A frozen or unreachable server is found by pings; keepalive alone takes a minute, since
+    # the kernel of a frozen process still acknowledges.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A Step that may have been executed is never sent again.
+    ("grpc.enable_retries", 0),
+    # Each client has its own connection: one that breaks takes no other with it.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files in PEM form with which a client speaks TLS."""
+
+    root_ca: Path | None = None
+    """Who must have signed the server's certificate; None: the system's authorities."""
+    certificate: Path | None = None
+    """To show to servers that ask for one; with ``private_key``."""
+    private_key: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Read the files and return gRPC's form of them."""
+        root = self.root_ca.read_bytes() if self.root_ca else None
+        key = self.private_key.read_bytes() if self.private_key else None
+        chain = self.certificate.read_bytes() if self.certificate else None
+        return grpc.ssl_channel_credentials(root, key, chain)
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Everything it takes to reach an endpoint."""
+
+    address: str
+    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``."""
+    token: str | None = None
+    tls: ClientTls | None = None
+    timeout_s: float = 10.0
+    """For the connection and the handshake together."""
+
+    def open(self) -> grpc.Channel:
+        """Return a channel; it connects on the first call.
+
+        Raises:
+            AddressError: The address is malformed.
+        """
+        target = str(parse_address(self.address))
+        if self.tls is not None:
+            return grpc.secure_channel(target, self.tls.credentials(), options=_OPTIONS)
+        return grpc.insecure_channel(target, options=_OPTIONS)
+
+    @property
+    def metadata(self) -> Metadata:
+        """What every call carries."""
+        if self.token is None:
+            return ()
+        return ((AUTHORIZATION_METADATA_KEY, f"Bearer {self.token}"),)
+
+    def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:
+        """Make a unary call.
+
+        Raises:
+            EndpointError: It failed; the class says how.
+        """
+        method = channel.unary_unary(path)
+        try:
+            reply: bytes = method(
+                data, timeout=self.timeout_s, metadata=self.metadata, wait_for_ready=False
+            )
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+        return reply
+
+
+def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> EndpointError:
+    """Return this package's error for gRPC's.
+
+    Args:
+        error: As gRPC raised it.
+        address: Where the call went.
+        is_open: Whether the session had been working before.
+    """
+    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+    details = (error.details() if isinstance(error, grpc.Call) else str(error)) or code.name
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return AccessDeniedError(details, address)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return CapacityError(details, address)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return EndpointTimeoutError(f"no answer in time ({details})", address)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return EndpointUnreachableError(
+            "something listens there, but not the service that was asked for; "
+            "check the address, and whether it serves an environment or a model",
+            address,
+        )
+    if code is grpc.StatusCode.UNAVAILABLE and not is_open:
+        return EndpointUnreachableError(
+            f"nothing answers there; check the address and that the server runs ({details})",
+            address,
+        )
+    return EndpointLostError(f"the session broke ({code.name}: {details})", address)

@@ -1,0 +1,267 @@
+"""EnvClient: one session with an EnvService, in batches of columns.
+
+RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray import __version__
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.errors import (
+    CodecError,
+    ConformanceError,
+    EndpointClosedError,
+    RemoteEnvError,
+    RemoteProtocolError,
+)
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.handshake import Answer, check_answer, make_offer
+from rlmesh_ray.protocol.messages import (
+    Close,
+    EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    EpisodeRecord,
+    Infos,
+    Render,
+    Rendered,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+)
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
+
+_HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
+_JOIN = "/rlmesh.env.v1.EnvService/Join"
+_CLOSE_TIMEOUT_S = 2.0
+
+ResponseT = TypeVar("ResponseT", ResetDone, StepDone, Rendered)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetResult:
+    """First observations, over all lanes."""
+
+    observation: list[Column]
+    infos: Infos
+    episode_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one vector step gave; every array has one entry a lane."""
+
+    observation: list[Column]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: Infos
+    completed_episodes: tuple[EpisodeRecord, ...]
+    episode_ids: tuple[str, ...]
+
+
+def shake_hands(dial: Dial) -> Answer:
+    """Ask an endpoint what it is, without opening a session.
+
+    Raises:
+        EndpointError: It cannot be reached.
+        HandshakeRefusedError: It does not speak this package's generation or edition.
+    """
+    channel = dial.open()
+    try:
+        return _handshake(dial, channel)
+    finally:
+        channel.close()
+
+
+class EnvClient:
+    """An open session: ``num_envs`` lanes that nobody else touches.
+
+    Args:
+        dial: The endpoint.
+        step_timeout_s: How long to wait for any answer; the endpoint is told to give up a
+            little earlier, so that a hanging environment is answered in band.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached, wants another token, or is full.
+        HandshakeRefusedError: It does not speak this package's generation or edition.
+    """
+
+    def __init__(self, dial: Dial, *, step_timeout_s: float = 60.0) -> None:
+        self._dial = dial
+        self._timeout_s = step_timeout_s
+        self._request_ids = map(str, itertools.count(1))
+        self._is_closed = False
+        self._channel = dial.open()
+        try:
+            self.answer = _handshake(dial, self._channel)
+        except BaseException:
+            self._channel.close()
+            raise
+        self.contract = _contract(self.answer)
+        session_id = self.answer.capabilities.get(capabilities.SESSION, "")
+        own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
+        self._stream = JoinStream(self._channel, _JOIN, dial.metadata + own, dial.address)
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint is."""
+        return self._dial.address
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> ResetResult:
+        """Start new episodes, in all lanes or in ``lanes``.
+
+        Args:
+            seeds: Empty, or one for each lane that is reset.
+            options: Handed to the environment.
+            lanes: Indices; empty for all.
+
+        Raises:
+            RemoteEnvError: The endpoint answered with an error.
+            EndpointError: The session broke.
+        """
+        return self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
+
+    def send_reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> str:
+        """Start new episodes without waiting; return the request's id."""
+        request = Reset(
+            next(self._request_ids),
+            tuple(seeds),
+            options or {},
+            self._server_timeout_ms,
+            tuple(lanes),
+        )
+        self._send(request)
+        return request.request_id
+
+    def receive_reset(self, request_id: str) -> ResetResult:
+        """Wait for the result of the oldest request that was sent, a reset."""
+        done = self._receive(request_id, ResetDone)
+        return ResetResult(self._observation(done.observation), done.infos, done.episode_ids)
+
+    def step(self, action: Sequence[Column]) -> StepResult:
+        """Apply one action a lane and wait for the result."""
+        return self.receive_step(self.send_step(action))
+
+    def send_step(self, action: Sequence[Column]) -> str:
+        """Apply one action a lane without waiting; return the request's id.
+
+        Args:
+            action: Columns over all lanes, of the action space's dtypes.
+        """
+        data = values.encode_batch(self.contract.action_space, list(action), self.contract.num_envs)
+        request = Step(next(self._request_ids), data, self._server_timeout_ms)
+        self._send(request)
+        return request.request_id
+
+    def receive_step(self, request_id: str) -> StepResult:
+        """Wait for the result of the oldest request that was sent, a step.
+
+        Raises:
+            RemoteEnvError: The endpoint answered with an error.
+            EndpointError: The session broke.
+        """
+        done = self._receive(request_id, StepDone)
+        return StepResult(
+            observation=self._observation(done.observation),
+            rewards=np.asarray(done.rewards, np.float64),
+            terminated=np.frombuffer(done.terminated, np.bool_).copy(),
+            truncated=np.frombuffer(done.truncated, np.bool_).copy(),
+            infos=done.infos,
+            completed_episodes=done.completed_episodes,
+            episode_ids=done.episode_ids,
+        )
+
+    def render(self) -> bytes | None:
+        """Return a PNG, or None where the render mode gives no picture."""
+        request = Render(next(self._request_ids), timeout_ms=self._server_timeout_ms)
+        self._send(request)
+        return self._receive(request.request_id, Rendered).png
+
+    def close(self) -> None:
+        """End the session. Idempotent; a broken session is closed without a word."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._stream.send(wire.pack_request(Close(next(self._request_ids))))
+            self._stream.receive(_CLOSE_TIMEOUT_S)
+        except Exception:  # noqa: BLE001  # whatever broke the session, it is closed now
+            pass
+        self._stream.close()
+        self._channel.close()
+
+    @property
+    def _server_timeout_ms(self) -> int:
+        return max(1, int(self._timeout_s * 900))
+
+    def _send(self, request: EnvRequest) -> None:
+        if self._is_closed:
+            raise EndpointClosedError("the session is closed", self.address)
+        self._stream.send(wire.pack_request(request))
+
+    def _receive(self, request_id: str, kind: type[ResponseT]) -> ResponseT:
+        frame = self._stream.receive(self._timeout_s)
+        try:
+            response: EnvResponse = wire.parse_response(frame)
+        except CodecError as error:
+            raise RemoteProtocolError(f"the answer does not decode: {error}", request_id) from error
+        if response.request_id != request_id:
+            raise RemoteProtocolError(
+                f"the answer is for request {response.request_id!r}", request_id
+            )
+        if isinstance(response, EnvFailed):
+            raise RemoteEnvError(
+                response.code.name, response.message, response.is_recoverable, response.debug_info
+            )
+        if not isinstance(response, kind):
+            name = type(response).__name__
+            raise RemoteProtocolError(f"{name} does not answer this request", request_id)
+        return response
+
+    def _observation(self, data: bytes) -> list[Column]:
+        columns = values.decode_batch(self.contract.observation_space, data, self.contract.num_envs)
+        # Own, writable memory: torch warns about read-only arrays, and callers keep views.
+        return [column if isinstance(column, tuple) else np.array(column) for column in columns]
+
+
+def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
+    offer = make_offer(
+        "rlmesh-ray", __version__, {capabilities.NDARRAY: "", capabilities.SPACES_CORE: ""}
+    )
+    reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
+    answer = wire.parse_answer(reply)
+    check_answer(offer, answer)
+    return answer
+
+
+def _contract(answer: Answer) -> EnvContract:
+    if not isinstance(answer.contract, EnvContract):
+        raise RemoteProtocolError("the handshake came without an environment contract")
+    if answer.contract.num_envs < 1:
+        raise ConformanceError("structure", "num_envs", "must be at least 1")
+    return answer.contract

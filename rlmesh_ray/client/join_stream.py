@@ -1,0 +1,145 @@
+"""One Join stream: frames out, frames in, and no wait without an end."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from rlmesh_ray.client.channel import Metadata, translate
+from rlmesh_ray.errors import (
+    EndpointClosedError,
+    EndpointLostError,
+    EndpointTimeoutError,
+)
+
+
+class JoinStream:
+    """A bidirectional stream of raw frames; one thread sends, one receives.
+
+    Args:
+        channel: To the endpoint.
+        path: Of the RPC.
+        metadata: What the call carries.
+        address: For error messages.
+    """
+
+    def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata, address: str) -> None:
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._address = address
+        self._is_closed = False
+        self._has_answered = False
+        self._call = channel.stream_stream(path)(iter(self._outbox.get, None), metadata=metadata)
+
+    def send(self, frame: bytes) -> None:
+        """Queue ``frame``; it leaves at once.
+
+        Raises:
+            EndpointClosedError: The stream was closed on this side.
+        """
+        if self._is_closed:
+            raise EndpointClosedError("the session is closed", self._address)
+        self._outbox.put(frame)
+
+    def receive(self, timeout_s: float | None = None) -> bytes:
+        """Wait for the next frame.
+
+        Raises:
+            EndpointTimeoutError: None came within ``timeout_s``; the stream is gone.
+            EndpointError: The stream broke; the class says how.
+        """
+        with Deadline(timeout_s, self._call) as deadline:
+            try:
+                frame: bytes = next(self._call)
+            except StopIteration:
+                raise EndpointLostError("the server ended the session", self._address) from None
+            except grpc.RpcError as error:
+                if deadline.has_passed:
+                    raise EndpointTimeoutError(
+                        f"no answer within {timeout_s:g} s", self._address
+                    ) from error
+                raise translate(error, self._address, is_open=self._has_answered) from error
+        self._has_answered = True
+        return frame
+
+    def frames(self) -> Iterator[bytes]:
+        """Yield frames until the stream ends; for a thread that only receives."""
+        while True:
+            yield self.receive()
+
+    def close(self) -> None:
+        """Half-close, then cancel. Idempotent; unsent frames may be lost."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._outbox.put(None)
+            self._call.cancel()
+
+
+class Deadline:
+    """Cancels a call when its time is up, without a timer thread for each wait.
+
+    gRPC's own deadline would bound the whole stream; what must be bounded is one answer.
+    """
+
+    def __init__(self, timeout_s: float | None, call: grpc.Call) -> None:
+        self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._call = call
+        self.has_passed = False
+
+    def __enter__(self) -> Self:
+        if self._expires_s is not None:
+            _WATCHDOG.watch(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._expires_s is not None:
+            _WATCHDOG.forget(self)
+
+    def check(self, now_s: float) -> None:
+        """Cancel the call if its time is up."""
+        if self._expires_s is not None and now_s >= self._expires_s:
+            self.has_passed = True
+            self._call.cancel()
+
+
+class _Watchdog:
+    """Looks at all open deadlines a few times a second, from one daemon thread."""
+
+    _PERIOD_S = 0.1
+
+    def __init__(self) -> None:
+        self._open: set[Deadline] = set()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def watch(self, deadline: Deadline) -> None:
+        with self._lock:
+            self._open.add(deadline)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="rlmesh-ray-deadlines", daemon=True
+                )
+                self._thread.start()
+
+    def forget(self, deadline: Deadline) -> None:
+        with self._lock:
+            self._open.discard(deadline)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._PERIOD_S)
+            with self._lock:
+                overdue = list(self._open)
+            for deadline in overdue:
+                deadline.check(time.monotonic())
+
+
+_WATCHDOG = _Watchdog()

@@ -1,0 +1,109 @@
+"""RemoteEnv: a single-lane endpoint as a gymnasium environment."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.infos import lane_info
+
+
+class RemoteEnv(gymnasium.Env[Any, Any]):
+    """The lane of one session with an endpoint whose width is 1.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``.
+        token: What the endpoint wants to see.
+        tls: For an endpoint that speaks TLS.
+        connect_timeout_s: For the connection and the handshake.
+        step_timeout_s: How long to wait for any answer.
+
+    Raises:
+        ContractMismatchError: The endpoint has more than one lane.
+        EndpointError: The endpoint cannot be reached, wants another token, or is full.
+        HandshakeRefusedError: It does not speak this package's generation or edition.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: ClientTls | None = None,
+        connect_timeout_s: float = 10.0,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        dial = Dial(address, token, tls, connect_timeout_s)
+        self._client = EnvClient(dial, step_timeout_s=step_timeout_s)
+        contract = self._client.contract
+        if contract.num_envs != 1:
+            self._client.close()
+            raise ContractMismatchError(
+                f"{address} serves {contract.num_envs} lanes; use RemoteVectorEnv"
+            )
+        self.metadata = dict(contract.metadata)
+        self.render_mode = contract.render_mode or None
+        self.observation_space = to_gymnasium(contract.observation_space)
+        self.action_space = to_gymnasium(contract.action_space)
+        self._action_leaves = leaves(contract.action_space)
+
+    @property
+    def contract(self) -> EnvContract:
+        """What the endpoint promised."""
+        return self._client.contract
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode; see ``gymnasium.Env.reset``.
+
+        Raises:
+            RemoteEnvError: The environment raised or timed out; another reset may follow.
+            EndpointError: The session broke.
+        """
+        seeds = () if seed is None else (seed,)
+        result = self._client.reset(seeds=seeds, options=options)
+        return self._value(result.observation), lane_info(result.infos, 0)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Apply ``action``; see ``gymnasium.Env.step``.
+
+        Raises:
+            ConformanceError: ``action`` has the wrong structure or dtype; nothing was sent.
+            RemoteEnvError: The environment raised or timed out; a reset may follow.
+            EndpointError: The session broke.
+        """
+        parts = flatten(self.contract.action_space, action)
+        columns = [
+            (part,) if leaf.dtype is None else np.asarray(coerce(leaf, part, None))[np.newaxis]
+            for leaf, part in zip(self._action_leaves, parts, strict=True)
+        ]
+        result = self._client.step(columns)
+        return (
+            self._value(result.observation),
+            float(result.rewards[0]),
+            bool(result.terminated[0]),
+            bool(result.truncated[0]),
+            lane_info(result.infos, 0),
+        )
+
+    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # pictures only
+        """Return a picture, (height, width, 3) uint8, or None."""
+        png = self._client.render()
+        return None if png is None else decode_png(png)
+
+    def close(self) -> None:
+        """End the session."""
+        self._client.close()
+
+    def _value(self, columns: list[Any]) -> Any:
+        return unflatten(self.contract.observation_space, [column[0] for column in columns])

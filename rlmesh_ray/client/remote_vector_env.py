@@ -1,0 +1,157 @@
+"""RemoteVectorEnv: an endpoint's lanes as a gymnasium vector environment."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.conformance import coerce_batch
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym import to_gymnasium
+
+
+class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """The lanes of one session with an endpoint.
+
+    Spaces, width, render mode and autoreset mode are the endpoint's
+    (``metadata["autoreset_mode"]``). Arrays that are returned belong to the caller.
+
+    Args:
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``.
+        token: What the endpoint wants to see.
+        tls: For an endpoint that speaks TLS.
+        connect_timeout_s: For the connection and the handshake.
+        step_timeout_s: How long to wait for any answer.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached, wants another token, or is full.
+        HandshakeRefusedError: It does not speak this package's generation or edition.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: ClientTls | None = None,
+        connect_timeout_s: float = 10.0,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        dial = Dial(address, token, tls, connect_timeout_s)
+        self._client = EnvClient(dial, step_timeout_s=step_timeout_s)
+        contract = self._client.contract
+        self.num_envs = contract.num_envs
+        self.metadata = {
+            **contract.metadata,
+            "autoreset_mode": gymnasium.vector.AutoresetMode(contract.autoreset_mode.value),
+        }
+        self.render_mode = contract.render_mode or None
+        self.single_observation_space = to_gymnasium(contract.observation_space)
+        self.single_action_space = to_gymnasium(contract.action_space)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._pending_step = ""
+
+    @property
+    def contract(self) -> EnvContract:
+        """What the endpoint promised."""
+        return self._client.contract
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint is."""
+        return self._client.address
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes.
+
+        Args:
+            seed: None, one for the first lane (lane i gets ``seed + i``), or one a lane.
+            options: Handed to the environment. ``{"reset_mask": mask}`` (num_envs,) bool
+                resets only those lanes, as in gymnasium; seeds still count all lanes.
+
+        Returns:
+            Batched observations over all lanes, and infos.
+
+        Raises:
+            RemoteEnvError: The environment raised or timed out; another reset may follow.
+            EndpointError: The session broke.
+        """
+        rest = dict(options or {})
+        mask = rest.pop("reset_mask", None)
+        seeds = self._seeds(seed)
+        lanes: list[int] = []
+        if mask is not None:
+            lanes = np.flatnonzero(np.asarray(mask)).tolist()
+            seeds = [seeds[lane] for lane in lanes] if seeds else []
+        result = self._client.reset(seeds=seeds, options=rest, lanes=lanes)
+        return self._value(result.observation), dict(result.infos)
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Apply one action a lane.
+
+        Args:
+            actions: A batch of ``action_space``.
+
+        Returns:
+            Batched observations, rewards (num_envs,) float64, terminations and truncations
+            (num_envs,) bool, infos.
+
+        Raises:
+            ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
+            RemoteEnvError: The environment raised or timed out; a reset may follow.
+            EndpointError: The session broke.
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Send the actions; ``step_wait`` returns the result."""
+        columns = coerce_batch(self.contract.action_space, actions, self.num_envs)
+        self._pending_step = self._client.send_step(columns)
+
+    def step_wait(
+        self,
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Wait for the step that ``step_async`` sent."""
+        result = self._client.receive_step(self._pending_step)
+        return (
+            self._value(result.observation),
+            result.rewards,
+            result.terminated,
+            result.truncated,
+            dict(result.infos),
+        )
+
+    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # one picture for all
+        """Return a picture of all lanes, (height, width, 3) uint8, or None."""
+        png = self._client.render()
+        return None if png is None else decode_png(png)
+
+    def close_extras(self, **_kwargs: Any) -> None:
+        """End the session; ``close`` calls this."""
+        self._client.close()
+
+    def _value(self, columns: Sequence[Any]) -> Any:
+        return unflatten(self.contract.observation_space, columns)
+
+    def _seeds(self, seed: int | Sequence[int] | None) -> list[int]:
+        if seed is None:
+            return []
+        if isinstance(seed, int):
+            return [seed + lane for lane in range(self.num_envs)]
+        return list(seed)

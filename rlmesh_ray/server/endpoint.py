@@ -1,0 +1,122 @@
+"""The life cycle of a gRPC endpoint: bind, serve, stop."""
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from rlmesh_ray.errors import AddressError, LocalProtocolError
+from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.server.access import ServerTls, TokenGate, check_exposure, is_wildcard
+from rlmesh_ray.server.loop import shared_loop
+
+_LOG = logging.getLogger(__name__)
+
+_OPTIONS = [
+    # Without this a second server shares the port silently.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 128),
+    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
+    ("grpc.max_send_message_length", 256 * 1024 * 1024),
+    # A frozen or unreachable client is found by pings; keepalive alone takes a minute, since
+    # the kernel of a frozen process still acknowledges.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+class Endpoint:
+    """A gRPC server in the process's serving loop.
+
+    Args:
+        address: Where to listen; port 0 lets the system choose.
+        token: What every call must carry; None for no check (loopback only).
+        tls: Files for TLS; None for plain text.
+
+    Raises:
+        AddressError: ``address`` is malformed, or open to strangers without a token.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
+        self._wanted = parse_address(address)
+        check_exposure(self._wanted, token)
+        self._token = token
+        self._tls = tls
+        self._server: grpc.aio.Server | None = None
+        self._bound: Address | None = None
+        self._stopped = threading.Event()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as clients dial it.
+
+        Raises:
+            LocalProtocolError: It has not been started.
+        """
+        if self._bound is None:
+            raise LocalProtocolError("the server has no address before start()")
+        return str(self._bound)
+
+    def start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
+        """Bind and serve.
+
+        Args:
+            services: What the server dispatches to.
+
+        Raises:
+            AddressError: The address is in use or not this machine's.
+            LocalProtocolError: It was started before.
+        """
+        if self._bound is not None:
+            raise LocalProtocolError("the server was started already; make a new one")
+        shared_loop().run(self._start(services))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the server has stopped; return whether it has."""
+        return self._stopped.wait(timeout_s)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Accept nothing new, give running calls ``grace_s`` seconds, end. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            shared_loop().run(server.stop(grace_s))
+            if self._wanted.path:
+                Path(self._wanted.path).unlink(missing_ok=True)
+        self._stopped.set()
+
+    async def _start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
+        interceptors = [TokenGate(self._token)] if self._token else []
+        server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+        server.add_generic_rpc_handlers(tuple(services))
+        port = self._bind(server)
+        await server.start()
+        self._server = server
+        # Nobody can dial a wildcard: name this machine instead.
+        host = "127.0.0.1" if is_wildcard(self._wanted) else self._wanted.host
+        self._bound = Address(host, port, self._wanted.path)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        target = str(self._wanted)
+        try:
+            if self._tls is not None:
+                port = server.add_secure_port(target, self._tls.credentials())
+            else:
+                port = server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise AddressError(
+                f"cannot listen on {self._wanted}: it is in use or not an address of this machine; "
+                "choose another port, or 0 for a free one"
+            ) from error
+        return 0 if self._wanted.path else int(port)

@@ -1,0 +1,132 @@
+"""EnvServer: an environment as an endpoint, without Ray."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rlmesh_ray.envs.source import HostedEnv, make_source
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.server.access import ServerTls
+from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.env_service import EnvService
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.contract import EnvContract
+
+DEFAULT_MAX_SESSIONS = 16
+
+
+class EnvServer:
+    """Serves an environment over gRPC: a fixed-width vector of lanes to each session.
+
+    The environment runs in worker processes, one a session; the first one starts with the
+    server and the others when a session needs one. Usable as a context manager.
+
+    Args:
+        env: A Gymnasium id (``"CartPole-v1"``, ``"module:Env-v0"``), a factory that returns an
+            Env or VectorEnv, or an instance. A factory or instance reaches the worker by pickle.
+        num_envs: Lanes of each session. One lane resets only when told to (autoreset mode
+            DISABLED), several reset on the next step (NEXT_STEP); a VectorEnv keeps its own
+            width and mode.
+        address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
+        env_kwargs: Passed to ``gymnasium.make``; only with an id.
+        max_sessions: How many sessions may be open at once. Default: 16, or 1 for an instance,
+            which cannot be made twice.
+        token: What clients must show; required unless ``address`` is loopback.
+        tls: Files for TLS.
+        validation: What happens to values out of range: ``"warn"``, ``"strict"`` or ``"off"``
+            (edition 2026.06, "Range conformance").
+
+    Raises:
+        ConfigurationError: An argument is wrong; the message says which and how to mend it.
+    """
+
+    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
+        self,
+        env: HostedEnv,
+        *,
+        num_envs: int = 1,
+        address: str = "127.0.0.1:0",
+        env_kwargs: Mapping[str, object] | None = None,
+        max_sessions: int | None = None,
+        token: str | None = None,
+        tls: ServerTls | None = None,
+        validation: str = "warn",
+    ) -> None:
+        self._source = make_source(env, num_envs, env_kwargs)
+        allowed = _num_sessions(max_sessions, self._source.max_sessions)
+        self._pool = WorkerPool(self._source, _policy(validation), allowed)
+        self._endpoint = Endpoint(address, token=token, tls=tls)
+        self._contract: EnvContract | None = None
+
+    @property
+    def address(self) -> str:
+        """Where clients dial it; only after ``start``."""
+        return self._endpoint.address
+
+    @property
+    def contract(self) -> EnvContract | None:
+        """What the endpoint promises; None before ``start``."""
+        return self._contract
+
+    @property
+    def num_sessions(self) -> int:
+        """How many sessions are open."""
+        return self._pool.num_sessions
+
+    def start(self) -> Self:
+        """Start the first worker, then listen. Blocks until clients can connect.
+
+        Raises:
+            EnvStartError: The environment could not be created.
+            AddressError: The address is in use or not this machine's.
+        """
+        self._contract = self._pool.start()
+        try:
+            self._endpoint.start([EnvService(self._pool, self._contract).handlers()])
+        except BaseException:
+            self._pool.close()
+            raise
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the server has stopped; return whether it has."""
+        return self._endpoint.wait(timeout_s)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """End the sessions (after ``grace_s`` seconds at the most) and the workers. Idempotent."""
+        self._endpoint.stop(grace_s)
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _policy(validation: str) -> Policy:
+    try:
+        return Policy(validation)
+    except ValueError:
+        choices = ", ".join(policy.value for policy in Policy)
+        raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
+
+
+def _num_sessions(wanted: int | None, possible: int | None) -> int:
+    """Return how many sessions to allow, given what was asked for and what the source can do."""
+    if wanted is not None and wanted < 1:
+        raise ConfigurationError(f"max_sessions={wanted} must be at least 1")
+    if possible is None:
+        return wanted or DEFAULT_MAX_SESSIONS
+    if wanted is not None and wanted > possible:
+        raise ConfigurationError(
+            f"max_sessions={wanted}, but an instance can serve only {possible}; "
+            "give a factory or a Gymnasium id instead"
+        )
+    return possible

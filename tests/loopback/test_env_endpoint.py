@@ -1,0 +1,407 @@
+"""EnvServer and its clients over real gRPC."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    AddressError,
+    CapacityError,
+    ConfigurationError,
+    ConformanceError,
+    ContractMismatchError,
+    EndpointClosedError,
+    EndpointLostError,
+    EndpointUnreachableError,
+    EnvStartError,
+    RemoteEnvError,
+)
+
+
+class Moody(gymnasium.Env[Any, Any]):
+    """Does what its action says: 0 goes on, 1 raises, 2 dies, 3 hangs, 4 ends the episode."""
+
+    observation_space = spaces.Discrete(1000)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {"pid": os.getpid(), **(options or {})}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if action == 1:
+            raise ValueError("no mood for it")
+        if action == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while action == 3:
+            pass
+        return self.steps, 1.0, bool(action == 4), False, {}
+
+
+@pytest.fixture
+def cartpole() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        yield server
+
+
+@pytest.fixture
+def moody() -> Iterator[EnvServer]:
+    with EnvServer(Moody) as server:
+        yield server
+
+
+def test_sessions_have_lanes_of_their_own(cartpole: EnvServer) -> None:
+    first, second = RemoteVectorEnv(cartpole.address), RemoteVectorEnv(cartpole.address)
+    before, _ = first.reset(seed=1)
+    second.reset(seed=2)
+    second.step(np.array([0, 0]))
+
+    again, _ = first.reset(seed=1)
+
+    np.testing.assert_array_equal(again, before)
+    assert cartpole.num_sessions == 2
+    first.close()
+    second.close()
+
+
+def test_a_full_endpoint_refuses_clearly_and_serves_again_after_a_close() -> None:
+    with EnvServer("CartPole-v1", max_sessions=1) as server:
+        first = RemoteEnv(server.address)
+        first.reset(seed=0)
+        second = RemoteEnv(server.address)
+        with pytest.raises(CapacityError, match="all 1 sessions are taken"):
+            second.reset()
+        second.close()
+        first.close()
+
+        third = RemoteEnv(server.address)
+        _reset_when_free(third, server.address)
+
+
+def _reset_when_free(env: RemoteEnv, address: str) -> None:
+    """Try until the endpoint has taken the closed session's worker back."""
+    for _ in range(100):
+        try:
+            env.reset(seed=0)
+        except CapacityError:
+            env.close()
+            env = RemoteEnv(address)
+        else:
+            env.close()
+            return
+    pytest.fail("the session never became free")
+
+
+def test_an_environment_that_raises_is_reported_with_its_traceback(moody: EnvServer) -> None:
+    env = RemoteEnv(moody.address)
+    env.reset()
+
+    with pytest.raises(RemoteEnvError, match="ValueError: no mood for it") as caught:
+        env.step(1)
+
+    assert caught.value.code == "INTERNAL"
+    assert caught.value.is_recoverable
+    assert "no mood for it" in caught.value.debug_info
+    assert "Traceback" in caught.value.debug_info
+    env.reset()
+    assert env.step(0)[0] == 1
+    env.close()
+
+
+def test_an_environment_that_dies_costs_its_episode_and_no_more(moody: EnvServer) -> None:
+    env = RemoteEnv(moody.address)
+    _, info = env.reset()
+
+    with pytest.raises(RemoteEnvError, match="SIGKILL") as caught:
+        env.step(2)
+    _, info_after = env.reset()
+
+    assert caught.value.code == "CRASHED"
+    assert info_after["pid"] != info["pid"]
+    env.close()
+
+
+def test_an_environment_that_hangs_is_answered_at_the_deadline_and_replaced(
+    moody: EnvServer,
+) -> None:
+    env = RemoteEnv(moody.address, step_timeout_s=1.0)
+    _, info = env.reset()
+
+    with pytest.raises(RemoteEnvError, match="no result within 900 ms") as caught:
+        env.step(3)
+    # A fresh worker takes longer to start than a step may.
+    patient = RemoteEnv(moody.address)
+    _, info_after = patient.reset()
+
+    assert caught.value.code == "TIMEOUT"
+    assert caught.value.is_recoverable
+    assert info_after["pid"] != info["pid"]
+    assert not Path(f"/proc/{info['pid']}").exists()
+    env.close()
+    patient.close()
+
+
+def test_a_step_after_an_error_needs_a_reset(moody: EnvServer) -> None:
+    env = RemoteEnv(moody.address)
+    env.reset()
+    with pytest.raises(RemoteEnvError):
+        env.step(1)
+
+    with pytest.raises(RemoteEnvError, match="needs a Reset first") as caught:
+        env.step(0)
+
+    assert caught.value.code == "NOT_READY"
+    env.close()
+
+
+def test_the_next_session_sees_nothing_of_the_former_one(moody: EnvServer) -> None:
+    first = RemoteEnv(moody.address)
+    first.reset()
+    first.step(0)
+    first.close()
+
+    second = RemoteEnv(moody.address)
+    second.reset()
+
+    assert second.step(0)[0] == 1
+    second.close()
+
+
+def test_reset_options_reach_the_environment(moody: EnvServer) -> None:
+    env = RemoteEnv(moody.address)
+
+    _, info = env.reset(options={"level": 3, "name": "hill"})
+
+    assert (info["level"], info["name"]) == (3, "hill")
+    env.close()
+
+
+def test_a_partial_reset_restarts_exactly_its_lanes(cartpole: EnvServer) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    env.reset(seed=1)
+    moved, *_ = env.step(np.array([0, 0]))
+
+    fresh, _ = env.reset(seed=[8, 9], options={"reset_mask": np.array([False, True])})
+
+    expected, _ = gymnasium.make("CartPole-v1").reset(seed=9)
+    np.testing.assert_array_equal(fresh[0], moved[0])
+    np.testing.assert_array_equal(fresh[1], expected)
+    env.close()
+
+
+def test_episodes_are_tracked_from_an_explicit_reset_to_their_end() -> None:
+    with EnvServer(Moody, num_envs=2) as server:
+        client = EnvClient(Dial(server.address))
+        first = client.reset(seeds=[5, 6])
+        client.step([np.array([0, 0])])
+        ended = client.step([np.array([4, 0])])
+        autoreset = client.step([np.array([0, 0])])
+        restarted = client.reset(lanes=[0])
+        client.close()
+
+    (episode,) = ended.completed_episodes
+    assert episode.episode_id == first.episode_ids[0]
+    assert (episode.step_count, episode.cumulative_reward, episode.seed) == (2, 2.0, 5)
+    assert (episode.terminated, episode.truncated) == (True, False)
+    assert ended.episode_ids == autoreset.episode_ids == ("", first.episode_ids[1])
+    assert restarted.episode_ids[0] not in {"", *first.episode_ids}
+    assert restarted.episode_ids[1] == first.episode_ids[1]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_hosted_vector_keeps_its_own_mode(mode: AutoresetMode) -> None:
+    def factory() -> SyncVectorEnv:
+        return SyncVectorEnv([Moody, Moody], autoreset_mode=mode)
+
+    with EnvServer(factory) as server:
+        env = RemoteVectorEnv(server.address)
+        env.reset()
+
+        observation, _, terminated, _, _ = env.step(np.array([4, 0]))
+
+        assert env.metadata["autoreset_mode"] is mode
+        assert terminated.tolist() == [True, False]
+        assert observation.tolist() == ([0, 1] if mode is AutoresetMode.SAME_STEP else [1, 1])
+        env.close()
+
+
+def test_an_instance_is_served_to_one_session_only() -> None:
+    with EnvServer(Moody()) as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+        other = RemoteEnv(server.address)
+        with pytest.raises(CapacityError, match="all 1 sessions"):
+            other.reset()
+        other.close()
+        env.close()
+
+
+def test_a_wrong_action_is_refused_before_it_is_sent(cartpole: EnvServer) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    env.reset()
+
+    with pytest.raises(ConformanceError):
+        env.step(np.array([0.5, 0.5]))
+    with pytest.raises(ConformanceError):
+        env.step(np.array([0, 0, 0]))
+
+    env.step(np.array([0, 1]))
+    env.close()
+
+
+def test_an_action_outside_its_domain_is_never_delivered(cartpole: EnvServer) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    env.reset()
+
+    with pytest.raises(RemoteEnvError, match="action") as caught:
+        env.step(np.array([0, 2]))
+
+    assert caught.value.code == "INVALID_ACTION"
+    assert not caught.value.is_recoverable
+    env.close()
+
+
+class Painter(Moody):
+    """Paints its step count as a shade of red."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 5}
+
+    def render(self) -> Any:
+        picture = np.zeros((4, 6, 3), np.uint8)
+        picture[..., 0] = self.steps
+        return picture
+
+
+def test_render_gives_a_picture_where_the_mode_has_one() -> None:
+    with EnvServer(Painter) as server:
+        env = RemoteEnv(server.address)
+        env.reset(seed=0)
+        env.step(0)
+
+        picture = env.render()
+
+        assert env.render_mode == "rgb_array"
+        assert env.metadata["render_fps"] == 5
+        assert isinstance(picture, np.ndarray)
+        assert picture.shape == (4, 6, 3)
+        assert picture[0, 0].tolist() == [1, 0, 0]
+        env.close()
+
+
+def test_render_gives_nothing_where_the_mode_has_none(cartpole: EnvServer) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    env.reset()
+
+    assert env.render() is None
+    env.close()
+
+
+def test_a_single_lane_client_refuses_a_wider_endpoint(cartpole: EnvServer) -> None:
+    with pytest.raises(ContractMismatchError, match="use RemoteVectorEnv"):
+        RemoteEnv(cartpole.address)
+
+
+def test_a_closed_client_says_so(cartpole: EnvServer) -> None:
+    env = EnvClient(Dial(cartpole.address))
+    env.close()
+    env.close()
+
+    with pytest.raises(EndpointClosedError):
+        env.reset()
+
+
+def test_nothing_listening_is_named_with_the_address() -> None:
+    with pytest.raises(EndpointUnreachableError, match=r"127\.0\.0\.1:1: nothing answers"):
+        RemoteEnv("127.0.0.1:1", connect_timeout_s=5.0)
+
+
+def test_a_stopped_endpoint_ends_its_sessions() -> None:
+    server = EnvServer("CartPole-v1").start()
+    env = RemoteEnv(server.address)
+    env.reset()
+
+    server.stop(grace_s=0.0)
+
+    with pytest.raises(EndpointLostError):
+        env.step(0)
+    env.close()
+
+
+def test_an_address_in_use_is_refused(cartpole: EnvServer) -> None:
+    with pytest.raises(AddressError, match="in use"):
+        EnvServer("CartPole-v1", address=cartpole.address).start()
+
+
+def test_other_machines_need_a_token() -> None:
+    with pytest.raises(AddressError, match="token"):
+        EnvServer("CartPole-v1", address="0.0.0.0:0")
+
+
+def test_only_the_right_token_opens_the_endpoint() -> None:
+    with EnvServer("CartPole-v1", token="right") as server:
+        with pytest.raises(AccessDeniedError):
+            RemoteEnv(server.address)
+        with pytest.raises(AccessDeniedError):
+            RemoteEnv(server.address, token="wrong")
+
+        env = RemoteEnv(server.address, token="right")
+        env.reset()
+        env.close()
+
+
+def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "env.sock"
+    with EnvServer("CartPole-v1", address=f"unix:{path}") as server:
+        env = RemoteEnv(server.address)
+        env.reset(seed=0)
+        env.close()
+
+    assert not path.exists()
+
+
+def test_the_handshake_tells_the_contract_without_a_session(cartpole: EnvServer) -> None:
+    answer = shake_hands(Dial(cartpole.address))
+
+    assert answer.contract == cartpole.contract
+    assert answer.selected_edition == "2026.06"
+    assert cartpole.num_sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "error"),
+    [("NoSuchEnv-v0", EnvStartError), ("no_such_module:Env-v0", EnvStartError)],
+)
+def test_an_unknown_environment_is_named_in_one_line(env: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=env.split(":")[0]) as caught:
+        EnvServer(env).start()
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_envs": 0}, {"max_sessions": 0}, {"validation": "maybe"}, {"address": "x"}]
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        EnvServer("CartPole-v1", **options)

@@ -1,0 +1,76 @@
+"""evaluate(): environments and policies behind real endpoints."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
+from rlmesh_ray.client.evaluation import Episode
+from rlmesh_ray.errors import ConfigurationError, RemoteModelError
+
+
+def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
+    """Push CartPole's cart under the pole, too late to keep it up for long."""
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+def test_the_result_does_not_depend_on_the_width_or_the_side_of_the_policy() -> None:
+    results = []
+    for width in (1, 3, 8):
+        with EnvServer("CartPole-v1", num_envs=width) as env, ModelServer(lean) as model:
+            results.append(evaluate(env.address, model.address, episodes=6, seed=3).episodes)
+            results.append(evaluate(env.address, lean, episodes=6, seed=3).episodes)
+
+    assert all(result == results[0] for result in results)
+    assert [episode.seed for episode in results[0]] == [3, 4, 5, 6, 7, 8]
+    assert len({episode.length for episode in results[0]}) > 1
+
+
+def test_an_episode_is_what_it_is_in_process() -> None:
+    import gymnasium
+
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=11)
+    total, length, ended = 0.0, 0, False
+    while not ended:
+        observation, reward, terminated, truncated, _ = env.step(int(lean(observation[None])[0]))
+        total, length, ended = total + float(reward), length + 1, terminated or truncated
+
+    with EnvServer("CartPole-v1") as server:
+        result = evaluate(server.address, lean, episodes=1, seed=11)
+
+    assert result.episodes == (Episode(0, 11, total, length, terminated),)
+    assert result.return_mean == total
+    assert math.isnan(result.return_stderr)
+
+
+def test_an_open_environment_is_left_open() -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        env = RemoteVectorEnv(server.address)
+        seen: list[Episode] = []
+
+        result = evaluate(env, lean, episodes=3, seed=0, on_episode=seen.append)
+
+        assert sorted(seen, key=lambda episode: episode.index) == list(result.episodes)
+        env.reset()
+        env.close()
+
+
+def test_at_least_one_episode_must_be_asked_for() -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        evaluate("127.0.0.1:1", lean, episodes=0)
+
+
+def test_a_policy_that_fails_is_reported_as_such() -> None:
+    def broken(_observations: Any) -> Any:
+        raise ValueError("no idea")
+
+    with (
+        EnvServer("CartPole-v1") as env,
+        ModelServer(broken) as model,
+        pytest.raises(RemoteModelError, match="no idea"),
+    ):
+        evaluate(env.address, model.address, episodes=1)

@@ -1,0 +1,312 @@
+"""ModelServer and RemoteModel over real gRPC."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
+from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConformanceError,
+    EndpointClosedError,
+    EndpointError,
+    EndpointUnreachableError,
+    LocalProtocolError,
+    RemoteModelError,
+)
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+
+NUM_LANES = 4
+CONTRACT = EnvContract(
+    id="Toy-v0",
+    observation_space=from_gymnasium(spaces.Box(-10.0, 10.0, (2,), np.float32)),
+    action_space=from_gymnasium(spaces.Discrete(3)),
+    num_envs=NUM_LANES,
+    autoreset_mode=AutoresetMode.NEXT_STEP,
+)
+
+
+def sign(observations: Any) -> Any:
+    """Act on the first element: 0 below zero, 2 above, 1 at zero."""
+    return np.sign(observations[:, 0]).astype(np.int64) + 1
+
+
+def observations(*first: float) -> NDArray[np.float32]:
+    return np.array([[value, 0.0] for value in first], np.float32)
+
+
+@pytest.fixture
+def server() -> Iterator[ModelServer]:
+    with ModelServer(sign) as running:
+        yield running
+
+
+@pytest.fixture
+def model(server: ModelServer) -> Iterator[RemoteModel]:
+    with RemoteModel(server.address) as remote:
+        yield remote
+
+
+def test_a_function_is_asked_for_one_action_a_row(model: RemoteModel) -> None:
+    model.configure_route(CONTRACT)
+
+    actions = model.predict(observations(-1, 0, 1, 2))
+
+    np.testing.assert_array_equal(actions, [0, 1, 2, 2])
+    assert actions.dtype == np.int64
+
+
+def test_a_torch_module_is_served_as_it_acts_in_process() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    batch = np.random.default_rng(0).normal(size=(NUM_LANES, 2)).astype(np.float32)
+    with torch.inference_mode():
+        expected = module(torch.from_numpy(batch)).argmax(1).numpy()
+
+    with ModelServer(module) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        actions = model.predict(batch)
+
+    np.testing.assert_array_equal(actions, expected)
+
+
+def test_slots_decide_how_many_rows_there_are(model: RemoteModel) -> None:
+    model.configure_route(CONTRACT)
+    slots = Slots(env_indices=[2], episode_ids=["e"], steps=[0], resets=[True])
+
+    np.testing.assert_array_equal(model.predict(observations(-3), slots=slots), [0])
+
+
+class Remembering:
+    """Counts, for every lane, how often it was asked since its episode began."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, int], int] = {}
+
+    def check_contract(self, contract: EnvContract) -> None:
+        pass
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        actions = []
+        for route in rows.routes:
+            for slot in route.slots:
+                key = (route.route_key, slot.env_index)
+                count = 0 if slot.reset else self.counts.get(key, 0)
+                self.counts[key] = count + 1
+                actions.append(count % 3)
+        return np.array(actions)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        self.counts = {key: count for key, count in self.counts.items() if key[0] != route_key}
+
+
+def test_slots_reach_the_policy_and_routes_do_not_share_state() -> None:
+    with ModelServer(Remembering()) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT, route_id="a")
+        model.configure_route(CONTRACT, route_id="b")
+        start = Slots([0], ["e"], [0], [True])
+        later = Slots([0], ["e"], [1], [False])
+
+        answers = [
+            int(model.predict(observations(0), route_id=route, slots=slots)[0])
+            for route, slots in [("a", start), ("a", later), ("b", start), ("a", later)]
+        ]
+
+    assert answers == [0, 1, 0, 2]
+
+
+def test_closed_routes_and_vanished_clients_leave_nothing_behind() -> None:
+    policy = Remembering()
+    with ModelServer(policy) as server:
+        with RemoteModel(server.address) as model:
+            model.configure_route(CONTRACT, route_id="a")
+            model.configure_route(CONTRACT, route_id="b")
+            model.predict(observations(0, 0, 0, 0), route_id="a")
+            model.predict(observations(0, 0, 0, 0), route_id="b")
+            model.close_route("a")
+            assert len(policy.counts) == NUM_LANES
+        # The endpoint frees a session's routes on the thread that the next request waits for.
+        with RemoteModel(server.address) as other:
+            other.configure_route(CONTRACT)
+
+        assert policy.counts == {}
+
+
+def test_many_clients_get_their_own_answers(server: ModelServer) -> None:
+    failures: list[object] = []
+
+    def ask(value: float) -> None:
+        with RemoteModel(server.address) as model:
+            model.configure_route(CONTRACT)
+            for _ in range(50):
+                actions = model.predict(observations(value, value, -value, -value))
+                expected = [2, 2, 0, 0] if value > 0 else [0, 0, 2, 2]
+                if actions.tolist() != expected:
+                    failures.append(actions)
+
+    threads = [threading.Thread(target=ask, args=((-1.0) ** n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert server.statistics().items == 8 * 50
+
+
+def test_threads_may_share_a_client(model: RemoteModel) -> None:
+    answers: dict[str, list[int]] = {}
+    for route in "ab":
+        model.configure_route(CONTRACT, route_id=route)
+
+    def ask(route: str, value: float) -> None:
+        answers[route] = [
+            int(model.predict(observations(value, 0, 0, 0), route_id=route)[0]) for _ in range(50)
+        ]
+
+    threads = [
+        threading.Thread(target=ask, args=arguments) for arguments in [("a", -1.0), ("b", 1.0)]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert answers == {"a": [0] * 50, "b": [2] * 50}
+
+
+def test_a_policy_that_raises_is_reported_and_serves_on() -> None:
+    def picky(batch: Any) -> Any:
+        if batch[0, 0] > 5:
+            raise ValueError("too much")
+        return sign(batch)
+
+    with ModelServer(picky) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        with pytest.raises(RemoteModelError, match="too much") as caught:
+            model.predict(observations(9, 0, 0, 0))
+
+        assert caught.value.code == "INTERNAL"
+        assert caught.value.is_recoverable
+        assert "Traceback" in caught.value.debug_info
+        np.testing.assert_array_equal(model.predict(observations(1, 1, 1, 1)), [2, 2, 2, 2])
+
+
+def test_actions_that_do_not_fit_the_space_never_leave_the_server() -> None:
+    with (
+        ModelServer(lambda batch: np.zeros((len(batch), 7))) as server,
+        RemoteModel(server.address) as model,
+    ):
+        model.configure_route(CONTRACT)
+
+        with pytest.raises(RemoteModelError, match="do not fit Toy-v0's action space"):
+            model.predict(observations(0, 0, 0, 0))
+
+
+def test_a_module_for_other_spaces_is_refused_when_the_route_is_configured() -> None:
+    with (
+        ModelServer(torch.nn.Linear(5, 3)) as server,
+        RemoteModel(server.address) as model,
+        pytest.raises(RemoteModelError, match="cannot act in Toy-v0"),
+    ):
+        model.configure_route(CONTRACT)
+
+
+@pytest.mark.parametrize(
+    ("env_indices", "reason"),
+    [
+        ([0, 0], "twice"),
+        ([0, NUM_LANES], "num_envs = 4"),
+        ([-1, 0], "num_envs = 4"),
+        ([], "no slots"),
+    ],
+)
+def test_slots_that_name_no_lane_of_their_own_are_refused(
+    model: RemoteModel, env_indices: list[int], reason: str
+) -> None:
+    model.configure_route(CONTRACT)
+    count = len(env_indices)
+    slots = Slots(env_indices, ["e"] * count, [0] * count, [True] * count)
+
+    with pytest.raises(RemoteModelError, match=reason) as caught:
+        model.predict(observations(*[0.0] * count).reshape(count, 2), slots=slots)
+
+    assert caught.value.code == "INVALID_REQUEST"
+    assert caught.value.is_recoverable
+
+
+def test_an_unconfigured_route_is_refused_without_asking(model: RemoteModel) -> None:
+    with pytest.raises(LocalProtocolError, match="configure_route first"):
+        model.predict(observations(0, 0, 0, 0))
+
+
+def test_a_wrong_observation_is_refused_before_it_is_sent(model: RemoteModel) -> None:
+    model.configure_route(CONTRACT)
+
+    with pytest.raises(ConformanceError):
+        model.predict(np.zeros((NUM_LANES, 3), np.float32))
+
+
+def test_one_clients_close_does_not_end_the_service(server: ModelServer) -> None:
+    first, second = RemoteModel(server.address), RemoteModel(server.address)
+    second.configure_route(CONTRACT)
+
+    first.close()
+
+    second.predict(observations(0, 0, 0, 0))
+    second.close()
+
+
+def test_a_closed_client_says_so(server: ModelServer) -> None:
+    model = RemoteModel(server.address)
+    model.configure_route(CONTRACT)
+    model.close()
+
+    with pytest.raises(EndpointClosedError):
+        model.predict(observations(0, 0, 0, 0))
+
+
+def test_a_stopped_server_is_noticed() -> None:
+    server = ModelServer(sign).start()
+    model = RemoteModel(server.address)
+    model.configure_route(CONTRACT)
+
+    server.stop(grace_s=0.0)
+
+    with pytest.raises(EndpointError):
+        model.predict(observations(0, 0, 0, 0))
+    model.close()
+
+
+def test_only_the_right_token_opens_the_endpoint() -> None:
+    with ModelServer(sign, token="right") as server:
+        with pytest.raises(AccessDeniedError):
+            RemoteModel(server.address, token="wrong")
+
+        RemoteModel(server.address, token="right").close()
+
+
+def test_an_env_client_at_a_model_endpoint_is_told_so(server: ModelServer) -> None:
+    with pytest.raises(EndpointUnreachableError, match="environment or a model"):
+        RemoteEnv(server.address)
+
+
+def test_a_route_is_configured_from_whatever_has_a_contract(model: RemoteModel) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as env_server:
+        from rlmesh_ray import RemoteVectorEnv
+
+        env = RemoteVectorEnv(env_server.address)
+        model.configure_route(env)
+        observation, _ = env.reset(seed=0)
+
+        assert model.predict(observation).shape == (2,)
+        env.close()
