@@ -1,0 +1,14 @@
+"""Ray actors that host rlmesh services, and how to find them.
+
+This folder is the package ``rlmesh_ray.actors``. Importing it under any other
+name would create a second copy of every class in it.
+"""
+
+if __name__ != "rlmesh_ray.actors":
+    raise ImportError(f"import rlmesh_ray.actors, not {__name__}")
+
+from rlmesh_ray.actors.env_service import EnvServiceActor
+from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.actors.model_service import ModelServiceActor
+
+__all__ = ["EnvFleet", "EnvServiceActor", "ModelServiceActor"]

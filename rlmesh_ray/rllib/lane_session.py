@@ -1,0 +1,170 @@
+"""One session's lanes with the autoreset that RLlib expects: NEXT_STEP.
+
+RLlib assumes NEXT_STEP without looking: in the step after an episode's end it ignores the
+lane's action and takes the observation as the first of a new episode. Here the other modes
+are made to look like it, with partial resets:
+
+* DISABLED, every lane ended (always so with one lane): a Reset instead of the Step.
+* DISABLED, some lanes ended: they are reset before the Step, since stepping an ended lane is
+  not allowed, and again after it, since the Step has moved them on.
+* SAME_STEP: the observation that RLlib must see last is in the infos; the lane, which has been
+  restarted already and stepped with an action that was not meant for it, is reset again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
+from rlmesh_ray.errors import RemoteProtocolError
+from rlmesh_ray.spaces.batch import Column, flatten
+from rlmesh_ray.spaces.columns import replace_lanes
+from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.spaces.infos import lane_info
+
+
+@dataclass(frozen=True, slots=True)
+class LaneBatch:
+    """What all lanes of a session gave; one entry a lane everywhere."""
+
+    observation: list[Column]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Ids of the requests in flight, in the order in which they are answered."""
+
+    before: str = ""
+    step: str = ""
+    after: str = ""
+    restarted: tuple[int, ...] = ()
+
+
+class LaneSession:
+    """The lanes of one session, NEXT_STEP whatever the endpoint's mode is.
+
+    Args:
+        client: An open session; closed by ``close``.
+    """
+
+    def __init__(self, client: EnvClient) -> None:
+        self._client = client
+        self._mode = client.contract.autoreset_mode
+        self._ended: tuple[int, ...] = ()
+        self._pending = _Pending()
+
+    @property
+    def num_lanes(self) -> int:
+        """Width of the session."""
+        return self._client.contract.num_envs
+
+    def reset(self, seeds: Sequence[int], options: Mapping[str, object] | None) -> LaneBatch:
+        """Start new episodes everywhere.
+
+        Args:
+            seeds: Empty, or one a lane.
+            options: Handed to the environment.
+        """
+        self._ended = ()
+        return self._first(self._client.reset(seeds=seeds, options=options))
+
+    def send(self, action: Sequence[Column]) -> None:
+        """Apply one action a lane; ``receive`` returns the result."""
+        ended, self._ended = self._ended, ()
+        if not ended:
+            self._pending = _Pending(step=self._client.send_step(action))
+        elif self._mode is AutoresetMode.DISABLED and len(ended) == self.num_lanes:
+            self._pending = _Pending(after=self._client.send_reset())
+        else:
+            needs_reset = self._mode is AutoresetMode.DISABLED
+            before = self._client.send_reset(lanes=ended) if needs_reset else ""
+            step = self._client.send_step(action)
+            after = self._client.send_reset(lanes=ended)
+            self._pending = _Pending(before, step, after, ended)
+
+    def receive(self) -> LaneBatch:
+        """Return what the actions that were sent have led to.
+
+        Raises:
+            RemoteEnvError: The environment raised or timed out. The session is out of step
+                then, and good for nothing but ``close``.
+            EndpointError: The session broke.
+        """
+        pending, self._pending = self._pending, _Pending()
+        if not pending.step:
+            return self._first(self._client.receive_reset(pending.after))
+        if pending.before:
+            self._client.receive_reset(pending.before)
+        batch = self._next(self._client.receive_step(pending.step), pending.restarted)
+        if pending.after:
+            fresh = self._first(self._client.receive_reset(pending.after))
+            for lane in pending.restarted:
+                batch.infos[lane] = fresh.infos[lane]
+            batch = LaneBatch(
+                replace_lanes(batch.observation, fresh.observation, pending.restarted),
+                batch.rewards,
+                batch.terminated,
+                batch.truncated,
+                batch.infos,
+            )
+        return batch
+
+    def close(self) -> None:
+        """End the session."""
+        self._client.close()
+
+    def _first(self, result: ResetResult) -> LaneBatch:
+        return LaneBatch(
+            result.observation,
+            np.zeros(self.num_lanes),
+            np.zeros(self.num_lanes, np.bool_),
+            np.zeros(self.num_lanes, np.bool_),
+            self._infos(result.infos),
+        )
+
+    def _next(self, result: StepResult, restarted: tuple[int, ...]) -> LaneBatch:
+        """Read a step's result, in which the ``restarted`` lanes begin a new episode."""
+        for array in (result.rewards, result.terminated, result.truncated):
+            array[list(restarted)] = 0
+        infos = self._infos(result.infos)
+        observation = result.observation
+        if self._mode is not AutoresetMode.NEXT_STEP:
+            self._ended = tuple(np.flatnonzero(result.terminated | result.truncated).tolist())
+        if self._mode is AutoresetMode.SAME_STEP:
+            observation = self._with_final_observations(observation, infos)
+        return LaneBatch(observation, result.rewards, result.terminated, result.truncated, infos)
+
+    def _with_final_observations(
+        self, observation: list[Column], infos: list[dict[str, Any]]
+    ) -> list[Column]:
+        for lane in self._ended:
+            if "final_obs" not in infos[lane]:
+                raise RemoteProtocolError(
+                    f"lane {lane} ended under autoreset mode SAME_STEP, but its infos hold no "
+                    "final_obs; host the environment with another autoreset mode"
+                )
+            parts = flatten(self._client.contract.observation_space, infos[lane].pop("final_obs"))
+            rows = [
+                (part,) * self.num_lanes if isinstance(part, str) else _row(part, self.num_lanes)
+                for part in parts
+            ]
+            observation = replace_lanes(observation, rows, (lane,))
+            infos[lane] = dict(infos[lane].pop("final_info", {}))
+        return observation
+
+    def _infos(self, infos: Mapping[str, object]) -> list[dict[str, Any]]:
+        if not infos:
+            return [{} for _ in range(self.num_lanes)]
+        return [lane_info(infos, lane) for lane in range(self.num_lanes)]
+
+
+def _row(part: Any, num_lanes: int) -> NDArray[Any]:
+    array = np.asarray(part)
+    return np.broadcast_to(array, (num_lanes, *array.shape))

@@ -1,0 +1,40 @@
+"""Tests in this folder start Ray; what Ray and its dependencies warn about is not ours."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import ray
+import torch
+
+# Small networks on few cores: more threads would wait for each other most of the time.
+torch.set_num_threads(1)
+
+# Warnings of third parties that nobody here can mend; everything else stays an error.
+THIRD_PARTY_WARNINGS = [
+    "ignore::DeprecationWarning:ray.*",
+    "ignore::FutureWarning:ray.*",
+    "ignore::ResourceWarning",  # sockets and files of Ray's own subprocesses
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # the same, seen by the collector
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/ray/" in str(item.path):
+            item.add_marker(pytest.mark.ray)
+            for warning in THIRD_PARTY_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    ray.init(
+        num_cpus=16,  # logical: tests place more actors than this machine has cores
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=200 * 1024 * 1024,
+    )
+    yield
+    ray.shutdown()

@@ -1,0 +1,246 @@
+"""RLMeshEnvRunner against RLlib's own runner, and against every autoreset mode."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+class Ramp(gymnasium.Env[Any, Any]):
+    """Counts its steps and ends after a number that grows with every episode."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.length = 2
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.length = self.length + 1 if self.length < 9 else 3
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation = np.full(1, self.steps, np.float32)
+        return observation, float(self.steps), self.steps >= self.length, False, {}
+
+
+def ppo(num_envs: int, env: Any = "CartPole-v1") -> PPOConfig:
+    config = PPOConfig().environment(env).debugging(seed=42)
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs)
+    return config
+
+
+def build(kind: type[SingleAgentEnvRunner], config: AlgorithmConfig) -> Any:
+    return kind(config=config, worker_index=0, num_workers=0)
+
+
+def columns(episode: SingleAgentEpisode) -> list[Any]:
+    return [
+        np.asarray(episode.get_observations()),
+        np.asarray(episode.get_actions()),
+        np.asarray(episode.get_rewards()),
+        episode.is_terminated,
+        episode.is_truncated,
+        *(np.asarray(part) for _, part in sorted(episode.extra_model_outputs.items())),
+    ]
+
+
+def assert_same_episodes(ours: list[SingleAgentEpisode], theirs: list[SingleAgentEpisode]) -> None:
+    assert len(ours) == len(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        for part, expected in zip(columns(mine), columns(other), strict=True):
+            np.testing.assert_array_equal(part, expected)
+
+
+@pytest.fixture
+def runners() -> Iterator[Callable[..., RLMeshEnvRunner]]:
+    """Build a runner on new servers, which are stopped at the end."""
+    opened: list[Any] = []
+
+    def make(env: Any, *, num_envs: int = 1, num_endpoints: int = 1) -> RLMeshEnvRunner:
+        servers = [EnvServer(env, num_envs=num_envs).start() for _ in range(num_endpoints)]
+        opened.extend(servers)
+        config = configure(ppo(1), [server.address for server in servers])
+        runner: RLMeshEnvRunner = build(RLMeshEnvRunner, config)
+        opened.append(runner)
+        return runner
+
+    yield make
+    for item in reversed(opened):
+        item.stop()
+
+
+@pytest.mark.parametrize(("num_envs", "num_endpoints"), [(1, 1), (4, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("explore", [False, True])
+def test_episodes_equal_those_of_rllibs_own_runner(
+    runners: Callable[..., RLMeshEnvRunner], num_envs: int, num_endpoints: int, explore: bool
+) -> None:
+    theirs = build(SingleAgentEnvRunner, ppo(num_envs * num_endpoints))
+    expected = [theirs.sample(num_timesteps=300, explore=explore) for _ in range(2)]
+    theirs.stop()
+
+    ours = runners("CartPole-v1", num_envs=num_envs, num_endpoints=num_endpoints)
+    actual = [ours.sample(num_timesteps=300, explore=explore) for _ in range(2)]
+
+    for mine, other in zip(actual, expected, strict=True):
+        assert_same_episodes(mine, other)
+
+
+def test_whole_episodes_equal_those_of_rllibs_own_runner(
+    runners: Callable[..., RLMeshEnvRunner],
+) -> None:
+    theirs = build(SingleAgentEnvRunner, ppo(3))
+    expected = theirs.sample(num_episodes=7, explore=False)
+    theirs.stop()
+
+    actual = runners("CartPole-v1", num_envs=3).sample(num_episodes=7, explore=False)
+
+    assert_same_episodes(actual, expected)
+
+
+def vector(mode: AutoresetMode) -> SyncVectorEnv:
+    return SyncVectorEnv([Ramp, Ramp, Ramp], autoreset_mode=mode)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Ramp,
+        lambda: vector(AutoresetMode.NEXT_STEP),
+        lambda: vector(AutoresetMode.DISABLED),
+        lambda: vector(AutoresetMode.SAME_STEP),
+    ],
+    ids=["one lane", "NEXT_STEP", "DISABLED", "SAME_STEP"],
+)
+def test_no_transition_is_lost_doubled_or_stitched_in_any_autoreset_mode(
+    runners: Callable[..., RLMeshEnvRunner], env: Any
+) -> None:
+    runner = runners(env)
+    chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=60)]
+
+    by_episode: dict[str, list[SingleAgentEpisode]] = {}
+    for chunk in chunks:
+        by_episode.setdefault(chunk.id_, []).append(chunk)
+
+    num_ended = 0
+    for parts in by_episode.values():
+        rewards = np.concatenate([part.get_rewards() for part in parts])
+        observations = np.concatenate(
+            [parts[0].get_observations()] + [part.get_observations()[1:] for part in parts[1:]]
+        )
+        np.testing.assert_array_equal(rewards, np.arange(1, len(rewards) + 1))
+        np.testing.assert_array_equal(observations[:, 0], np.arange(len(rewards) + 1))
+        assert all(not part.is_done for part in parts[:-1])
+        num_ended += parts[-1].is_done
+    assert num_ended > 10
+    assert sum(len(chunk) for chunk in chunks) >= 4 * 60
+
+
+def test_metrics_count_what_was_sampled(runners: Callable[..., RLMeshEnvRunner]) -> None:
+    runner = runners("CartPole-v1", num_envs=2)
+    episodes = runner.sample(num_timesteps=100, random_actions=True)
+
+    metrics = runner.get_metrics()
+
+    assert metrics["num_env_steps_sampled"].peek() == sum(len(episode) for episode in episodes)
+    assert metrics["num_episodes"].peek() == sum(episode.is_done for episode in episodes)
+
+
+class Fragile(Ramp):
+    """Raises in the third episode of its life."""
+
+    episodes = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episodes += 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self.episodes == 3 and self.steps == 1:
+            raise RuntimeError("worn out")
+        return super().step(action)
+
+
+def test_a_failing_environment_does_not_leave_sample(
+    runners: Callable[..., RLMeshEnvRunner],
+) -> None:
+    runner = runners(Fragile)
+    runner.sample(num_timesteps=6)
+
+    episodes = runner.sample(num_timesteps=6)
+
+    assert sum(len(episode) for episode in episodes) >= 6
+    assert runner.get_metrics()["num_env_step_failures"].peek() >= 1
+    for episode in episodes:
+        rewards = episode.get_rewards()
+        np.testing.assert_array_equal(rewards, rewards[0] + np.arange(len(rewards)))
+
+
+class Hopeless(Ramp):
+    """Raises on every step."""
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("never")
+
+
+def test_an_environment_that_never_works_ends_sample_with_its_error(
+    runners: Callable[..., RLMeshEnvRunner],
+) -> None:
+    with pytest.raises(Exception, match="RuntimeError: never"):
+        runners(Hopeless).sample(num_timesteps=20)
+
+
+def test_the_config_gets_width_and_spaces_from_the_endpoint() -> None:
+    with EnvServer("CartPole-v1", num_envs=6) as server:
+        config = configure(ppo(1), f"rlmesh://{server.address}")
+
+    own = gymnasium.make("CartPole-v1")
+    assert config.num_envs_per_env_runner == 6
+    assert config.observation_space == own.observation_space
+    assert config.action_space == own.action_space
+    assert config.env_runner_cls is RLMeshEnvRunner
+
+
+def test_endpoints_that_differ_are_refused_on_the_driver() -> None:
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as first,
+        EnvServer("CartPole-v1", num_envs=3) as second,
+        pytest.raises(ContractMismatchError, match="num_envs = 3"),
+    ):
+        configure(ppo(1), [first.address, second.address])
+
+
+def test_a_width_that_was_changed_after_configure_is_refused() -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        config = configure(ppo(1), server.address).env_runners(num_envs_per_env_runner=5)
+
+        with pytest.raises(ContractMismatchError, match="give 2 lanes"):
+            build(RLMeshEnvRunner, config)
+
+
+def test_endpoints_that_run_already_take_no_width() -> None:
+    with pytest.raises(ConfigurationError, match="already have their own"):
+        configure(ppo(1), "127.0.0.1:1", num_envs=3)
+
+
+def test_a_config_without_endpoints_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigurationError, match="configure"):
+        build(RLMeshEnvRunner, ppo(1))

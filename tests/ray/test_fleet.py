@@ -1,0 +1,166 @@
+"""Endpoints on Ray: started, found, restarted, trained on."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+
+from rlmesh_ray import RemoteModel, RemoteVectorEnv
+from rlmesh_ray.actors import EnvFleet, EnvServiceActor, ModelServiceActor
+from rlmesh_ray.actors.registry import EndpointRegistry
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    CapacityError,
+    ConfigurationError,
+    EndpointUnreachableError,
+    EnvStartError,
+)
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib.training import train
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def small_ppo(num_env_runners: int = 0) -> PPOConfig:
+    config = PPOConfig().debugging(seed=1)
+    config.training(train_batch_size_per_learner=256, minibatch_size=128, num_epochs=2)
+    config.env_runners(num_env_runners=num_env_runners)
+    return config
+
+
+def test_a_fleet_serves_from_as_many_endpoints_as_asked_for() -> None:
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=3, num_cpus=0.1) as fleet:
+        addresses = fleet.addresses
+        for address in addresses:
+            env = RemoteVectorEnv(address, token=fleet.token)
+            observation, _ = env.reset(seed=0)
+            assert observation.shape == (3, 4)
+            env.close()
+
+    assert len(set(addresses)) == 2
+
+
+def test_a_stopped_fleet_is_forgotten() -> None:
+    fleet = EnvFleet("CartPole-v1", num_cpus=0.1)
+    fleet.stop()
+    fleet.stop()
+
+    with pytest.raises(EndpointUnreachableError, match="not announced"):
+        fleet.directory.address(0)
+
+
+def test_a_fleet_is_closed_to_strangers() -> None:
+    with EnvFleet("CartPole-v1", num_cpus=0.1) as fleet, pytest.raises(AccessDeniedError):
+        RemoteVectorEnv(fleet.addresses[0])
+
+
+def test_an_unknown_environment_fails_the_fleet_with_the_cause() -> None:
+    with pytest.raises(EnvStartError, match="NoSuchEnv"):
+        EnvFleet("NoSuchEnv-v0", num_cpus=0.1)
+
+
+def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
+    with pytest.raises(CapacityError, match="needs 1000 CPU"):
+        EnvFleet("CartPole-v1", num_cpus=1000, start_timeout_s=3.0)
+
+
+def test_a_fleet_has_at_least_one_endpoint() -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        EnvFleet("CartPole-v1", num_endpoints=0)
+
+
+def test_training_goes_on_when_an_endpoint_is_killed() -> None:
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
+        before = fleet.addresses
+        config = configure(small_ppo(), fleet)
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        runner.sample(num_timesteps=50)
+        victim = ray.get(fleet.actors[0].describe.remote())
+
+        os.kill(victim["pid"], signal.SIGKILL)
+        episodes = runner.sample(num_timesteps=50)
+
+        assert sum(len(episode) for episode in episodes) >= 50
+        assert runner.get_metrics()["num_env_step_failures"].peek() >= 1
+        assert fleet.addresses[0] != before[0]
+        assert fleet.addresses[1] == before[1]
+        runner.stop()
+
+
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_ppo_trains_on_a_fleet_with_local_and_remote_runners(num_env_runners: int) -> None:
+    config = small_ppo(num_env_runners)
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=2)
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
+        progress = list(train(configure(config, fleet), stop_iters=2))
+
+    assert [point.iteration for point in progress] == [1, 2]
+    assert progress[-1].env_steps >= 512
+    assert progress[-1].return_mean > 5
+
+
+def test_configure_starts_a_fleet_for_an_id() -> None:
+    config = configure(small_ppo(), "CartPole-v1", num_endpoints=2, num_envs=3)
+
+    assert config.num_envs_per_env_runner == 6
+
+
+def test_an_env_service_actor_can_be_used_by_itself() -> None:
+    actor_class: Any = EnvServiceActor
+    actor = actor_class.options(num_cpus=0.1).remote(
+        "CartPole-v1", num_envs=2, address="127.0.0.1:0"
+    )
+    env = RemoteVectorEnv(ray.get(actor.address.remote()))
+    env.reset()
+
+    assert ray.get(actor.describe.remote())["num_sessions"] == 1
+    env.close()
+    ray.kill(actor)
+
+
+def test_a_model_service_actor_serves_what_was_trained(tmp_path: Path) -> None:
+    with EnvFleet("CartPole-v1", num_envs=4, num_cpus=0.1) as fleet:
+        config = configure(small_ppo(), fleet)
+        list(train(config, stop_iters=1, checkpoint_dir=tmp_path / "checkpoint"))
+    actor_class: Any = ModelServiceActor
+    actor = actor_class.options(num_cpus=0.1).remote(str(tmp_path / "checkpoint"))
+
+    with RemoteModel(ray.get(actor.address.remote())) as model:
+        model.configure_route(_cartpole_contract())
+        actions = model.predict(np.zeros((4, 4), np.float32))
+
+    assert actions.shape == (4,)
+    ray.kill(actor)
+
+
+def test_a_model_service_actor_names_a_wrong_checkpoint() -> None:
+    actor_class: Any = ModelServiceActor
+    actor = actor_class.options(num_cpus=0.1).remote("no/such/checkpoint")
+
+    with pytest.raises(ConfigurationError, match="no/such/checkpoint"):
+        ray.get(actor.address.remote())
+    ray.kill(actor)
+
+
+def _cartpole_contract() -> Any:
+    import gymnasium
+
+    return gymnasium.make_vec("CartPole-v1", num_envs=4)
+
+
+def test_the_registry_keeps_the_newest_incarnation() -> None:
+    registry = EndpointRegistry()
+
+    assert registry.announce("a", "127.0.0.1:1") == 1
+    assert registry.announce("a", "127.0.0.1:2") == 2
+    record = registry.lookup("a")
+    assert record is not None
+    assert (record.address, record.incarnation) == ("127.0.0.1:2", 2)
+    registry.withdraw("a")
+    registry.withdraw("a")
+    assert registry.lookup("a") is None
