@@ -1,6 +1,6 @@
 """How clients dial: channels, credentials, and gRPC's failures in this package's words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -15,6 +15,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
+from rlmesh_ray.protocol.token import bearer
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -59,7 +60,7 @@ class Dial:
 
     address: str
     """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     timeout_s: float = 10.0
     """For the connection and the handshake together."""
@@ -80,7 +81,7 @@ class Dial:
         """What every call carries."""
         if self.token is None:
             return ()
-        return ((AUTHORIZATION_METADATA_KEY, f"Bearer {self.token}"),)
+        return ((AUTHORIZATION_METADATA_KEY, bearer(self.token)),)
 
     def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:
         """Make a unary call.

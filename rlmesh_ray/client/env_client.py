@@ -4,6 +4,7 @@ RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -207,6 +208,8 @@ class EnvClient:
         if self._is_closed:
             return
         self._is_closed = True
+        if sys.is_finalizing():
+            return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
         try:
             self._stream.send(wire.pack_request(Close(next(self._request_ids))))
             self._stream.receive(_CLOSE_TIMEOUT_S)

@@ -1,5 +1,6 @@
 """One Join stream: frames out, frames in, and no wait without an end."""
 
+import os
 import queue
 import threading
 import time
@@ -129,6 +130,10 @@ class _Watchdog:
                 )
                 self._thread.start()
 
+    def start_over(self) -> None:
+        """Forget the thread of the process that this one was forked from."""
+        self.__init__()  # type: ignore[misc]
+
     def forget(self, deadline: Deadline) -> None:
         with self._lock:
             self._open.discard(deadline)
@@ -143,3 +148,5 @@ class _Watchdog:
 
 
 _WATCHDOG = _Watchdog()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WATCHDOG.start_over)

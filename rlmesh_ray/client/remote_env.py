@@ -70,6 +70,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
+        super().reset(seed=seed)
         seeds = () if seed is None else (seed,)
         result = self._client.reset(seeds=seeds, options=options)
         return self._value(result.observation), lane_info(result.infos, 0)

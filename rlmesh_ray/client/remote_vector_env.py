@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.errors import ConformanceError, LocalProtocolError
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
@@ -86,6 +87,7 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             Batched observations over all lanes, and infos.
 
         Raises:
+            ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
@@ -94,7 +96,7 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         seeds = self._seeds(seed)
         lanes: list[int] = []
         if mask is not None:
-            lanes = np.flatnonzero(np.asarray(mask)).tolist()
+            lanes = _chosen_lanes(mask, self.num_envs)
             seeds = [seeds[lane] for lane in lanes] if seeds else []
         result = self._client.reset(seeds=seeds, options=rest, lanes=lanes)
         return self._value(result.observation), dict(result.infos)
@@ -127,8 +129,15 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_wait(
         self,
     ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Wait for the step that ``step_async`` sent."""
-        result = self._client.receive_step(self._pending_step)
+        """Wait for the step that ``step_async`` sent.
+
+        Raises:
+            LocalProtocolError: No step is pending.
+        """
+        pending, self._pending_step = self._pending_step, ""
+        if not pending:
+            raise LocalProtocolError("step_wait() without step_async()")
+        result = self._client.receive_step(pending)
         return (
             self._value(result.observation),
             result.rewards,
@@ -152,6 +161,15 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _seeds(self, seed: int | Sequence[int] | None) -> list[int]:
         if seed is None:
             return []
-        if isinstance(seed, int):
-            return [seed + lane for lane in range(self.num_envs)]
-        return list(seed)
+        if isinstance(seed, (int, np.integer)):
+            return [int(seed) + lane for lane in range(self.num_envs)]
+        return [int(one) for one in seed]
+
+
+def _chosen_lanes(mask: Any, num_envs: int) -> list[int]:
+    flags = np.asarray(mask)
+    if flags.shape != (num_envs,) or flags.dtype != np.bool_ or not flags.any():
+        raise ConformanceError(
+            "structure", "reset_mask", f"must be {num_envs} booleans, at least one of them True"
+        )
+    return np.flatnonzero(flags).tolist()

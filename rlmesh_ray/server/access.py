@@ -15,6 +15,7 @@ import grpc
 from rlmesh_ray.errors import AddressError
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
+from rlmesh_ray.protocol.token import bearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,14 @@ def is_wildcard(address: Address) -> bool:
 
 
 class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away every call that does not carry the token."""
+    """Turns away every call that does not carry the token.
+
+    Raises:
+        ConfigurationError: ``token`` is nothing that a call can carry.
+    """
 
     def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+        self._expected = bearer(token).encode()
 
     async def intercept_service(
         self,

@@ -1,6 +1,6 @@
 """The life cycle of a gRPC endpoint: bind, serve, stop."""
 
-import logging
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,6 @@ from rlmesh_ray.errors import AddressError, LocalProtocolError
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.access import ServerTls, TokenGate, check_exposure, is_wildcard
 from rlmesh_ray.server.loop import shared_loop
-
-_LOG = logging.getLogger(__name__)
 
 _OPTIONS = [
     # Without this a second server shares the port silently.
@@ -41,6 +39,7 @@ class Endpoint:
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
+        ConfigurationError: ``token`` is nothing that a call can carry.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Endpoint:
     ) -> None:
         self._wanted = parse_address(address)
         check_exposure(self._wanted, token)
-        self._token = token
+        self._interceptors = [] if token is None else [TokenGate(token)]
         self._tls = tls
         self._server: grpc.aio.Server | None = None
         self._bound: Address | None = None
@@ -69,6 +68,15 @@ class Endpoint:
             raise LocalProtocolError("the server has no address before start()")
         return str(self._bound)
 
+    def require_new(self) -> None:
+        """Make sure that it has not lived yet.
+
+        Raises:
+            LocalProtocolError: It was started or stopped before.
+        """
+        if self._bound is not None or self._stopped.is_set():
+            raise LocalProtocolError("the server was started or stopped already; make a new one")
+
     def start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
         """Bind and serve.
 
@@ -77,10 +85,9 @@ class Endpoint:
 
         Raises:
             AddressError: The address is in use or not this machine's.
-            LocalProtocolError: It was started before.
+            LocalProtocolError: It was started or stopped before.
         """
-        if self._bound is not None:
-            raise LocalProtocolError("the server was started already; make a new one")
+        self.require_new()
         shared_loop().run(self._start(services))
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -97,8 +104,7 @@ class Endpoint:
         self._stopped.set()
 
     async def _start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
-        interceptors = [TokenGate(self._token)] if self._token else []
-        server = grpc.aio.server(interceptors=interceptors, options=_OPTIONS)
+        server = grpc.aio.server(interceptors=self._interceptors, options=_OPTIONS)
         server.add_generic_rpc_handlers(tuple(services))
         port = self._bind(server)
         await server.start()
@@ -109,14 +115,33 @@ class Endpoint:
 
     def _bind(self, server: grpc.aio.Server) -> int:
         target = str(self._wanted)
+        if self._wanted.path and _is_served(self._wanted.path):
+            raise AddressError(
+                f"cannot listen on {target}: another server does; choose another path"
+            )
         try:
             if self._tls is not None:
                 port = server.add_secure_port(target, self._tls.credentials())
             else:
                 port = server.add_insecure_port(target)
         except RuntimeError as error:
-            raise AddressError(
-                f"cannot listen on {self._wanted}: it is in use or not an address of this machine; "
-                "choose another port, or 0 for a free one"
-            ) from error
+            raise AddressError(f"cannot listen on {target}: {_obstacle(self._wanted)}") from error
         return 0 if self._wanted.path else int(port)
+
+
+def _is_served(path: str) -> bool:
+    """Tell whether somebody listens on a unix socket; gRPC would take the path away from them."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _obstacle(address: Address) -> str:
+    if address.path:
+        return "its folder does not exist or is not writable, or the path is longer than 100 bytes"
+    return (
+        "it is in use or not an address of this machine; choose another port, or 0 for a free one"
+    )

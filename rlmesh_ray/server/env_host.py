@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from rlmesh_ray.envs.commands import (
     Command,
@@ -31,6 +32,20 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """Until when a request must be answered."""
+
+    timeout_ms: int
+    at_s: float | None
+    """In the loop's time; None: never."""
+
+    @classmethod
+    def after(cls, timeout_ms: int) -> Self:
+        now_s = asyncio.get_running_loop().time()
+        return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
+
+
 class EnvHost:
     """The environment of one session.
 
@@ -42,56 +57,65 @@ class EnvHost:
 
     def __init__(self, pool: WorkerPool, worker: WorkerProcess, contract: EnvContract) -> None:
         self._pool = pool
-        self._worker: WorkerProcess | None = worker
+        self._worker = worker
         self._contract = contract
         self._is_idle = True
+        self._is_released = False
 
     async def run(self, request: EnvRequest) -> EnvOutcome:
         """Do what a legal ``request`` asks; what goes wrong comes back as a Failure."""
         match request:
             case Reset():
-                return await self._reset(request)
+                return await self._reset(request, _Deadline.after(request.timeout_ms))
             case Step():
-                return await self._step(request)
+                return await self._step(request, _Deadline.after(request.timeout_ms))
             case Render():
-                return await self._render(request)
+                return await self._render(_Deadline.after(request.timeout_ms))
         raise AssertionError(f"the session lets no {type(request).__name__} through")
 
-    async def release(self) -> None:
-        """Give the worker back; one that is still computing is killed, not waited for."""
-        worker, self._worker = self._worker, None
-        if worker is not None and not self._is_idle:
-            worker.kill()
-        await self._pool.release(worker, is_reusable=self._is_idle)
+    def release(self) -> None:
+        """Give the worker back; one that is still computing is killed, not waited for.
 
-    async def _reset(self, request: Reset) -> EnvOutcome:
-        if self._worker is None or not self._worker.is_alive:
+        Idempotent. What remains to be done goes on by itself, so that the cancellation of a
+        stream cannot cut it short.
+        """
+        if self._is_released:
+            return
+        self._is_released = True
+        if not self._is_idle:
+            self._worker.kill()
+        self._pool.release(self._worker, is_reusable=self._is_idle and self._worker.is_alive)
+
+    async def _reset(self, request: Reset, deadline: _Deadline) -> EnvOutcome:
+        if not self._worker.is_alive:
             try:
-                self._worker = await self._pool.replace(self._worker)
+                async with asyncio.timeout_at(deadline.at_s):
+                    self._worker = await self._pool.replace(self._worker)
+            except TimeoutError:
+                # It goes on starting; the next Reset finds it.
+                message = f"not started anew within {deadline.timeout_ms} ms"
+                return Failure(FailureKind.TIMEOUT, message)
             except EnvStartError as error:
                 return Failure(FailureKind.CRASHED, str(error), error.traceback_text)
         command = ResetCommand(
             seeds=request.seeds, options=dict(request.options) or None, lanes=request.env_indices
         )
-        reply = await self._call(self._worker, command, request.timeout_ms)
+        reply = await self._call(command, deadline)
         if not isinstance(reply, ResetReply):
             return _as_failure(reply)
-        return ResetOutcome(self._observation(self._worker, reply.text_columns), reply.infos)
+        return ResetOutcome(self._observation(reply.text_columns), reply.infos)
 
-    async def _step(self, request: Step) -> EnvOutcome:
-        worker = self._worker
-        if worker is None:
-            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
+    async def _step(self, request: Step, deadline: _Deadline) -> EnvOutcome:
         try:
-            text_columns = self._write_action(worker, request.action)
+            text_columns = self._write_action(request.action)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
-        reply = await self._call(worker, StepCommand(text_columns), request.timeout_ms)
+        reply = await self._call(StepCommand(text_columns), deadline)
         if not isinstance(reply, StepReply):
             return _as_failure(reply)
-        block = worker.results
+        block = self._worker.results
         return StepOutcome(
-            observation=self._observation(worker, reply.text_columns),
+            observation=self._observation(reply.text_columns),
             rewards=block.rewards.tolist(),
             terminated=block.terminated.tobytes(),
             truncated=block.truncated.tobytes(),
@@ -99,46 +123,45 @@ class EnvHost:
             final_infos=reply.final_infos,
         )
 
-    async def _render(self, request: Render) -> EnvOutcome:
-        if self._worker is None:
+    async def _render(self, deadline: _Deadline) -> EnvOutcome:
+        if not self._worker.is_alive:
             return RenderOutcome(None)
-        reply = await self._call(self._worker, RenderCommand(), request.timeout_ms)
+        reply = await self._call(RenderCommand(), deadline)
         return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else _as_failure(reply)
 
-    async def _call(
-        self, worker: WorkerProcess, command: Command, timeout_ms: int
-    ) -> Reply | Failure:
+    async def _call(self, command: Command, deadline: _Deadline) -> Reply | Failure:
+        worker = self._worker
+        if worker.fileno() < 0:
+            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self._is_idle = False
         worker.submit(command)
-        if not await _readable(worker.fileno(), timeout_ms / 1000 if timeout_ms > 0 else None):
+        in_time = await _readable(worker.fileno(), deadline.at_s)
+        self._is_idle = True
+        if not in_time:
             # Its result must never reach anyone, and a busy environment cannot be asked to stop.
             worker.kill()
-            self._worker = None
-            self._is_idle = True
-            return Failure(FailureKind.TIMEOUT, f"no result within {timeout_ms} ms")
+            return Failure(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
         reply = worker.receive()
-        self._is_idle = True
         if isinstance(reply, Failure) and reply.kind is FailureKind.CRASHED:
             worker.kill()
-            self._worker = None
         return reply
 
-    def _write_action(self, worker: WorkerProcess, action: bytes) -> tuple[tuple[str, ...], ...]:
+    def _write_action(self, action: bytes) -> tuple[tuple[str, ...], ...]:
         """Put the array columns into the worker's block; return the text columns."""
         columns = values.decode_batch(self._contract.action_space, action, self._contract.num_envs)
         texts = []
-        for target, column in zip(worker.action_columns, columns, strict=True):
+        for target, column in zip(self._worker.action_columns, columns, strict=True):
             if isinstance(column, tuple):
                 texts.append(column)
             else:
                 target[...] = column  # type: ignore[index]  # array leaves have array columns
         return tuple(texts)
 
-    def _observation(self, worker: WorkerProcess, text_columns: Sequence[tuple[str, ...]]) -> bytes:
+    def _observation(self, text_columns: Sequence[tuple[str, ...]]) -> bytes:
         texts = iter(text_columns)
         columns: list[Column] = [
             next(texts) if isinstance(column, tuple) else column
-            for column in worker.observation_columns
+            for column in self._worker.observation_columns
         ]
         return values.encode_batch(
             self._contract.observation_space, columns, self._contract.num_envs
@@ -151,11 +174,11 @@ def _as_failure(reply: Any) -> Failure:
     return Failure(FailureKind.CRASHED, f"the worker answered with {type(reply).__name__}")
 
 
-async def _readable(descriptor: int, timeout_s: float | None) -> bool:
-    """Wait until ``descriptor`` can be read; return False if ``timeout_s`` passed first."""
+async def _readable(descriptor: int, deadline_s: float | None) -> bool:
+    """Wait until ``descriptor`` can be read; return False if the loop's time passed first."""
     loop = asyncio.get_running_loop()
     arrival = loop.create_future()
-    timer = loop.call_later(timeout_s, _settle, arrival, False) if timeout_s else None
+    timer = loop.call_at(deadline_s, _settle, arrival, False) if deadline_s else None
     loop.add_reader(descriptor, _settle, arrival, True)
     try:
         return bool(await arrival)

@@ -9,6 +9,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_service import EnvService
+from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
@@ -80,12 +81,14 @@ class EnvServer:
         Raises:
             EnvStartError: The environment could not be created.
             AddressError: The address is in use or not this machine's.
+            LocalProtocolError: It was started or stopped before.
         """
+        self._endpoint.require_new()
         self._contract = self._pool.start()
         try:
             self._endpoint.start([EnvService(self._pool, self._contract).handlers()])
         except BaseException:
-            self._pool.close()
+            shared_loop().run(self._pool.close())
             raise
         return self
 
@@ -96,7 +99,7 @@ class EnvServer:
     def stop(self, grace_s: float = 1.0) -> None:
         """End the sessions (after ``grace_s`` seconds at the most) and the workers. Idempotent."""
         self._endpoint.stop(grace_s)
-        self._pool.close()
+        shared_loop().run(self._pool.close())
 
     def __enter__(self) -> Self:
         return self.start()

@@ -4,7 +4,6 @@ Handlers take raw bytes, so that a malformed frame is answered in band instead o
 the stream.
 """
 
-import asyncio
 import logging
 import time
 import uuid
@@ -91,13 +90,15 @@ class EnvService:
         try:
             async for data in requests:
                 response = await _answer(session, host, data)
+                if session.state is State.CLOSED:
+                    # Before the answer: whoever reads it may open the next session at once.
+                    host.release()
                 yield wire.pack_response(response, tag_arrays=tag_arrays)
                 if session.state is State.CLOSED:
                     break
         finally:
-            # The stream's own cancellation must not cut the release short.
             session.interrupt(time.time_ns())
-            await asyncio.shield(asyncio.ensure_future(host.release()))
+            host.release()
 
     async def shutdown(self, data: bytes, _context: grpc.aio.ServicerContext) -> bytes:
         """Refuse: an endpoint is ended by whoever started it."""
@@ -108,8 +109,8 @@ class EnvService:
 
     def _knows_arrays(self, context: grpc.aio.ServicerContext) -> bool:
         metadata = dict(context.invocation_metadata() or ())
-        offer = self._offers.claim(str(metadata.get(capabilities.SESSION_METADATA_KEY, "")))
-        return offer is not None and capabilities.NDARRAY in offer.capabilities
+        session_id = str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))
+        return capabilities.NDARRAY in self._offers.claim(session_id)
 
 
 async def _answer(session: EnvSession, host: EnvHost, data: bytes) -> EnvResponse:

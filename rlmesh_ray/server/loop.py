@@ -7,9 +7,11 @@ other for nothing (grpc/grpc#25364): every endpoint of a process shares this one
 import asyncio
 import functools
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -36,3 +38,22 @@ class LoopThread:
 def shared_loop() -> LoopThread:
     """Return the process's loop; the first call starts it."""
     return LoopThread()
+
+
+def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[T]":
+    """Run ``function`` in a daemon thread of its own; to be called from the loop.
+
+    The interpreter waits for an executor's threads when it exits, and what runs here may hang
+    for ever: the constructor and ``close`` of somebody's environment.
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            outcome.set_result(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True).start()
+    return asyncio.wrap_future(outcome)

@@ -41,6 +41,9 @@ _LOG = logging.getLogger(__name__)
 
 SERVICE = "rlmesh.model.v1.ModelService"
 
+MAX_UNANSWERED = 256
+"""Requests of one session that are read before earlier ones have been answered and taken."""
+
 
 class ModelService:
     """Answers the three calls of ModelService.
@@ -96,6 +99,7 @@ class ModelService:
                 if response is None:
                     break
                 yield wire.pack_response(response)
+                conversation.taken.set()
                 if isinstance(response, ModelClosed):
                     break
         finally:
@@ -116,6 +120,8 @@ class _Conversation:
 
     def __init__(self, host: ModelHost) -> None:
         self.outbox: asyncio.Queue[ModelResponse | None] = asyncio.Queue()
+        self.taken = asyncio.Event()
+        """Set by whoever sends, after each response."""
         self._host = host
         self._session = ModelSession()
         self._key = uuid.uuid4().hex
@@ -124,15 +130,24 @@ class _Conversation:
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         """Take requests until the client sends no more."""
-        async for data in requests:
-            self._follow(self._session.receive(wire.parse_request(data)))
-        # The client is gone without Close: there is nobody to answer.
-        self.outbox.put_nowait(None)
+        try:
+            async for data in requests:
+                self._follow(self._session.receive(wire.parse_request(data)))
+                while self._session.num_outstanding + self.outbox.qsize() >= MAX_UNANSWERED:
+                    # A client that only sends shall wait, not fill this process's memory.
+                    self.taken.clear()
+                    await self.taken.wait()
+        finally:
+            # The client is gone without Close: there is nobody to answer.
+            self.outbox.put_nowait(None)
 
     async def release(self) -> None:
         """Drop what is unfinished and free the routes."""
-        for task in self._working:
+        working = tuple(self._working)
+        for task in working:
             task.cancel()
+        # Else one of them could still hand the policy rows of a route that is forgotten below.
+        await asyncio.gather(*working, return_exceptions=True)
         for route_id in list(self._contracts):
             await self._host.forget(self._route_key(route_id))
 

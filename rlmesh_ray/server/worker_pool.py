@@ -6,6 +6,7 @@ from rlmesh_ray.envs.commands import RenewCommand, RenewReply
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
+from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -16,7 +17,8 @@ _CLOSE_TIMEOUT_S = 1.0
 class WorkerPool:
     """Hands out workers, at most ``max_sessions`` at a time; keeps one spare.
 
-    The first worker starts before the endpoint accepts anybody, and tells the contract.
+    The first worker starts before the endpoint accepts anybody, and tells the contract. All
+    methods but ``start`` must be called from the serving loop.
 
     Args:
         source: What each worker runs.
@@ -30,6 +32,9 @@ class WorkerPool:
         self._max_sessions = max_sessions
         self._num_sessions = 0
         self._out: set[WorkerProcess] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
+        # Starts that nobody waits for any more; whoever needs a worker next takes one over.
+        self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
 
@@ -48,12 +53,14 @@ class WorkerPool:
         return self._spare.contract
 
     async def acquire(self) -> WorkerProcess:
-        """Return a worker for a new session.
+        """Return a worker for a new session; a session that is just ending is waited for.
 
         Raises:
             CapacityError: All sessions are taken.
             EnvStartError: A new worker's environment could not be created.
         """
+        while self._num_sessions >= self._max_sessions and self._leaving:
+            await asyncio.wait(self._leaving, return_when=asyncio.FIRST_COMPLETED)
         if self._num_sessions >= self._max_sessions:
             raise CapacityError(
                 f"all {self._max_sessions} sessions are taken; close one, or serve the "
@@ -76,39 +83,74 @@ class WorkerPool:
             self._out.discard(gone)
         worker, self._spare = self._spare, None
         if worker is None or not worker.is_alive:
-            worker = await asyncio.to_thread(WorkerProcess.start, self._source, policy=self._policy)
+            worker = await self._start_another()
         if self._is_closed:
             worker.kill()
             raise EnvStartError("the endpoint is closing")
         self._out.add(worker)
         return worker
 
-    async def release(self, worker: WorkerProcess | None, *, is_reusable: bool) -> None:
-        """End a session; its worker becomes the spare, renewed, if it is reusable."""
-        is_fresh = (
-            is_reusable and worker is not None and await asyncio.to_thread(self._renew, worker)
-        )
-        self._num_sessions -= 1
-        if worker is None:
-            return
-        self._out.discard(worker)
-        if is_fresh and self._spare is None and not self._is_closed:
-            self._spare = worker
-        else:
-            await asyncio.to_thread(worker.close, _CLOSE_TIMEOUT_S)
+    def release(self, worker: WorkerProcess, *, is_reusable: bool) -> None:
+        """End a session; its worker becomes the spare, renewed, if that is possible.
 
-    def close(self) -> None:
+        The place is free when that is done; ``acquire`` waits for it.
+        """
+        leaving = asyncio.ensure_future(self._retire(worker, is_reusable))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
         """End all workers, also those of sessions that have not been released yet."""
         self._is_closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
-            spare.close(_CLOSE_TIMEOUT_S)
+            await in_thread(spare.close, _CLOSE_TIMEOUT_S)
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=_CLOSE_TIMEOUT_S)
         for worker in tuple(self._out):
             worker.kill()
 
+    async def _start_another(self) -> WorkerProcess:
+        starting = (
+            self._orphans.pop()
+            if self._orphans
+            else in_thread(WorkerProcess.start, self._source, policy=self._policy)
+        )
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._orphans.add(starting)
+            starting.add_done_callback(self._adopt)
+            raise
+
+    def _adopt(self, started: "asyncio.Future[WorkerProcess]") -> None:
+        """Keep or end a worker whose session left before it was there."""
+        if started not in self._orphans:
+            return  # somebody has taken it over
+        self._orphans.remove(started)
+        if started.cancelled() or started.exception() is not None:
+            return
+        if self._spare is None and not self._is_closed:
+            self._spare = started.result()
+        else:
+            started.result().kill()
+
+    async def _retire(self, worker: WorkerProcess, is_reusable: bool) -> None:
+        try:
+            is_wanted = is_reusable and self._has_room_for_spare()
+            if is_wanted and await in_thread(self._renew, worker) and self._has_room_for_spare():
+                self._spare = worker
+            else:
+                await in_thread(worker.close, _CLOSE_TIMEOUT_S)
+        finally:
+            self._out.discard(worker)
+            self._num_sessions -= 1
+
+    def _has_room_for_spare(self) -> bool:
+        # An instance that was handed in cannot be made anew.
+        return self._spare is None and not self._is_closed and self._source.is_renewable
+
     def _renew(self, worker: WorkerProcess) -> bool:
-        """Give ``worker`` a fresh environment; an instance cannot be made anew in place."""
-        if not self._source.is_renewable:
-            return False
+        """Give ``worker`` a fresh environment."""
         worker.submit(RenewCommand())
         return worker.poll(_RENEW_TIMEOUT_S) and isinstance(worker.receive(), RenewReply)

@@ -26,6 +26,7 @@ from rlmesh_ray.errors import (
     EndpointLostError,
     EndpointUnreachableError,
     EnvStartError,
+    LocalProtocolError,
     RemoteEnvError,
 )
 
@@ -405,3 +406,35 @@ def test_an_unknown_environment_is_named_in_one_line(env: str, error: type[Excep
 def test_wrong_options_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         EnvServer("CartPole-v1", **options)
+
+
+@pytest.mark.parametrize(
+    "mask", [[False, False], [True], [1, 0], [[True, False]]], ids=["none", "short", "int", "deep"]
+)
+def test_a_mask_that_chooses_no_lanes_is_refused(cartpole: EnvServer, mask: list[object]) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    env.reset()
+
+    with pytest.raises(ConformanceError, match="reset_mask"):
+        env.reset(options={"reset_mask": np.array(mask)})
+
+    env.close()
+
+
+def test_seeds_may_be_numpy_integers(cartpole: EnvServer) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    expected, _ = env.reset(seed=3)
+
+    np.testing.assert_array_equal(env.reset(seed=np.int64(3))[0], expected)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(env.reset(seed=np.array([3, 4]))[0], expected)  # type: ignore[arg-type]
+    env.close()
+
+
+def test_waiting_for_a_step_that_was_not_sent_is_refused_at_once(cartpole: EnvServer) -> None:
+    env = RemoteVectorEnv(cartpole.address)
+    env.reset()
+
+    with pytest.raises(LocalProtocolError, match="without step_async"):
+        env.step_wait()
+
+    env.close()

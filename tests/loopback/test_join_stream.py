@@ -1,5 +1,8 @@
 """The client's stream against servers that misbehave."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -141,3 +144,30 @@ def test_a_closed_stream_refuses_to_send(serve: Serve) -> None:
 
     with pytest.raises(EndpointClosedError):
         stream.send(b"a")
+
+
+FORK = """
+import os, threading
+from rlmesh_ray.client.join_stream import Deadline
+
+class Call:
+    def __init__(self):
+        self.cancelled = threading.Event()
+    def cancel(self):
+        self.cancelled.set()
+
+with Deadline(60.0, Call()):
+    pass
+if os.fork() == 0:
+    call = Call()
+    with Deadline(0.2, call):
+        os._exit(0 if call.cancelled.wait(20) else 1)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_deadlines_work_in_a_process_that_was_forked() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True)
+
+    assert ended.stdout == "0\n"

@@ -1,0 +1,74 @@
+"""Remote environments are gymnasium's: its checker and its wrappers take them for their own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.wrappers.vector import (
+    DictInfoToList,
+    NormalizeObservation,
+    RecordEpisodeStatistics,
+)
+
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray.testing.equality import assert_identical
+
+NUM_LANES = 3
+NUM_STEPS = 60
+
+
+def cartpoles() -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * NUM_LANES)
+
+
+@pytest.fixture
+def remote() -> Iterator[RemoteVectorEnv]:
+    with EnvServer("CartPole-v1", num_envs=NUM_LANES) as server:
+        env = RemoteVectorEnv(server.address)
+        yield env
+        env.close()
+
+
+# The checker's advice on how to choose bounds is for the environments' authors.
+@pytest.mark.filterwarnings("ignore:.*(For Box action spaces|infinity):UserWarning")
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Taxi-v3", "Blackjack-v1"])
+def test_gymnasiums_checker_finds_nothing_wrong(env_id: str) -> None:
+    with EnvServer(env_id) as server:
+        env = RemoteEnv(server.address)
+
+        check_env(env, skip_render_check=True)
+
+        env.close()
+
+
+@pytest.mark.parametrize("wrapper", [RecordEpisodeStatistics, NormalizeObservation, DictInfoToList])
+def test_vector_wrappers_give_what_they_give_round_a_local_vector(
+    remote: RemoteVectorEnv, wrapper: type[gymnasium.vector.VectorWrapper]
+) -> None:
+    ours: Any = wrapper(remote)
+    theirs: Any = wrapper(cartpoles())
+    theirs.action_space.seed(0)
+    assert_identical(ours.reset(seed=5), theirs.reset(seed=5))
+
+    for _ in range(NUM_STEPS):
+        actions = theirs.action_space.sample()
+        mine, local = ours.step(actions), theirs.step(actions)
+        for infos in (mine[4], local[4]):
+            if isinstance(infos, dict):  # the wrapper's clock
+                infos.get("episode", {}).pop("t", None)
+        assert_identical(mine, local)
+    theirs.close()
+
+
+def test_returned_arrays_belong_to_the_caller(remote: RemoteVectorEnv) -> None:
+    first, _ = remote.reset(seed=0)
+    kept = first.copy()
+
+    second, *_ = remote.step(np.zeros(NUM_LANES, np.int64))
+    second[:] = 0.0
+
+    np.testing.assert_array_equal(first, kept)

@@ -1,0 +1,267 @@
+"""Endpoints that are started twice, stopped early, abandoned, or left by their clients."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
+
+
+class Exits(gymnasium.Env[Any, Any]):
+    """Ends its process on action 1; hangs in its constructor while ``gate`` is a pipe."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, gate: str = "") -> None:
+        if gate and os.path.exists(gate):
+            with open(gate):  # until somebody opens the other end
+                pass
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        if action == 1:
+            os._exit(3)
+        return 0, 0.0, False, False, {}
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Return whether ``condition`` has come true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        os.sched_yield()
+    return True
+
+
+def worker_pids(parent: int | None = None) -> set[int]:
+    """Return the worker processes of a process, this one by default."""
+    tasks = Path(f"/proc/{parent or os.getpid()}/task")
+    children = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
+    return {int(pid) for pid in children if b"envs.worker" in _command(pid)}
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def test_a_second_start_leaves_the_running_server_alone() -> None:
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+
+        with pytest.raises(LocalProtocolError, match="already"):
+            server.start()
+
+        env.step(0)
+        env.close()
+
+
+def test_a_server_that_was_stopped_does_not_start_again() -> None:
+    server = EnvServer("CartPole-v1")
+    server.stop()
+
+    with pytest.raises(LocalProtocolError, match="make a new one"):
+        server.start()
+
+
+def test_a_unix_socket_that_is_served_is_not_taken_away(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'env.sock'}"
+    with EnvServer("CartPole-v1", address=address):
+        with pytest.raises(AddressError, match="another server"):
+            EnvServer("CartPole-v1", address=address).start()
+
+        RemoteEnv(address).close()
+
+
+def test_a_unix_socket_that_a_dead_server_left_is_used_again(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'env.sock'}"
+    script = f"""
+import os
+from rlmesh_ray import EnvServer
+EnvServer("CartPole-v1", address={address!r}).start()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+    with EnvServer("CartPole-v1", address=address):
+        RemoteEnv(address).close()
+
+
+def test_an_impossible_unix_socket_is_named_with_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match="folder does not exist"):
+        EnvServer("CartPole-v1", address=f"unix:{tmp_path}/no/env.sock").start()
+
+
+def test_the_only_place_is_free_again_when_close_returns() -> None:
+    with EnvServer("CartPole-v1", max_sessions=1) as server:
+        for _ in range(10):
+            env = RemoteEnv(server.address)
+            env.reset()
+            env.close()
+
+
+def test_workers_that_died_are_let_go() -> None:
+    with EnvServer(Exits) as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            with pytest.raises(RemoteEnvError, match="exit code 3"):
+                env.step(1)
+            env.reset()
+
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        assert len(worker_pids()) == 1
+        env.close()
+
+
+def test_clients_that_come_and_go_leave_nothing_behind() -> None:
+    with EnvServer("CartPole-v1") as server:
+        counts = []
+        for cycle in range(40):
+            env = EnvClient(Dial(server.address))
+            env.reset()
+            env.step([np.zeros(1, np.int64)])
+            if cycle % 2:
+                env._channel.close()  # vanishes without a word
+            env.close()
+            assert eventually(lambda: server.num_sessions == 0)
+            counts.append(len(os.listdir("/proc/self/fd")))
+
+        assert counts[-1] <= counts[3] + 4
+        assert len(worker_pids()) == 1
+
+
+def test_clients_that_leave_while_their_worker_starts_start_no_more_than_one(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(Exits, env_kwargs={"gate": str(gate)}) as server:
+        stays = RemoteEnv(server.address)
+        stays.reset()
+        os.mkfifo(gate)
+        for _ in range(4):
+            leaves = EnvClient(Dial(server.address))
+            assert eventually(lambda: server.num_sessions == 2 and len(worker_pids()) == 2)
+            leaves._channel.close()
+            assert eventually(lambda: server.num_sessions == 1)
+        comes = EnvClient(Dial(server.address))
+        with gate.open("w"):
+            comes.reset()
+
+        assert len(worker_pids()) == 2
+        comes.close()
+        stays.close()
+
+
+def test_stop_does_not_wait_for_a_worker_that_never_starts(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"""
+import os
+from rlmesh_ray import EnvServer, RemoteEnv
+from tests_lifecycle import Exits
+server = EnvServer(Exits, env_kwargs={{"gate": {str(gate)!r}}}).start()
+first = RemoteEnv(server.address)
+first.reset()
+os.mkfifo({str(gate)!r})
+second = RemoteEnv(server.address, step_timeout_s=0.5)
+try:
+    second.reset()
+except Exception as error:
+    print(type(error).__name__)
+server.stop(0.0)
+"""
+    (tmp_path / "tests_lifecycle.py").write_text(Path(__file__).read_text())
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
+
+    assert (ended.returncode, ended.stdout) == (0, "EndpointTimeoutError\n")
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_reset_that_needs_a_new_worker_keeps_its_deadline(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(Exits, env_kwargs={"gate": str(gate)}) as server:
+        env = RemoteEnv(server.address, step_timeout_s=2.0)
+        env.reset()
+        with pytest.raises(RemoteEnvError, match="exit code 3"):
+            env.step(1)
+        os.mkfifo(gate)
+
+        with pytest.raises(RemoteEnvError, match="not started anew within 1800 ms") as caught:
+            env.reset()
+        with gate.open("w"):
+            env.reset()
+
+        assert caught.value.code == "TIMEOUT"
+        assert caught.value.is_recoverable
+        env.close()
+
+
+# Deliberately neither a context manager nor an `if __name__ == "__main__"`.
+SCRIPT = """
+import numpy as np
+from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
+server = EnvServer("CartPole-v1", num_envs=2).start()
+env = RemoteVectorEnv(server.address)
+env.reset()
+env.step(np.array([0, 0]))
+policy = ModelServer(lambda batch: np.zeros(len(batch), np.int64)).start()
+model = RemoteModel(policy.address)
+model.configure_route(env)
+print("ready", flush=True)
+"""
+
+
+def run_script(source: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_interpreter_exits_although_nothing_was_closed() -> None:
+    with run_script(SCRIPT) as process:
+        output, errors = process.communicate(timeout=30)
+
+    assert (process.returncode, output) == (0, "ready\n")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_plain_script_and_its_workers(number: signal.Signals) -> None:
+    with run_script(SCRIPT + "server.wait()\n") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        workers = worker_pids(process.pid)
+
+        process.send_signal(number)
+        process.communicate(timeout=30)
+
+    assert process.returncode == -number
+    assert len(workers) == 1
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
