@@ -11,7 +11,12 @@ import ray
 from rlmesh_ray.actors.env_service import EnvServiceActor
 from rlmesh_ray.actors.registry import find_registry, shared_registry
 from rlmesh_ray.envs.source import HostedEnv
-from rlmesh_ray.errors import CapacityError, ConfigurationError, EndpointUnreachableError
+from rlmesh_ray.errors import (
+    CapacityError,
+    ConfigurationError,
+    EndpointUnreachableError,
+    RlmeshError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,11 @@ class EnvFleet:
     def _await_start(self, num_cpus: float, timeout_s: float) -> None:
         starting = [actor.address.remote() for actor in self._actors]
         ready, waiting = ray.wait(starting, num_returns=len(starting), timeout=timeout_s)
-        ray.get(ready)
+        try:
+            ray.get(ready)
+        except ray.exceptions.RayTaskError as error:
+            # Ray's own text of it is a traceback of many lines.
+            raise error.cause if isinstance(error.cause, RlmeshError) else error from None
         if waiting:
             free = ray.available_resources().get("CPU", 0.0)
             raise CapacityError(

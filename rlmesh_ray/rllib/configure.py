@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.actors.fleet import EnvFleet
@@ -27,7 +28,8 @@ ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 RolloutSource = str | Sequence[str] | EnvFleet | Callable[[], Any]
 """A Gymnasium id, a factory, a fleet, one address, or several."""
 
-# Fleets that configure() has started live as long as the driver: nobody else holds them.
+# Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
+# ends its endpoints when nobody holds it.
 _FLEETS: list[EnvFleet] = []
 
 
@@ -58,7 +60,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         num_endpoints: For an id or factory: how many to start. Default: one a runner.
         num_envs: For an id or factory: lanes of each endpoint. Default: what
             ``num_envs_per_env_runner`` says.
-        token: For addresses: what the endpoints want to see.
+        token: For addresses: what the endpoints want to see. It becomes part of the config, and
+            so of the algorithm's checkpoints.
         tls: For addresses whose endpoints speak TLS.
         step_timeout_s: Longest wait for any answer of an endpoint; must be well below the
             config's ``sample_timeout_s``.
@@ -71,6 +74,10 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         ContractMismatchError: The endpoints differ from each other, or cannot be spread evenly.
         EndpointError: An endpoint cannot be reached.
     """
+    if not config.enable_env_runner_and_connector_v2:
+        raise ConfigurationError(
+            "this config is of RLlib's old API stack; leave api_stack() at its defaults"
+        )
     directory, token = _directory(config, env, num_endpoints, num_envs, token)
     contract = _common_contract(directory, token, tls)
     num_runners = int(config.num_env_runners or 0)
@@ -106,29 +113,49 @@ def _directory(
     """Return where the endpoints are, and the token that they want."""
     if isinstance(env, str) and looks_like_address(env):
         env = [env]
-    starts_fleet = not isinstance(env, EnvFleet) and (isinstance(env, str) or callable(env))
+    starts_fleet = isinstance(env, str) or callable(env)
     if not starts_fleet and (num_endpoints is not None or num_envs is not None):
         raise ConfigurationError(
             "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
             "already have their own"
         )
-    if isinstance(env, EnvFleet):
-        return env.directory, env.token
     if isinstance(env, str) or callable(env):
-        fleet = EnvFleet(
+        num_runners = max(1, int(config.num_env_runners or 0))
+        env = EnvFleet(
             env,
-            num_endpoints=num_endpoints or max(1, int(config.num_env_runners or 0)),
-            num_envs=num_envs or int(config.num_envs_per_env_runner),
+            num_endpoints=num_runners if num_endpoints is None else num_endpoints,
+            num_envs=int(config.num_envs_per_env_runner) if num_envs is None else num_envs,
+            num_cpus=endpoint_cpus(config, num_runners if num_endpoints is None else num_endpoints),
         )
-        _FLEETS.append(fleet)
-        return fleet.directory, fleet.token
-    addresses = tuple(env)
-    if not addresses or not all(isinstance(address, str) for address in addresses):
+    if isinstance(env, EnvFleet):
+        _FLEETS.append(env)
+        return env.directory, env.token
+    return FixedAddresses(_addresses(env)), token
+
+
+def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
+    """Return what Ray shall set aside for an endpoint: a CPU, if the runners then find room.
+
+    A laptop's two cores are spoken for by two runners already; endpoints that took a CPU each
+    would leave RLlib waiting for ever.
+    """
+    if not ray.is_initialized():
+        ray.init()
+    runners = int(config.num_env_runners or 0) * float(config.num_cpus_per_env_runner)
+    learners = int(config.num_learners or 0) * 1.0
+    total = float(ray.cluster_resources().get("CPU", 0.0))
+    left = total - runners - learners
+    return min(1.0, max(left / max(num_endpoints, 1), 0.01))
+
+
+def _addresses(env: Sequence[str]) -> tuple[str, ...]:
+    is_list = isinstance(env, Sequence) and len(env) > 0
+    if not is_list or not all(isinstance(address, str) for address in env):
         raise ConfigurationError(
             f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an address or a list of "
-            "addresses"
+            "addresses; an environment that exists already is served by EnvServer"
         )
-    return FixedAddresses(addresses), token
+    return tuple(env)
 
 
 def _common_contract(directory: Directory, token: str | None, tls: ClientTls | None) -> EnvContract:

@@ -14,6 +14,7 @@ from ray.rllib.utils.metrics import ENV_RESET_TIMER, ENV_STEP_TIMER
 
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import (
+    AccessDeniedError,
     ConfigurationError,
     ContractMismatchError,
     EndpointError,
@@ -67,6 +68,8 @@ class RLMeshEnvRunner(SingleAgentEnvRunner):
             raise ConfigurationError(
                 "this config names no endpoints: pass it through rlmesh_ray.rllib.configure"
             )
+        # Before anything can fail: the episodes that were running are gone in any case.
+        self._needs_initial_reset = True
         if self.env is not None:
             self.env.close()
         self.env = LaneGroup(_open_sessions(plan, self.worker_index or 0), plan.contract)
@@ -77,7 +80,6 @@ class RLMeshEnvRunner(SingleAgentEnvRunner):
                 f"num_envs_per_env_runner={self.config.num_envs_per_env_runner}, but the endpoints "
                 f"give {self.num_envs} lanes; leave it to rlmesh_ray.rllib.configure"
             )
-        self._needs_initial_reset = True
         self._announce_environment()
 
     @override(SingleAgentEnvRunner)
@@ -158,6 +160,8 @@ def _connect(plan: RolloutPlan, endpoint: int) -> EnvClient:
     for _ in range(_CONNECT_ATTEMPTS - 1):
         try:
             return EnvClient(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
+        except AccessDeniedError:
+            raise  # another try would be answered the same
         except EndpointError as error:
             _LOG.info("endpoint %d: %s; trying again in %.2g s", endpoint, error, delay_s)
         time.sleep(delay_s)

@@ -1,6 +1,6 @@
 """Which runner talks to which endpoints: decided on the driver, carried in the config."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlmesh_ray.client.channel import ClientTls, Dial
@@ -48,7 +48,7 @@ class RolloutPlan:
     """What every endpoint promised on the driver, and must still promise to the runner."""
     sessions_per_runner: int
     """Each gives ``contract.num_envs`` lanes."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
     tls: ClientTls | None = None
     step_timeout_s: float = 30.0
 
@@ -102,11 +102,11 @@ def require_same_contract(expected: EnvContract, found: EnvContract, address: st
     Raises:
         ContractMismatchError: Something differs; the message names it and both sides.
     """
-    for field in ("num_envs", "autoreset_mode", "observation_space", "action_space"):
-        ours, theirs = getattr(expected, field), getattr(found, field)
+    for name in ("num_envs", "autoreset_mode", "observation_space", "action_space"):
+        ours, theirs = getattr(expected, name), getattr(found, name)
         if ours != theirs:
             raise ContractMismatchError(
-                f"{address} serves {found.id} with {field} = {theirs}, but {expected.id} with "
+                f"{address} serves {found.id} with {name} = {theirs}, but {expected.id} with "
                 f"{ours} is expected; all endpoints of one algorithm must serve the same "
                 "environment at the same width"
             )

@@ -13,6 +13,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+import rlmesh_ray.rllib.env_runner
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
@@ -202,8 +203,9 @@ class Hopeless(Ramp):
 
 
 def test_an_environment_that_never_works_ends_sample_with_its_error(
-    runners: Callable[..., RLMeshEnvRunner],
+    runners: Callable[..., RLMeshEnvRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rlmesh_ray.rllib.env_runner, "_MAX_FAILURES", 2)
     with pytest.raises(Exception, match="RuntimeError: never"):
         runners(Hopeless).sample(num_timesteps=20)
 
