@@ -1,0 +1,121 @@
+"""What the command line says: tables for people, or one JSON object a line for programs.
+
+Rule of the file: with ``--json`` standard output carries events and nothing else; what is for
+people goes to standard error then.
+"""
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console as RichConsole
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+# Where no terminal tells its width: logs and pipes. Wide enough for an address and a path.
+_WIDTH_OF_A_FILE = 120
+
+
+class Console:
+    """The two ends of a command's output.
+
+    Args:
+        is_json: Whether a program reads standard output.
+    """
+
+    def __init__(self, *, is_json: bool = False) -> None:
+        self.is_json = is_json
+        self._people = _rich(is_stderr=is_json)
+        self._errors = _rich(is_stderr=True)
+
+    @property
+    def people(self) -> RichConsole:
+        """Where people read; for live displays."""
+        return self._people
+
+    def event(self, kind: str, **fields: object) -> None:
+        """Tell programs what happened; nothing without ``--json``.
+
+        Args:
+            kind: Stands under ``"event"``.
+            fields: Anything JSON can express; infinite and undefined numbers become null.
+        """
+        if self.is_json:
+            line = json.dumps(_finite({"event": kind, **fields}), default=str)
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+    def say(self, text: str = "", *, style: str = "") -> None:
+        """Tell people one line, which is never wrapped: it may be copied."""
+        self._people.print(Text(text, style=style), soft_wrap=True)
+
+    def show(self, what: RenderableType) -> None:
+        """Show people a table or panel."""
+        self._people.print(what)
+
+    def facts(self, title: str, facts: Mapping[str, object], next_commands: Sequence[str]) -> None:
+        """Show people what is, and what to type next.
+
+        Args:
+            title: Stands above the facts.
+            facts: Name and value; a value may have several lines.
+            next_commands: Without the program's name.
+        """
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in facts.items():
+            table.add_row(name, Text(str(value)))
+        self.show(Panel(table, title=Text(title), title_align="left", expand=False))
+        if next_commands:
+            self.say("next:", style="dim")
+            for command in next_commands:
+                self.say(f"  {program()} {command}", style="cyan")
+
+    def error(self, message: str, kind: str) -> None:
+        """Say what went wrong, to both.
+
+        Args:
+            message: One line: the cause and the remedy.
+            kind: The error's class, for programs.
+        """
+        line = Text.assemble(("error: ", "bold red"), message)
+        self._errors.print(line, soft_wrap=True)
+        self.event("error", type=kind, message=message)
+
+    def trace(self, text: str) -> None:
+        """Show a traceback, on standard error."""
+        self._errors.print(Text(text), soft_wrap=True)
+
+
+def program() -> str:
+    """Return how people start this program from where they are."""
+    if shutil.which("rlmesh-ray"):
+        return "rlmesh-ray"
+    script = Path(sys.executable).with_name("rlmesh-ray")
+    if not script.exists():
+        return f"{sys.executable} -m rlmesh_ray"
+    is_below = script.is_relative_to(Path.cwd())
+    return str(script.relative_to(Path.cwd()) if is_below else script)
+
+
+def _rich(*, is_stderr: bool) -> RichConsole:
+    stream = sys.stderr if is_stderr else sys.stdout
+    width = None if stream.isatty() else _WIDTH_OF_A_FILE
+    return RichConsole(stderr=is_stderr, width=width, highlight=False, markup=False)
+
+
+def _finite(value: object) -> object:
+    """Replace what JSON has no word for: nan and the infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value

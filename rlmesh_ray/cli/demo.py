@@ -1,0 +1,271 @@
+"""What ``make demo`` runs: the main job, end to end, on this machine.
+
+Trains CartPole over two endpoints on a local Ray, serves the checkpoint from a
+ModelServiceActor, and lets a process that knows neither Ray nor RLlib drive both.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlmesh_ray.cli.console import Console, program
+from rlmesh_ray.cli.failures import describe, trace
+from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+from rlmesh_ray.cli.logs import quiet_rllib, set_up
+from rlmesh_ray.cli.options import TOKEN_VARIABLE
+from rlmesh_ray.cli.signals import interrupt_on_sigterm
+from rlmesh_ray.cli.time_left import Goal, words
+from rlmesh_ray.cli.training_view import TrainingView
+from rlmesh_ray.errors import RlmeshError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.actors.fleet import EnvFleet
+    from rlmesh_ray.rllib.training import Progress
+
+_ENV = "CartPole-v1"
+_NUM_ENDPOINTS = 2
+_LANES = 16
+# CartPole is learnt fast by looking a short way ahead; the falling rate keeps what was learnt.
+_TRAINING: dict[str, Any] = {
+    "gamma": 0.98,
+    "lambda_": 0.8,
+    "lr": [[0, 1e-3], [150_000, 1e-4]],
+    "clip_param": 0.2,
+    "use_kl_loss": False,
+    "vf_loss_coeff": 0.5,
+    "vf_clip_param": 10_000.0,
+    "train_batch_size_per_learner": 2048,
+    "minibatch_size": 256,
+    "num_epochs": 10,
+}
+# RLlib's mean return is that of the episodes that end within one iteration. Four batches to an
+# iteration make that more than a lucky handful, and training goes a little beyond the goal, so
+# that the mean over other episodes is not below it.
+_STEPS_AN_ITERATION = 8192
+_MARGIN = 25.0
+_EVALUATION_SEED = 10_000
+_EVALUATION_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    out: Path
+    goal: float
+    episodes: int
+    seed: int
+    most_iterations: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; return the exit code: 0, or 1 when a goal was missed."""
+    plan, is_debug = _plan(arguments)
+    console = Console()
+    set_up(is_debug=is_debug)
+    try:
+        require_rllib()
+        with interrupt_on_sigterm(), connected_ray(console, _NUM_ENDPOINTS + 2, address="local"):
+            return _run(console, plan)
+    except KeyboardInterrupt:
+        console.say("interrupted", style="yellow")
+        return 130
+    except Exception as error:  # noqa: BLE001  # the outermost frame: every error ends in one line
+        if is_debug:
+            console.trace(trace(error))
+        console.error(*describe(error))
+        return 1
+
+
+def _plan(arguments: Sequence[str] | None) -> tuple[_Plan, bool]:
+    parser = argparse.ArgumentParser(prog="python -m rlmesh_ray.cli.demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="what is written")
+    parser.add_argument("--goal", type=float, default=450.0, help="mean return to reach")
+    parser.add_argument("--episodes", type=int, default=20, help="to evaluate")
+    parser.add_argument("--seed", type=int, default=1, help="of the training")
+    parser.add_argument("--most-iterations", type=int, default=50, help="after which it gives up")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    given = parser.parse_args(arguments)
+    plan = _Plan(given.out, given.goal, given.episodes, given.seed, given.most_iterations)
+    return plan, given.debug
+
+
+def _run(console: Console, plan: _Plan) -> int:
+    start_s = time.perf_counter()
+    _clear(plan.out)
+    from rlmesh_ray.actors import EnvFleet
+
+    console.say(f"starting {_NUM_ENDPOINTS} endpoints of {_ENV} …")
+    with EnvFleet(_ENV, num_endpoints=_NUM_ENDPOINTS, num_envs=_LANES) as fleet:
+        where = _tell_fleet(console, fleet)
+        history = _train(console, fleet, plan)
+        policy, model = _serve(console, plan.out / "checkpoint")
+        where["policy"] = model
+        outside = _evaluate(console, fleet, model["address"], plan.episodes)
+        where["evaluation"] = {"pid": outside["pid"]}
+        _stop(policy)
+    summary = {
+        "env": _ENV,
+        "algo": "PPO",
+        "goal": plan.goal,
+        "train_return_mean": history[-1].return_mean,
+        "eval_return_mean": outside["return_mean"],
+        "eval_return_stderr": outside["return_stderr"],
+        "eval_episodes": outside["episodes"],
+        "env_steps": history[-1].env_steps,
+        "iterations": history[-1].iteration,
+        "train_wall_s": history[-1].wall_s,
+        "wall_s": time.perf_counter() - start_s,
+        "seed": plan.seed,
+        "eval_imported": outside["imported"],
+        "where": where,
+    }
+    (plan.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return _tell(console, plan, summary)
+
+
+def _clear(out: Path) -> None:
+    """Remove what an earlier run has left, and nothing else."""
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out / "checkpoint", ignore_errors=True)
+    for name in ("learning_curve.png", "summary.json"):
+        (out / name).unlink(missing_ok=True)
+
+
+def _tell_fleet(console: Console, fleet: "EnvFleet") -> dict[str, Any]:
+    import ray
+
+    endpoints = [
+        {"address": told["address"], "pid": told["pid"]}
+        for told in ray.get([actor.describe.remote() for actor in fleet.actors])
+    ]
+    for endpoint in endpoints:
+        console.say(
+            f"endpoint {endpoint['address']}: {_LANES} lanes of {_ENV} a session "
+            f"(actor in process {endpoint['pid']})"
+        )
+    return {"driver": {"pid": os.getpid()}, "endpoints": endpoints}
+
+
+def _train(console: Console, fleet: "EnvFleet", plan: _Plan) -> "list[Progress]":
+    from rlmesh_ray.rllib import configure
+    from rlmesh_ray.rllib.presets import ppo_config
+    from rlmesh_ray.rllib.training import learning_curve, train
+
+    config = ppo_config()
+    config.training(**_TRAINING)
+    config.reporting(min_sample_timesteps_per_iteration=_STEPS_AN_ITERATION)
+    config.debugging(seed=plan.seed)
+    quiet_rllib(config)
+    configure(config, fleet)
+    goal = Goal(stop_return=plan.goal + _MARGIN, stop_iters=plan.most_iterations)
+    console.say(f"PPO through RLMeshEnvRunner, until the mean return is {goal.stop_return:g}:")
+    with TrainingView(console, goal) as view:
+        run = train(
+            config,
+            stop_return=goal.stop_return,
+            stop_iters=goal.stop_iters,
+            checkpoint_dir=plan.out / "checkpoint",
+        )
+        history = view.follow(run)
+    title = f"PPO on {_ENV}, over {_NUM_ENDPOINTS} endpoints of {_LANES} lanes"
+    learning_curve(history, plan.out / "learning_curve.png", title=title, goal=plan.goal)
+    return history
+
+
+def _serve(console: Console, checkpoint: Path) -> tuple[Any, dict[str, Any]]:
+    import ray
+
+    from rlmesh_ray.actors import ModelServiceActor
+
+    actor_class: Any = ModelServiceActor
+    actor = actor_class.remote(str(checkpoint.resolve()))
+    told = ray.get(actor.describe.remote())
+    console.say(f"policy   {told['address']}: the checkpoint (actor in process {told['pid']})")
+    return actor, {"address": told["address"], "pid": told["pid"]}
+
+
+def _evaluate(
+    console: Console, fleet: "EnvFleet", model_address: str, episodes: int
+) -> dict[str, Any]:
+    """Let another process run the episodes; return what it reports.
+
+    Raises:
+        RlmeshError: It failed, or it needed Ray or torch.
+    """
+    command = [sys.executable, "-m", "rlmesh_ray", "evaluate"]
+    command += ["--env", fleet.addresses[0], "--model", model_address]
+    command += ["--episodes", str(episodes), "--seed", str(_EVALUATION_SEED), "--json"]
+    console.say(f"outside  {program()} {' '.join(command[3:])}")
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, TOKEN_VARIABLE: fleet.token},
+    )
+    try:
+        output, errors = process.communicate(timeout=_EVALUATION_TIMEOUT_S)
+    finally:
+        process.kill()
+    if process.returncode != 0:
+        raise RlmeshError(f"the evaluation ended with exit code {process.returncode}: {errors}")
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if any(result["imported"].values()):
+        raise RlmeshError(f"the evaluation imported {result['imported']}; it must need neither")
+    return {**result, "pid": process.pid}
+
+
+def _stop(actor: Any) -> None:
+    import ray
+
+    ray.kill(actor)
+
+
+def _tell(console: Console, plan: _Plan, summary: dict[str, Any]) -> int:
+    where = summary["where"]
+    endpoints = "\n".join(
+        f"{endpoint['address']} (process {endpoint['pid']})" for endpoint in where["endpoints"]
+    )
+    is_reached = min(summary["train_return_mean"], summary["eval_return_mean"]) >= plan.goal
+    checkpoint = plan.out / "checkpoint"
+    console.facts(
+        "done" if is_reached else f"MISSED: a mean return of {plan.goal:g} was the goal",
+        {
+            "endpoints": endpoints,
+            "trainer": f"PPO, RLMeshEnvRunner (process {where['driver']['pid']})",
+            "policy": f"{where['policy']['address']} (process {where['policy']['pid']})",
+            "evaluation": f"process {where['evaluation']['pid']}, without Ray and torch",
+            "training return": f"{summary['train_return_mean']:.1f} after "
+            f"{summary['env_steps']:,} env steps, {words(summary['train_wall_s'])}",
+            "evaluated return": f"{summary['eval_return_mean']:.1f} over "
+            f"{summary['eval_episodes']} episodes",
+            "time": words(summary["wall_s"]),
+            "files": f"{checkpoint}\n{plan.out / 'learning_curve.png'}\n"
+            f"{plan.out / 'summary.json'}",
+        },
+        [
+            f"serve-model {checkpoint}",
+            f"serve-env {_ENV} --num-envs 8",
+            f"evaluate --env {_ENV} --model {checkpoint} --episodes 20",
+            f"train {_ENV} --num-endpoints 2 --stop-return 450",
+        ],
+    )
+    if not is_reached:
+        console.error(
+            f"the mean return is {summary['train_return_mean']:.1f} in training and "
+            f"{summary['eval_return_mean']:.1f} outside; {plan.goal:g} was the goal: try another "
+            "--seed",
+            "GoalMissed",
+        )
+    return 0 if is_reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

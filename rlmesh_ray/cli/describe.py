@@ -1,0 +1,107 @@
+"""Spaces and contracts, in words for people and in JSON for programs."""
+
+import math
+
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+
+
+def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
+    """Return one line a leaf: its place in the space and what it is."""
+    if isinstance(spec, DictSpec):
+        return [
+            line
+            for key, part in spec.items
+            for line in space_lines(part, f"{name}.{key}" if name else key)
+        ]
+    if isinstance(spec, TupleSpec):
+        return [
+            line
+            for index, part in enumerate(spec.items)
+            for line in space_lines(part, f"{name}.{index}" if name else str(index))
+        ]
+    return [f"{name}: {_leaf_text(spec)}" if name else _leaf_text(spec)]
+
+
+def space_json(spec: SpaceSpec) -> dict[str, object]:
+    """Return ``spec`` as JSON has it; infinite bounds are None."""
+    match spec:
+        case DictSpec(items):
+            return {"type": "Dict", "spaces": {key: space_json(part) for key, part in items}}
+        case TupleSpec(items):
+            return {"type": "Tuple", "spaces": [space_json(part) for part in items]}
+        case BoxSpec(shape, dtype):
+            low, high = (_bound(values.ravel().tolist()) for values in spec.bounds())
+            return {"type": "Box", "shape": shape, "dtype": dtype, "low": low, "high": high}
+        case DiscreteSpec(n, start, dtype):
+            return {"type": "Discrete", "n": n, "start": start, "dtype": dtype}
+        case MultiBinarySpec():
+            return {"type": "MultiBinary", "shape": spec.shape}
+        case MultiDiscreteSpec(nvec, shape, dtype):
+            return {"type": "MultiDiscrete", "nvec": nvec, "shape": shape, "dtype": dtype}
+        case TextSpec(shortest, longest, charset):
+            lengths = {"min_length": shortest, "max_length": longest}
+            return {"type": "Text", **lengths, "charset": charset}
+
+
+def contract_json(contract: EnvContract) -> dict[str, object]:
+    """Return what an endpoint promises, as JSON has it."""
+    return {
+        "env": contract.id,
+        "num_envs": contract.num_envs,
+        "autoreset_mode": contract.autoreset_mode.value,
+        "render_mode": contract.render_mode or None,
+        "observation_space": space_json(contract.observation_space),
+        "action_space": space_json(contract.action_space),
+        "metadata": dict(contract.metadata),
+    }
+
+
+def contract_facts(contract: EnvContract) -> dict[str, object]:
+    """Return what an endpoint promises, as rows of a table."""
+    return {
+        "environment": contract.id,
+        "lanes a session": contract.num_envs,
+        "autoreset": contract.autoreset_mode.value,
+        "render mode": contract.render_mode or "none",
+        "observation": "\n".join(space_lines(contract.observation_space)),
+        "action": "\n".join(space_lines(contract.action_space)),
+    }
+
+
+def _leaf_text(spec: SpaceSpec) -> str:
+    match spec:
+        case BoxSpec(shape, dtype):
+            low, high = spec.bounds()
+            if low.size == 0:
+                return f"Box {_shape(shape)} {dtype}"
+            return f"Box {_shape(shape)} {dtype} within [{low.min():g}, {high.max():g}]"
+        case DiscreteSpec(n, start, _):
+            return f"Discrete {start}…{start + n - 1}"
+        case MultiBinarySpec():
+            return f"MultiBinary {_shape(spec.shape)}"
+        case MultiDiscreteSpec(nvec, shape, _):
+            return f"MultiDiscrete {_shape(shape)} below {', '.join(map(str, nvec))}"
+        case TextSpec(shortest, longest, charset):
+            letters = f"{len(charset)} characters" if charset else "any character"
+            return f"Text of length {shortest}…{longest}, {letters}"
+    raise TypeError(f"{type(spec).__name__} is not a leaf")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def _bound(values: list[float]) -> object:
+    """Return one number where all elements share it, else all of them."""
+    finite = [value if math.isfinite(value) else None for value in values]
+    return finite[0] if finite and len(set(finite)) == 1 else finite

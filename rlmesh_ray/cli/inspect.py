@@ -1,0 +1,96 @@
+"""``rlmesh-ray inspect``: what an endpoint is."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options import (
+    DebugFlag,
+    JsonFlag,
+    TlsAuthority,
+    TokenFile,
+    client_tls,
+    read_token,
+)
+from rlmesh_ray.errors import EndpointUnreachableError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import Dial
+    from rlmesh_ray.protocol.handshake import Answer
+
+_TIMEOUT_S = 10.0
+
+
+def inspect(
+    context: typer.Context,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, unix:PATH or rlmesh://HOST:PORT.")
+    ],
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Show what an endpoint serves: contract, spaces, editions, capabilities."""
+    from rlmesh_ray.client.channel import Dial
+
+    console: Console = context.obj
+    dial = Dial(address, read_token(token_file), client_tls(tls_ca), _TIMEOUT_S)
+    for service, answer in _services(dial):
+        _tell(console, dial.address, service, answer)
+
+
+def _services(dial: "Dial") -> "list[tuple[str, Answer]]":
+    """Ask for both services; return those that answer.
+
+    Raises:
+        EndpointError: None of them does.
+    """
+    from rlmesh_ray.client.env_client import shake_hands as ask_env
+    from rlmesh_ray.client.remote_model import shake_hands as ask_model
+
+    asks: list[tuple[str, Callable[[Dial], Answer]]] = [("env", ask_env), ("model", ask_model)]
+    answers = []
+    failure: EndpointUnreachableError | None = None
+    for service, ask in asks:
+        try:
+            answers.append((service, ask(dial)))
+        except EndpointUnreachableError as error:
+            failure = failure or error
+    if not answers and failure is not None:
+        raise failure
+    return answers
+
+
+def _tell(console: Console, address: str, service: str, answer: "Answer") -> None:
+    from rlmesh_ray.cli.describe import contract_facts, contract_json
+    from rlmesh_ray.spaces.contract import EnvContract
+
+    contract = answer.contract if isinstance(answer.contract, EnvContract) else None
+    console.event(
+        "endpoint",
+        address=address,
+        service=service,
+        server_version=answer.server_version,
+        generation=answer.generation,
+        edition=answer.selected_edition,
+        edition_status=answer.status,
+        editions=answer.editions,
+        capabilities=sorted(answer.capabilities),
+        **(contract_json(contract) if contract else {}),
+    )
+    edition = f"{answer.selected_edition} ({answer.status})" if answer.status else ""
+    console.facts(
+        f"{'EnvService' if service == 'env' else 'ModelService'} on {address}",
+        {
+            **(contract_facts(contract) if contract else {}),
+            "server version": answer.server_version or "not told",
+            "generation": answer.generation,
+            "edition": edition or answer.selected_edition,
+            "editions": ", ".join(answer.editions),
+            "capabilities": "\n".join(sorted(answer.capabilities)) or "none",
+        },
+        [],
+    )

@@ -1,0 +1,78 @@
+"""The entry of ``rlmesh-ray``: commands, and errors in one line."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.evaluate import evaluate
+from rlmesh_ray.cli.failures import describe, trace
+from rlmesh_ray.cli.inspect import inspect
+from rlmesh_ray.cli.logs import set_up
+from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.serve_env import serve_env
+from rlmesh_ray.cli.serve_model import serve_model
+from rlmesh_ray.cli.signals import interrupt_on_sigterm
+from rlmesh_ray.cli.train import train
+
+INTERRUPTED = 130
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command("serve-env")(serve_env)
+app.command("serve-model")(serve_model)
+app.command("train")(train)
+app.command("evaluate")(evaluate)
+app.command("inspect")(inspect)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Environments anywhere, training and serving on Ray, one protocol between them."""
+    console: Console = context.obj
+    if version:
+        console.event("version", version=__version__)
+        console.say(f"rlmesh-ray {__version__}")
+    elif context.invoked_subcommand is None:
+        console.say(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code: 0, 1 for an error, 2 for wrong usage.
+
+    Args:
+        arguments: Without the program's name; default: those of the process.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    console = Console(is_json="--json" in words)
+    set_up(is_debug="--debug" in words)
+    try:
+        with interrupt_on_sigterm():
+            code = app(words, prog_name="rlmesh-ray", standalone_mode=False, obj=console)
+    except typer.TyperException as error:
+        console.error(_usage(error), "UsageError")
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001  # the outermost frame: every error ends in one line
+        if "--debug" in words:
+            console.trace(trace(error))
+        console.error(*describe(error))
+        return 1
+    if code == INTERRUPTED:
+        console.event("interrupted")
+        console.say("interrupted", style="yellow")
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Return the message with the way to help."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "rlmesh-ray"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message}; {command} --help shows the options"

@@ -1,0 +1,111 @@
+"""``rlmesh-ray serve-env``: an environment as an endpoint."""
+
+import contextlib
+import enum
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options import (
+    AddressToListen,
+    DebugFlag,
+    JsonFlag,
+    TlsCertificate,
+    TlsKey,
+    TokenFile,
+    parse_env_kwargs,
+    read_token,
+    server_tls,
+)
+
+if TYPE_CHECKING:
+    from rlmesh_ray.server.env_server import EnvServer
+
+
+class Validation(enum.StrEnum):
+    """What happens to values out of range."""
+
+    WARN = "warn"
+    STRICT = "strict"
+    OFF = "off"
+
+
+EnvArgument = Annotated[
+    str, typer.Argument(metavar="ENV", help="A Gymnasium id, also as module:Env-v0.")
+]
+LanesOption = Annotated[
+    int, typer.Option("--num-envs", min=1, help="Lanes that each session gets.")
+]
+KwargsOption = Annotated[
+    str | None,
+    typer.Option("--env-kwargs", metavar="JSON", help="Keyword arguments of gymnasium.make."),
+]
+SessionsOption = Annotated[
+    int | None,
+    typer.Option("--max-sessions", min=1, help="Most sessions at once.", show_default="16"),
+]
+ValidationOption = Annotated[
+    Validation, typer.Option("--validation", help="What happens to values out of range.")
+]
+
+
+def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    env: EnvArgument,
+    num_envs: LanesOption = 1,
+    address: AddressToListen = "127.0.0.1:0",
+    env_kwargs: KwargsOption = None,
+    max_sessions: SessionsOption = None,
+    validation: ValidationOption = Validation.WARN,
+    token_file: TokenFile = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Serve an environment: a vector of lanes for each session, until Ctrl-C."""
+    kwargs = parse_env_kwargs(env_kwargs)
+    # Ctrl-C while the environment starts ends the command as it does later.
+    with contextlib.suppress(KeyboardInterrupt):
+        from rlmesh_ray.server.env_server import EnvServer
+
+        token = read_token(token_file)
+        server = EnvServer(
+            env,
+            num_envs=num_envs,
+            address=address,
+            env_kwargs=kwargs,
+            max_sessions=max_sessions,
+            token=token,
+            tls=server_tls(tls_cert, tls_key),
+            validation=validation.value,
+        )
+        _serve(context.obj, server, is_protected=token is not None)
+
+
+def _serve(console: Console, server: "EnvServer", *, is_protected: bool) -> None:
+    from rlmesh_ray.cli.describe import contract_facts, contract_json
+    from rlmesh_ray.cli.serving import serve
+
+    def announce() -> None:
+        contract = server.contract
+        assert contract is not None, "a server that has started has a contract"
+        console.event(
+            "serving",
+            address=server.address,
+            service="env",
+            **contract_json(contract),
+            pid=os.getpid(),
+            version=__version__,
+        )
+        protected = {"token": "required"} if is_protected else {}
+        console.facts(
+            f"serving on {server.address}",
+            {**contract_facts(contract), **protected, "stop with": "Ctrl-C"},
+            [f"inspect {server.address}", f"train {server.address}"],
+        )
+
+    serve(console, server, announce)

@@ -1,0 +1,243 @@
+"""``rlmesh-ray train``: an RLlib algorithm over endpoints."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options import (
+    DebugFlag,
+    JsonFlag,
+    TlsAuthority,
+    TokenFile,
+    client_tls,
+    read_token,
+)
+from rlmesh_ray.cli.time_left import Goal, words
+from rlmesh_ray.protocol.address import looks_like_address
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    from rlmesh_ray.client.channel import ClientTls
+    from rlmesh_ray.rllib.training import Progress
+
+_DEFAULT_ITERS = 100
+_DEFAULT_LANES = 8
+
+
+EnvArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV_OR_ADDRESS",
+        help="A Gymnasium id (endpoints are started on Ray), or a running endpoint.",
+    ),
+]
+AlgoOption = Annotated[
+    str, typer.Option("--algo", help="PPO, APPO, IMPALA, DQN or SAC, as RLlib has them.")
+]
+EndpointsOption = Annotated[
+    int | None,
+    typer.Option("--num-endpoints", min=1, help="For an id.", show_default="one a runner"),
+]
+LanesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-envs",
+        min=1,
+        help="Lanes of each endpoint, for an id.",
+        show_default=str(_DEFAULT_LANES),
+    ),
+]
+RunnersOption = Annotated[
+    int, typer.Option("--num-env-runners", min=0, help="0: the driver samples itself.")
+]
+ReturnOption = Annotated[float | None, typer.Option("--stop-return", help="Mean return to reach.")]
+ItersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stop-iters",
+        min=1,
+        help="Most iterations.",
+        show_default=f"{_DEFAULT_ITERS}, without --stop-return",
+    ),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-dir",
+        file_okay=False,
+        help="Gets checkpoint/ and learning_curve.png.",
+        show_default="runs/ENV-ALGO-TIME",
+    ),
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Of everything RLlib seeds.")]
+
+
+def train(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    env: EnvArgument,
+    algo: AlgoOption = "PPO",
+    num_endpoints: EndpointsOption = None,
+    num_envs: LanesOption = None,
+    num_env_runners: RunnersOption = 0,
+    stop_return: ReturnOption = None,
+    stop_iters: ItersOption = None,
+    checkpoint_dir: FolderOption = None,
+    seed: SeedOption = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Train over endpoints; write a checkpoint and a learning curve.
+
+    Ends at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
+    """
+    if stop_return is None and stop_iters is None:
+        stop_iters = _DEFAULT_ITERS
+    if looks_like_address(env) and (num_endpoints or num_envs):
+        raise typer.BadParameter(
+            "for a Gymnasium id only; a running endpoint has its own width",
+            param_hint=["--num-endpoints", "--num-envs"],
+        )
+    token, tls = read_token(token_file), client_tls(tls_ca)
+    job = _Job(
+        env=env,
+        algo=algo,
+        num_endpoints=num_endpoints,
+        num_envs=num_envs,
+        num_env_runners=num_env_runners,
+        seed=seed,
+        goal=Goal(stop_return, stop_iters),
+        folder=checkpoint_dir or _default_folder(env, algo),
+        token=token,
+        tls=tls,
+    )
+    _run(context.obj, job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What was asked for."""
+
+    env: str
+    algo: str
+    num_endpoints: int | None
+    num_envs: int | None
+    num_env_runners: int
+    seed: int | None
+    goal: Goal
+    folder: Path
+    token: str | None
+    tls: "ClientTls | None"
+
+
+def _run(console: Console, job: _Job) -> None:
+    from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+
+    require_rllib()
+    from rlmesh_ray.cli.logs import quiet_rllib
+    from rlmesh_ray.cli.training_view import TrainingView
+    from rlmesh_ray.rllib.presets import algorithm_config
+    from rlmesh_ray.rllib.training import learning_curve
+    from rlmesh_ray.rllib.training import train as run
+
+    config = algorithm_config(job.algo)
+    quiet_rllib(config)
+    endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
+    with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
+        if endpoints:
+            console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
+        _configure(config, job)
+        _announce(console, config, job)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with TrainingView(console, job.goal) as view:
+            history = view.follow(
+                run(
+                    config,
+                    stop_return=job.goal.stop_return,
+                    stop_iters=job.goal.stop_iters,
+                    checkpoint_dir=job.folder / "checkpoint",
+                )
+            )
+        curve = job.folder / "learning_curve.png"
+        title = f"{job.algo} on {job.env}, over endpoints"
+        learning_curve(history, curve, title=title, goal=job.goal.stop_return)
+        _tell(console, job, history[-1], curve)
+
+
+def _configure(config: "AlgorithmConfig", job: _Job) -> None:
+    from rlmesh_ray.rllib.configure import configure
+
+    config.env_runners(num_env_runners=job.num_env_runners)
+    config.debugging(seed=job.seed)
+    is_id = not looks_like_address(job.env)
+    configure(
+        config,
+        job.env,
+        num_endpoints=job.num_endpoints,
+        num_envs=(job.num_envs or _DEFAULT_LANES) if is_id else None,
+        token=job.token,
+        tls=job.tls,
+    )
+
+
+def _announce(console: Console, config: "AlgorithmConfig", job: _Job) -> None:
+    from rlmesh_ray.rllib.plan import PLAN_KEY
+
+    plan = config.env_config[PLAN_KEY]
+    addresses = [plan.directory.address(index) for index in range(len(plan.directory))]
+    console.event(
+        "training",
+        algo=job.algo,
+        env=plan.contract.id,
+        endpoints=addresses,
+        num_envs=plan.contract.num_envs,
+        num_env_runners=job.num_env_runners,
+        folder=job.folder,
+    )
+    runners = f"{job.num_env_runners} EnvRunners" if job.num_env_runners else "the driver"
+    console.say(
+        f"{job.algo} on {plan.contract.id}: {runners} sampling from {', '.join(addresses)}, "
+        f"{plan.contract.num_envs} lanes a session"
+    )
+
+
+def _tell(console: Console, job: _Job, last: "Progress", curve: Path) -> None:
+    checkpoint = job.folder / "checkpoint"
+    target = job.goal.stop_return
+    is_reached = target is None or last.return_mean >= target
+    console.event(
+        "result",
+        return_mean=last.return_mean,
+        reached=is_reached,
+        iterations=last.iteration,
+        env_steps=last.env_steps,
+        episodes=last.episodes,
+        wall_s=last.wall_s,
+        checkpoint=checkpoint,
+        learning_curve=curve,
+    )
+    console.facts(
+        "trained" if is_reached else "stopped short of the return that was wanted",
+        {
+            "mean return": f"{last.return_mean:.1f}",
+            "env steps": f"{last.env_steps:,} in {last.iteration} iterations",
+            "time": words(last.wall_s),
+            "checkpoint": checkpoint,
+            "learning curve": curve,
+        },
+        [
+            f"evaluate --env {job.env} --model {checkpoint} --episodes 20",
+            f"serve-model {checkpoint}",
+        ],
+    )
+
+
+def _default_folder(env: str, algo: str) -> Path:
+    name = "endpoint" if looks_like_address(env) else env.replace("/", "-").replace(":", "-")
+    return Path("runs") / f"{name}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,491 @@
+"""The real command, as a process of its own."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
+from rlmesh_ray.protocol.handshake import EDITIONS, Offer, answer_offer
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+
+COMMAND = [sys.executable, "-m", "rlmesh_ray"]
+POLICY = """
+import numpy as np
+
+def balance():
+    return lambda observations: (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
+"""
+
+Event = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the commands run: a folder with an operator's own code."""
+    (tmp_path / "own_policy.py").write_text(POLICY)
+    return tmp_path
+
+
+def environment(token: str = "") -> dict[str, str]:
+    return {**os.environ, "RLMESH_RAY_TOKEN": token}
+
+
+def run(
+    *arguments: str, folder: Path, token: str = "", code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env=environment(token),
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def events(text: str) -> list[Event]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@contextlib.contextmanager
+def started(
+    *arguments: str, folder: Path, token: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], Event]]:
+    """Run a server until the block ends; it says where it serves."""
+    with subprocess.Popen(
+        [*COMMAND, *arguments, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env=environment(token),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+# --- serving ---------------------------------------------------------------------------
+
+
+def test_serve_env_says_what_it_serves_and_serves_it(folder: Path) -> None:
+    with (
+        started("serve-env", "CartPole-v1", "--num-envs", "3", folder=folder) as (_, serving),
+        contextlib.closing(RemoteVectorEnv(serving["address"])) as env,
+    ):
+        observation, _ = env.reset(seed=0)
+
+    assert serving["event"] == "serving"
+    assert serving["service"] == "env"
+    assert serving["env"] == "CartPole-v1"
+    assert serving["action_space"] == {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
+    assert serving["num_envs"] == 3
+    assert observation.shape == (3, 4)
+
+
+def test_serve_env_passes_the_keyword_arguments(folder: Path) -> None:
+    arguments = ["--env-kwargs", '{"render_mode": "rgb_array"}']
+
+    with started("serve-env", "CartPole-v1", *arguments, folder=folder) as (_, serving):
+        assert serving["render_mode"] == "rgb_array"
+
+
+def test_an_environment_of_the_operators_own_is_found_next_to_him(folder: Path) -> None:
+    (folder / "own_env.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Own-v0', entry_point=CartPoleEnv, max_episode_steps=9)\n"
+    )
+
+    done = run(
+        "evaluate", "--env", "own_env:Own-v0", "--model", "own_policy:balance", "--episodes", "3",
+        "--json", folder=folder,
+    )  # fmt: skip
+
+    assert events(done.stdout)[-1]["lengths"] == [9, 9, 9]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "arguments", [["serve-env", "CartPole-v1"], ["serve-model", "own_policy:balance"]]
+)
+def test_a_signal_ends_a_server_soon_and_cleanly(
+    arguments: list[str], signal_number: signal.Signals, folder: Path
+) -> None:
+    with started(*arguments, folder=folder) as (process, serving):
+        start_s = time.perf_counter()
+        process.send_signal(signal_number)
+        output, _ = process.communicate(timeout=10)
+        wall_s = time.perf_counter() - start_s
+
+    assert process.returncode == 0
+    assert events(output) == [{"event": "stopped", "address": serving["address"]}]
+    assert wall_s < 3.0
+
+
+def test_a_signal_ends_a_server_with_open_sessions(folder: Path) -> None:
+    with started("serve-env", "CartPole-v1", "--num-envs", "2", folder=folder) as (
+        process,
+        serving,
+    ):
+        env = RemoteVectorEnv(serving["address"])
+        env.reset(seed=0)
+        start_s = time.perf_counter()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+        wall_s = time.perf_counter() - start_s
+        env.close()
+
+    assert process.returncode == 0
+    assert wall_s < 3.0
+
+
+def test_people_see_what_is_served_and_what_to_type_next(folder: Path) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "serve-env", "CartPole-v1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        env={**environment(), "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        text = ""
+        while " train 127.0.0.1:" not in text:
+            line = process.stdout.readline()
+            assert line, text
+            text += line
+        process.terminate()
+
+    assert "serving on 127.0.0.1:" in text
+    assert "CartPole-v1" in text
+    assert " inspect 127.0.0.1:" in text
+
+
+# --- evaluating ------------------------------------------------------------------------
+
+
+def test_evaluate_serves_what_is_not_served_yet(folder: Path) -> None:
+    arguments = ["--env", "CartPole-v1", "--model", "own_policy:balance", "--seed", "7"]
+
+    done = run(
+        "evaluate", *arguments, "--episodes", "3", "--num-envs", "2", "--json", folder=folder
+    )
+
+    *episodes, result = events(done.stdout)
+    assert sorted(episode["index"] for episode in episodes) == [0, 1, 2]
+    assert {episode["event"] for episode in episodes} == {"episode"}
+    assert {episode["index"]: episode["seed"] for episode in episodes} == {0: 7, 1: 8, 2: 9}
+    assert result["event"] == "result"
+    assert result["episodes"] == 3
+    assert result["return_mean"] == pytest.approx(sum(result["returns"]) / 3)
+    assert result["return_stderr"] is not None
+    assert result["imported"] == {"ray": False, "torch": False}
+    assert "mean return" in done.stderr
+
+
+def test_evaluate_of_addresses_gives_what_evaluate_of_names_gives(folder: Path) -> None:
+    rest = ["--episodes", "4", "--seed", "1", "--json"]
+    with (
+        started("serve-env", "CartPole-v1", "--num-envs", "4", folder=folder) as (_, env),
+        started("serve-model", "own_policy:balance", folder=folder) as (_, model),
+    ):
+        addresses = ["--env", env["address"], "--model", model["address"]]
+
+        dialed = run("evaluate", *addresses, *rest, folder=folder)
+
+    named = run(
+        "evaluate", "--env", "CartPole-v1", "--model", "own_policy:balance", *rest, folder=folder
+    )
+    assert events(dialed.stdout)[-1]["returns"] == events(named.stdout)[-1]["returns"]
+
+
+def test_people_get_a_table(folder: Path) -> None:
+    arguments = ["--env", "CartPole-v1", "--model", "own_policy:balance", "--episodes", "1"]
+
+    done = run("evaluate", *arguments, folder=folder)
+
+    assert "mean return" in done.stdout
+    assert "1 episodes" in done.stdout
+    assert done.stderr == ""
+
+
+# --- inspecting ------------------------------------------------------------------------
+
+
+def test_inspect_tells_what_an_endpoint_is(folder: Path) -> None:
+    with (
+        EnvServer("Pendulum-v1", num_envs=2) as env,
+        ModelServer(lambda observations: observations) as model,
+    ):
+        (env_event,) = events(run("inspect", env.address, "--json", folder=folder).stdout)
+        (model_event,) = events(run("inspect", model.address, "--json", folder=folder).stdout)
+        text = run("inspect", f"rlmesh://{env.address}", folder=folder).stdout
+
+    assert env_event["service"] == "env"
+    assert env_event["env"] == "Pendulum-v1"
+    assert env_event["edition"] == "2026.06"
+    assert env_event["generation"] == "rlmesh.protocol.v1"
+    assert model_event["service"] == "model"
+    assert "rlmesh.model.concurrent_predict.v1" in model_event["capabilities"]
+    assert "Box (1) float32 within [-2, 2]" in text
+
+
+# --- tokens and TLS --------------------------------------------------------------------
+
+
+def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path) -> None:
+    (folder / "token").write_text("s3cret\n")
+    with started("serve-env", "CartPole-v1", "--token-file", "token", folder=folder) as (
+        _,
+        serving,
+    ):
+        address = serving["address"]
+
+        run("inspect", address, "--token-file", "token", folder=folder)
+        run("inspect", address, folder=folder, token="s3cret")
+        refused = run("inspect", address, folder=folder, token="wrong", code=1)
+
+    assert "token" in refused.stderr
+
+
+def test_each_endpoint_may_want_a_token_of_its_own(folder: Path) -> None:
+    (folder / "env-token").write_text("one")
+    (folder / "model-token").write_text("two")
+    arguments = ["--token-file", "env-token", "--model-token-file", "model-token"]
+    with (
+        EnvServer("CartPole-v1", token="one") as env,
+        ModelServer(lambda observations: [0] * len(observations), token="two") as model,
+    ):
+        run(
+            "evaluate", "--env", env.address, "--model", model.address, "--episodes", "1",
+            *arguments, folder=folder,
+        )  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+def test_tls_protects_an_endpoint(folder: Path) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", "key.pem", "-out", "certificate.pem"],
+        cwd=folder, check=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    tls = ["--tls-cert", "certificate.pem", "--tls-key", "key.pem"]
+    with started("serve-env", "CartPole-v1", *tls, folder=folder) as (_, serving):
+        run("inspect", serving["address"], "--tls-ca", "certificate.pem", folder=folder)
+        refused = run("inspect", serving["address"], folder=folder, code=1)
+
+    assert serving["address"] in refused.stderr
+
+
+# --- errors ----------------------------------------------------------------------------
+
+
+def fails(arguments: Sequence[str], folder: Path, *words: str) -> None:
+    """Check that a command ends with one line that holds ``words``, and exit code 1."""
+    done = run(*arguments, "--json", folder=folder, code=1)
+
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+    event = events(done.stdout)[-1]
+    assert event["event"] == "error"
+    assert f"error: {event['message']}" == line
+
+
+def evaluation(env: str, model: str) -> list[str]:
+    return ["evaluate", "--env", env, "--model", model, "--episodes", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve-env", "Cart-v1"], ["Cart-v1", "CartPole"]),
+        (["serve-env", "nowhere:Env-v0"], ["nowhere"]),
+        (["serve-env", "CartPole-v1", "--env-kwargs", '{"x": 1}'], ["CartPole-v1", "x"]),
+        (["serve-env", "CartPole-v1", "--address", "0.0.0.0:0"], ["--token-file", "127.0.0.1"]),
+        (["serve-env", "CartPole-v1", "--address", "here"], ["'here'", "HOST:PORT"]),
+        (["serve-model", "no/such/folder"], ["no/such/folder", "RLlib checkpoint"]),
+        (["serve-model", "own_policy.py"], ["own_policy.py", "TorchScript"]),
+        (["serve-model", "own_policy:other"], ["own_policy", "other"]),
+        (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
+        (evaluation("127.0.0.1:9", "own_policy:balance"), ["127.0.0.1:9", "nothing answers"]),
+    ],
+)
+def test_an_error_names_cause_and_remedy(
+    arguments: list[str], words: list[str], folder: Path
+) -> None:
+    fails(arguments, folder, *words)
+
+
+def test_an_address_in_use_is_named(folder: Path) -> None:
+    with EnvServer("CartPole-v1") as server:
+        fails(
+            ["serve-env", "CartPole-v1", "--address", server.address],
+            folder,
+            server.address,
+            "in use",
+        )
+
+
+def test_a_missing_token_is_named(folder: Path) -> None:
+    with EnvServer("CartPole-v1", token="s3cret") as server:
+        fails(["inspect", server.address], folder, server.address, "--token-file")
+
+
+def test_another_width_is_named(folder: Path) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        fails(
+            [*evaluation(server.address, "own_policy:balance"), "--num-envs", "3"],
+            folder,
+            "2 lanes",
+            "not 3",
+        )
+
+
+def test_a_service_of_the_other_kind_is_named(folder: Path) -> None:
+    with ModelServer(lambda observations: observations) as server:
+        fails(
+            evaluation(server.address, "own_policy:balance"),
+            folder,
+            server.address,
+            "an environment or a model",
+        )
+
+
+def test_a_policy_that_fails_is_named(folder: Path) -> None:
+    fails(
+        evaluation("Pendulum-v1", "own_policy:balance"), folder, "model's endpoint", "out of bounds"
+    )
+
+
+@pytest.fixture
+def other_generation() -> Iterator[str]:
+    """The address of an endpoint that speaks a generation to come."""
+    newest = EDITIONS[-1]
+
+    def handshake(_data: bytes, _context: object) -> bytes:
+        offer = Offer("rlmesh.protocol.v1", "", "", (newest.name,))
+        refusal = answer_offer(
+            replace(offer, generation="rlmesh.protocol.v9"), server_version="9", capabilities={}
+        )
+        return wire.pack_answer(refusal)
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(handshake)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("rlmesh.env.v1.EnvService", {"Handshake": handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+def test_another_generation_is_named(other_generation: str, folder: Path) -> None:
+    fails(["inspect", other_generation], folder, "generation", "rlmesh.protocol.v9")
+
+
+# --- training --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path]:
+    """The events of a short training over two endpoints, and its folder."""
+    folder = tmp_path_factory.mktemp("train")
+    done = subprocess.run(
+        [*COMMAND, "train", "CartPole-v1", "--num-endpoints", "2", "--num-envs", "4",
+         "--stop-iters", "2", "--stop-return", "1000", "--seed", "1",
+         "--checkpoint-dir", "made", "--json"],
+        capture_output=True, text=True, timeout=110, cwd=folder, check=False,
+        # Whatever Ray runs on this machine is somebody else's.
+        env={**environment(), "RAY_ADDRESS": "local"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return events(done.stdout), folder / "made"
+
+
+@pytest.mark.ray
+def test_train_tells_how_it_goes_and_where_the_files_are(
+    trained: tuple[list[Event], Path],
+) -> None:
+    told, folder = trained
+
+    kinds = [event["event"] for event in told]
+    assert kinds == ["ray", "training", "progress", "progress", "result"]
+    assert told[0]["started"] is True
+    assert len(told[1]["endpoints"]) == 2
+    assert [event["iteration"] for event in told[2:4]] == [1, 2]
+    assert told[3]["env_steps"] > told[2]["env_steps"] > 0
+    assert told[2]["time_left_s"] == pytest.approx(told[2]["wall_s"])
+    assert told[4]["reached"] is False
+    assert (folder / "checkpoint" / "rllib_checkpoint.json").is_file()
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.ray
+def test_a_checkpoint_acts_where_it_was_trained_and_nowhere_else(
+    trained: tuple[list[Event], Path],
+) -> None:
+    _, folder = trained
+
+    done = run(*evaluation("CartPole-v1", "checkpoint"), "--json", folder=folder)
+
+    assert events(done.stdout)[-1]["return_mean"] >= 1
+    fails(evaluation("Pendulum-v1", "checkpoint"), folder, "Pendulum-v1", "Discrete(2)")
+
+
+@pytest.mark.ray
+def test_a_folder_that_is_no_checkpoint_names_the_one_inside(
+    trained: tuple[list[Event], Path],
+) -> None:
+    _, folder = trained
+
+    fails(["serve-model", str(folder)], folder, "checkpoint", str(folder / "checkpoint"))
+
+
+@pytest.mark.ray
+def test_train_on_an_unknown_environment_is_told_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+
+    done = run("train", "Cart-v1", "--json", folder=folder, code=1)
+
+    assert events(done.stdout)[-1]["type"] == "EnvStartError"
+    assert "CartPole" in events(done.stdout)[-1]["message"]
+
+
+def test_train_on_nothing_is_told_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+    done = run("train", "CartPole-v1", folder=folder, code=1)
+
+    assert "127.0.0.1:1" in done.stderr
+    assert "RAY_ADDRESS" in done.stderr
+
+
+def test_an_unknown_algorithm_is_named(folder: Path) -> None:
+    fails(["train", "CartPole-v1", "--algo", "XPO"], folder, "'XPO'", "PPO")

@@ -1,0 +1,107 @@
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlmesh_ray.cli.console import Console, program
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_without_json_there_are_no_events(capsys: Capture) -> None:
+    Console().event("result", return_mean=1.0)
+
+    assert capsys.readouterr().out == ""
+
+
+def test_an_event_is_one_line_of_strict_json(capsys: Capture) -> None:
+    Console(is_json=True).event(
+        "result", mean=math.nan, bounds=[1.0, math.inf], nested={"x": -math.inf}, path=Path("a/b")
+    )
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "event": "result",
+        "mean": None,
+        "bounds": [1.0, None],
+        "nested": {"x": None},
+        "path": "a/b",
+    }
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_people_read_on_the_stream_that_programs_do_not(is_json: bool, capsys: Capture) -> None:
+    console = Console(is_json=is_json)
+
+    console.say("hello")
+    console.facts("title", {"name": "value [x]"}, ["inspect HOST:1"])
+
+    captured = capsys.readouterr()
+    text, other = (captured.err, captured.out) if is_json else (captured.out, captured.err)
+    assert other == ""
+    assert "hello" in text
+    assert "value [x]" in text
+    assert "inspect HOST:1" in text
+
+
+def test_a_line_is_never_wrapped(capsys: Capture) -> None:
+    Console().say("word " * 100)
+
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_an_error_goes_to_both(capsys: Capture) -> None:
+    Console(is_json=True).error("port 1 is in use " * 20, "AddressError")
+
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["type"] == "AddressError"
+    assert captured.err.startswith("error: port 1")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_people_get_an_error_on_standard_error(capsys: Capture) -> None:
+    Console().error("port 1 is in use", "AddressError")
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: port 1 is in use\n"
+
+
+@pytest.fixture
+def no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+
+def test_a_program_on_the_path_is_called_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "rlmesh-ray"
+    script.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert program() == "rlmesh-ray"
+
+
+@pytest.mark.usefixtures("no_path")
+def test_a_program_next_to_python_is_called_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "rlmesh-ray").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+
+    assert program() == str(tmp_path / "bin" / "rlmesh-ray")
+
+    monkeypatch.chdir(tmp_path)
+    assert program() == "bin/rlmesh-ray"
+
+
+@pytest.mark.usefixtures("no_path")
+def test_without_the_script_the_module_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    assert program() == f"{tmp_path / 'python'} -m rlmesh_ray"

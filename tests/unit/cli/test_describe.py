@@ -1,0 +1,77 @@
+import json
+from typing import Any
+
+import gymnasium.spaces as gs
+import numpy as np
+import pytest
+
+from rlmesh_ray.cli.describe import contract_facts, contract_json, space_json, space_lines
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, TupleSpec
+
+SPACES: list[tuple[gs.Space[Any], str]] = [
+    (gs.Box(-1.0, 2.0, (3, 2), np.float32), "Box (3, 2) float32 within [-1, 2]"),
+    (gs.Box(0, 255, (4,), np.uint8), "Box (4) uint8 within [0, 255]"),
+    (gs.Box(0.0, 1.0, (0,), np.float64), "Box (0) float64"),
+    (gs.Discrete(3, start=-1), "Discrete -1…1"),
+    (gs.MultiBinary(4), "MultiBinary (4)"),
+    (gs.MultiDiscrete([2, 5]), "MultiDiscrete (2) below 2, 5"),
+    (gs.Text(8, min_length=2, charset="ab"), "Text of length 2…8, 2 characters"),
+]
+
+
+@pytest.mark.parametrize(("space", "line"), SPACES)
+def test_a_leaf_is_one_line(space: gs.Space[Any], line: str) -> None:
+    assert space_lines(from_gymnasium(space)) == [line]
+
+
+def test_nested_leaves_are_named_by_their_path() -> None:
+    space = gs.Dict({"a": gs.Discrete(2), "b": gs.Tuple([gs.Discrete(3), gs.MultiBinary(1)])})
+
+    assert space_lines(from_gymnasium(space)) == [
+        "a: Discrete 0…1",
+        "b.0: Discrete 0…2",
+        "b.1: MultiBinary (1)",
+    ]
+
+
+@pytest.mark.parametrize("space", [space for space, _ in SPACES])
+def test_a_space_is_strict_json(space: gs.Space[Any]) -> None:
+    text = json.dumps(space_json(from_gymnasium(space)), allow_nan=False)
+
+    assert json.loads(text)["type"] == type(space).__name__
+
+
+def test_bounds_are_one_number_where_they_are_equal() -> None:
+    low = np.array([-np.inf, 0.0], np.float32)
+    space = from_gymnasium(gs.Box(low, 5.0, (2,), np.float32))
+
+    described = space_json(space)
+
+    assert described["low"] == [None, 0.0]
+    assert described["high"] == 5.0
+
+
+def test_nested_spaces_keep_their_order() -> None:
+    spec = DictSpec((("z", DiscreteSpec(2)), ("a", TupleSpec((DiscreteSpec(3),)))))
+
+    described: Any = space_json(spec)
+
+    assert list(described["spaces"]) == ["z", "a"]
+    assert described["spaces"]["a"]["spaces"][0]["n"] == 3
+
+
+def test_a_contract_is_told_to_both() -> None:
+    contract = EnvContract(
+        "CartPole-v1",
+        from_gymnasium(gs.Box(-1.0, 1.0, (4,), np.float32)),
+        from_gymnasium(gs.Discrete(2)),
+        8,
+        AutoresetMode.NEXT_STEP,
+    )
+
+    assert contract_json(contract)["num_envs"] == 8
+    assert contract_json(contract)["autoreset_mode"] == "NextStep"
+    assert contract_json(contract)["render_mode"] is None
+    assert contract_facts(contract)["action"] == "Discrete 0…1"

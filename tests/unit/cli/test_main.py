@@ -1,0 +1,95 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+COMMANDS = ["serve-env", "serve-model", "train", "evaluate", "inspect"]
+
+
+def test_without_a_command_it_shows_all_of_them(capsys: Capture) -> None:
+    assert main([]) == 0
+
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
+    assert main([command, "--help"]) == 0
+
+    text = capsys.readouterr().out
+    assert "--json" in text
+    assert "--debug" in text
+
+
+def test_the_version_is_told(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rlmesh-ray {__version__}\n"
+
+    assert main(["--version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "version", "version": __version__}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trane"], ["trane"]),
+        (["serve-env"], ["ENV", "serve-env --help"]),
+        (["serve-env", "CartPole-v1", "--num-envs", "0"], ["--num-envs"]),
+        (["serve-env", "CartPole-v1", "--env-kwargs", "{a"], ["--env-kwargs", "JSON"]),
+        (["serve-env", "CartPole-v1", "--validation", "maybe"], ["--validation", "strict"]),
+        (["inspect", "127.0.0.1:1", "--token-file", "no/such/file"], ["no/such/file"]),
+        (["evaluate", "--env", "CartPole-v1"], ["--model"]),
+        (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(
+    arguments: list[str], words: list[str], capsys: Capture
+) -> None:
+    assert main(arguments) == 2
+
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == ""
+    assert line.startswith("error: ")
+    assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize("arguments", [["--json", "inspect"], ["inspect", "--json"]])
+def test_programs_are_told_of_wrong_usage(arguments: list[str], capsys: Capture) -> None:
+    assert main(arguments) == 2
+
+    event = json.loads(capsys.readouterr().out)
+    assert event["event"] == "error"
+    assert event["type"] == "UsageError"
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"]])
+def test_debug_shows_the_traceback(arguments: list[str], capsys: Capture) -> None:
+    assert main(arguments) == 1
+
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_without_debug_there_is_no_traceback(capsys: Capture) -> None:
+    assert main(["inspect", "x"]) == 1
+
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from rlmesh_ray.cli.main import main; main(['--help']); "
+        "print(*sorted({'grpc', 'gymnasium', 'numpy', 'ray', 'torch'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == ""
