@@ -1,0 +1,86 @@
+"""Every example runs, with small settings, as its users run it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ["--iterations", "1", "--batch", "256"]
+
+
+def run(name: str, *arguments: str, folder: Path, token: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=folder,
+        # Whatever Ray runs on this machine is somebody else's.
+        env={**os.environ, "RAY_ADDRESS": "local", "RLMESH_RAY_TOKEN": token},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def fleet_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What train_on_fleet.py prints, and the checkpoint that it writes."""
+    folder = tmp_path_factory.mktemp("fleet")
+    output = run("train_on_fleet.py", "--lanes", "4", "--out", "made", *SMALL, folder=folder)
+    return output, folder / "made"
+
+
+def test_every_example_is_run_here() -> None:
+    source = Path(__file__).read_text()
+
+    for path in EXAMPLES.glob("*.py"):
+        assert f'"{path.name}",' in source
+
+
+@pytest.mark.ray
+def test_train_on_fleet(fleet_run: tuple[str, Path]) -> None:
+    output, checkpoint = fleet_run
+
+    assert output.splitlines()[0].count(":") == 3  # the line's own, and one an endpoint
+    assert "iteration 1: mean return" in output
+    assert (checkpoint / "rllib_checkpoint.json").is_file()
+
+
+@pytest.mark.ray
+def test_serve_and_query(fleet_run: tuple[str, Path], tmp_path: Path) -> None:
+    _, checkpoint = fleet_run
+
+    output = run("serve_and_query.py", str(checkpoint), "--steps", "5", folder=tmp_path)
+
+    assert "5 steps earned 5.0 a lane" in output
+
+
+@pytest.mark.ray
+def test_train_on_endpoint(tmp_path: Path) -> None:
+    with EnvServer("CartPole-v1", num_envs=4, token="s3cret") as server:
+        output = run(
+            "train_on_endpoint.py", server.address, *SMALL, folder=tmp_path, token="s3cret"
+        )
+
+    assert "iteration 1: mean return" in output
+
+
+def test_evaluate_from_outside(tmp_path: Path) -> None:
+    def balance(observations: Any) -> Any:
+        return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
+
+    with EnvServer("CartPole-v1", num_envs=2) as env, ModelServer(balance) as model:
+        arguments = ["--env", env.address, "--model", model.address, "--episodes", "3"]
+
+        output = run("evaluate_from_outside.py", *arguments, folder=tmp_path)
+
+    assert output.count("episode ") == 3
+    assert "over 3 episodes" in output

@@ -1,0 +1,116 @@
+"""The dependency rules of the package, checked from its import statements."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# part -> (parts of rlmesh_ray it may import, heavy third parties it may import)
+RULES: dict[str, tuple[set[str], set[str]]] = {
+    "errors": (set(), set()),
+    "spaces": ({"errors"}, {"gymnasium"}),
+    "protocol": ({"errors"}, set()),
+    "wire": ({"errors", "spaces", "protocol"}, set()),
+    "envs": ({"errors", "spaces", "protocol"}, {"gymnasium"}),
+    "models": ({"errors", "spaces", "protocol"}, {"torch"}),
+    "server": (
+        {"errors", "spaces", "protocol", "wire", "envs", "models"},
+        {"asyncio", "grpc"},
+    ),
+    "client": ({"errors", "spaces", "protocol", "wire"}, {"asyncio", "grpc", "gymnasium"}),
+    "actors": (
+        {"errors", "spaces", "protocol", "client", "server", "envs", "models"},
+        {"asyncio", "ray"},
+    ),
+    "rllib": (
+        {"errors", "spaces", "protocol", "client", "actors", "models"},
+        {"gymnasium", "ray", "torch"},
+    ),
+    "cli": (
+        {"errors", "spaces", "protocol", "client", "server", "models", "actors", "rllib"},
+        {"ray"},
+    ),
+    "testing": (
+        {"errors", "spaces", "protocol", "wire", "envs", "models", "server", "client"},
+        {"gymnasium", "grpc"},
+    ),
+    "__main__": ({"cli"}, set()),
+}
+HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "torch"}
+# One module may import Ray where its room may not; the others load it inside functions only.
+LAZY_MODULES = {("models", "rllib_policy.py"): {"ray"}}
+IO = {"logging", "os", "random", "select", "socket", "subprocess", "threading", "time"}
+STANDARD_LIBRARY_ONLY = {"grpc", "gymnasium", "numpy", "google", "cloudpickle", "PIL", "rich"}
+
+
+def modules(part: str) -> list[Path]:
+    if part == "actors":
+        return sorted((ROOT / "actors").rglob("*.py"))
+    single = ROOT / "rlmesh_ray" / f"{part}.py"
+    package = ROOT / "rlmesh_ray" / part
+    return [single] if single.exists() else sorted(package.rglob("*.py"))
+
+
+def imports(part: str) -> Iterator[tuple[Path, list[str]]]:
+    for path in modules(part):
+        if "_pb" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield path, alias.name.split(".")
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                yield path, (node.module or "").split(".")
+
+
+def top_level_imports(path: Path) -> set[str]:
+    """What importing the module imports at once."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("part", RULES)
+def test_part_imports_only_what_it_may(part: str) -> None:
+    ours, third_party = RULES[part]
+
+    for path, (top, *rest) in imports(part):
+        if top == "rlmesh_ray" and rest:
+            assert rest[0] in ours | {part}, f"{path} imports rlmesh_ray.{rest[0]}"
+        if top in HEAVY:
+            allowed = third_party | LAZY_MODULES.get((part, path.name), set())
+            assert top in allowed, f"{path} imports {top}"
+
+
+@pytest.mark.parametrize(("part", "name"), LAZY_MODULES)
+def test_modules_with_heavy_imports_are_loaded_on_demand_only(part: str, name: str) -> None:
+    module = f"rlmesh_ray.{part}.{name.removesuffix('.py')}"
+
+    for path in (ROOT / "rlmesh_ray").rglob("*.py"):
+        assert module not in top_level_imports(path), f"{path} imports {module} at once"
+
+
+@pytest.mark.parametrize("part", ["errors", "spaces", "protocol", "wire"])
+def test_core_does_no_io(part: str) -> None:
+    for path, (top, *_) in imports(part):
+        assert top not in IO, f"{path} imports {top}"
+
+
+@pytest.mark.parametrize("part", ["errors", "protocol"])
+def test_the_heart_needs_only_the_standard_library(part: str) -> None:
+    for path, (top, *_) in imports(part):
+        assert top not in STANDARD_LIBRARY_ONLY, f"{path} imports {top}"
+
+
+def test_every_part_has_a_rule() -> None:
+    parts = {p.stem for p in (ROOT / "rlmesh_ray").iterdir() if p.suffix in {"", ".py"}}
+
+    assert parts - {"__init__", "__pycache__"} == set(RULES)
