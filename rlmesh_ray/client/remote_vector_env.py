@@ -45,8 +45,11 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = 60.0,
     ) -> None:
+        # gymnasium closes what is not closed, also where nothing was opened.
+        self.closed = True
         dial = Dial(address, token, tls, connect_timeout_s)
         self._client = EnvClient(dial, step_timeout_s=step_timeout_s)
+        self.closed = False
         contract = self._client.contract
         self.num_envs = contract.num_envs
         self.metadata = {

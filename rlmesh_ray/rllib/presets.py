@@ -37,21 +37,22 @@ def algorithm_config(name: str) -> AlgorithmConfig:
 def ppo_config() -> PPOConfig:
     """Return a PPO config for small control tasks on few cores.
 
-    The local runner samples (the endpoints do the stepping), batches are small and pass through
-    the learner a few times only: on two cores RLlib's own defaults spend most of the time in
-    the learner.
+    The local runner samples (the endpoints do the stepping). It looks a short way ahead, which
+    such tasks are learnt fast by, and its falling learning rate keeps what was learnt.
     """
     config = PPOConfig()
     config.training(
-        lr=3e-4,
-        gamma=0.99,
-        lambda_=0.95,
-        train_batch_size_per_learner=4096,
-        minibatch_size=256,
-        num_epochs=6,
-        vf_loss_coeff=0.01,
-        entropy_coeff=0.0,
+        gamma=0.98,
+        lambda_=0.8,
+        lr=[[0, 1e-3], [150_000, 1e-4]],
+        clip_param=0.2,
+        use_kl_loss=False,
+        vf_loss_coeff=0.5,
+        vf_clip_param=10_000.0,
         grad_clip=0.5,
+        train_batch_size_per_learner=2048,
+        minibatch_size=256,
+        num_epochs=10,
     )
     config.env_runners(num_env_runners=0)
     config.learners(num_learners=0)

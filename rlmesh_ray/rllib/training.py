@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,10 @@ class Progress:
     env_steps_per_s: float
     """In this iteration, learning included."""
     return_mean: float
-    """Over the latest episodes, as RLlib smooths it; nan until one has ended."""
+    """Over the episodes of the latest iterations that hold 32 of them; nan until one has ended.
+
+    RLlib's own figure is that of a single iteration, which may be one lucky episode.
+    """
     episodes: int
     """Ended since the beginning."""
     wall_s: float
@@ -71,10 +75,11 @@ def train(
     algorithm = config.build_algo()
     start_s = time.perf_counter()
     last = Progress(0, 0, math.nan, math.nan, 0, 0.0)
+    returns = _RecentReturns()
     try:
         is_done = False
         while not is_done:
-            last = _progress(algorithm.train(), last, time.perf_counter() - start_s)
+            last = _progress(algorithm.train(), returns, last, time.perf_counter() - start_s)
             is_done = (
                 (stop_return is not None and last.return_mean >= stop_return)
                 or (stop_iters is not None and last.iteration >= stop_iters)
@@ -124,14 +129,39 @@ def learning_curve(
     FigureCanvasAgg(figure).print_png(str(path))
 
 
-def _progress(result: dict[str, Any], last: Progress, wall_s: float) -> Progress:
+class _RecentReturns:
+    """The mean return over the latest iterations that together hold enough episodes."""
+
+    _ENOUGH = 32
+
+    def __init__(self) -> None:
+        self._iterations: deque[tuple[int, float]] = deque()
+
+    def add(self, num_episodes: int, return_mean: float) -> float:
+        """Take an iteration; return the mean, nan as long as no episode has ended."""
+        if num_episodes > 0:
+            self._iterations.append((num_episodes, return_mean))
+        total = sum(count for count, _ in self._iterations)
+        while self._iterations and total - self._iterations[0][0] >= self._ENOUGH:
+            total -= self._iterations.popleft()[0]
+        if not total:
+            return math.nan
+        return sum(count * mean for count, mean in self._iterations) / total
+
+
+def _progress(
+    result: dict[str, Any], returns: _RecentReturns, last: Progress, wall_s: float
+) -> Progress:
     runners = result.get(ENV_RUNNER_RESULTS, {})
+    episodes = int(runners.get(NUM_EPISODES_LIFETIME, last.episodes))
     env_steps = int(runners.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, last.env_steps))
     return Progress(
         iteration=last.iteration + 1,
         env_steps=env_steps,
         env_steps_per_s=(env_steps - last.env_steps) / max(wall_s - last.wall_s, 1e-9),
-        return_mean=float(runners.get(EPISODE_RETURN_MEAN, math.nan)),
-        episodes=int(runners.get(NUM_EPISODES_LIFETIME, last.episodes)),
+        return_mean=returns.add(
+            episodes - last.episodes, float(runners.get(EPISODE_RETURN_MEAN, math.nan))
+        ),
+        episodes=episodes,
         wall_s=wall_s,
     )

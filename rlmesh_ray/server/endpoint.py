@@ -26,6 +26,8 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A busy machine delivers pings in bunches; a session must not end for that.
+    ("grpc.http2.max_ping_strikes", 0),
 ]
 
 

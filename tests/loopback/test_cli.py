@@ -67,7 +67,7 @@ def events(text: str) -> list[Event]:
 def started(
     *arguments: str, folder: Path, token: str = ""
 ) -> Iterator[tuple[subprocess.Popen[str], Event]]:
-    """Run a server until the block ends; it says where it serves."""
+    """Run a command until the block ends; also return its first event."""
     with subprocess.Popen(
         [*COMMAND, *arguments, "--json"],
         stdout=subprocess.PIPE,
@@ -226,6 +226,18 @@ def test_people_get_a_table(folder: Path) -> None:
     assert "mean return" in done.stdout
     assert "1 episodes" in done.stdout
     assert done.stderr == ""
+
+
+def test_an_interrupted_evaluation_says_so(folder: Path) -> None:
+    arguments = [*evaluation("CartPole-v1", "own_policy:balance")[:-1], "100000"]
+
+    with started(*arguments, folder=folder) as (process, first):
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=10)
+
+    assert first["event"] == "episode"
+    assert process.returncode == 130
+    assert events(output)[-1] == {"event": "interrupted"}
 
 
 # --- inspecting ------------------------------------------------------------------------

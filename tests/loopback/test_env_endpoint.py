@@ -1,5 +1,6 @@
 """EnvServer and its clients over real gRPC."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -438,3 +439,13 @@ def test_waiting_for_a_step_that_was_not_sent_is_refused_at_once(cartpole: EnvSe
         env.step_wait()
 
     env.close()
+
+
+def test_a_vector_that_could_not_be_opened_leaves_no_noise_behind(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(EndpointUnreachableError):
+        RemoteVectorEnv("127.0.0.1:1")
+    gc.collect()
+
+    assert capsys.readouterr().err == ""
