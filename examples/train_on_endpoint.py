@@ -4,7 +4,8 @@
     python examples/train_on_endpoint.py 127.0.0.1:5555                       # here
 
 Width, spaces and autoreset mode are the endpoint's. An endpoint that others can reach wants a
-token; here it comes from the variable RLMESH_RAY_TOKEN. Needs ``pip install "rlmesh-ray[rllib]"``.
+token; here it comes from the variable RLMESH_RAY_TOKEN. Needs the extra
+``rllib``: ``pip install ".[rllib]"``.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python examples/train_on_fleet.py --env CartPole-v1 --endpoints 2 --out runs/fleet
 
 On a cluster (``ray up cluster.yaml``) the same script runs as it is: the endpoints go where
-there is room. Needs ``pip install "rlmesh-ray[rllib]"``.
+there is room. Needs the extra ``rllib``: ``pip install ".[rllib]"``.
 """
 
 import argparse

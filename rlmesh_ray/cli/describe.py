@@ -84,7 +84,9 @@ def _leaf_text(spec: SpaceSpec) -> str:
             low, high = spec.bounds()
             if low.size == 0:
                 return f"Box {_shape(shape)} {dtype}"
-            return f"Box {_shape(shape)} {dtype} within [{low.min():g}, {high.max():g}]"
+            if len({*low.flat}) > 1 or len({*high.flat}) > 1:
+                return f"Box {_shape(shape)} {dtype}, each element with bounds of its own"
+            return f"Box {_shape(shape)} {dtype} within [{low.flat[0]:g}, {high.flat[0]:g}]"
         case DiscreteSpec(n, start, _):
             return f"Discrete {start}…{start + n - 1}"
         case MultiBinarySpec():

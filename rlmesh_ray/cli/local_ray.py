@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -23,7 +24,7 @@ def require_rllib() -> None:
     if missing:
         raise ConfigurationError(
             f"training needs {' and '.join(missing)}, which the base install does not have: "
-            'pip install "rlmesh-ray[rllib]"'
+            "pip install '.[rllib]' in a checkout of rlmesh-ray"
         )
 
 
@@ -90,4 +91,7 @@ def _probe(where: str) -> None:
 def _init(address: str | None, **options: object) -> None:
     import ray
 
+    handler = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    # Ray has put its own there, which ends the process without a word of ours.
+    signal.signal(signal.SIGTERM, handler)

@@ -20,6 +20,8 @@ from rlmesh_ray.cli.options import (
     read_token,
     server_tls,
 )
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.env_server import EnvServer
@@ -67,6 +69,11 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     _debug: DebugFlag = False,
 ) -> None:
     """Serve an environment: a vector of lanes for each session, until Ctrl-C."""
+    if looks_like_address(env):
+        raise ConfigurationError(
+            f"{env} is an address; serve-env takes the Gymnasium id of what to serve, and "
+            f"--address {env} says where"
+        )
     kwargs = parse_env_kwargs(env_kwargs)
     # Ctrl-C while the environment starts ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):

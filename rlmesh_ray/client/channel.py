@@ -1,5 +1,7 @@
 """How clients dial: channels, credentials, and gRPC's failures in this package's words."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,10 +10,12 @@ import grpc
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
+    CodecError,
     EndpointError,
     EndpointLostError,
     EndpointTimeoutError,
     EndpointUnreachableError,
+    HandshakeRefusedError,
 )
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
@@ -97,6 +101,26 @@ class Dial:
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
         return reply
+
+
+@contextlib.contextmanager
+def handshake_with(address: str) -> Iterator[None]:
+    """Put ``address`` into what is raised about a handshake's answer.
+
+    Raises:
+        HandshakeRefusedError: The peers do not match, or the answer is none.
+    """
+    try:
+        yield
+    except HandshakeRefusedError as error:
+        raise HandshakeRefusedError(
+            f"{address}: {error.reason}", error.supported_editions
+        ) from error
+    except CodecError as error:
+        raise HandshakeRefusedError(
+            f"{address}: the answer to the handshake is of another protocol ({error}); check the "
+            "address, or install versions that match"
+        ) from error
 
 
 def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> EndpointError:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import Dial, handshake_with
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
     CodecError,
@@ -257,8 +257,9 @@ def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
         "rlmesh-ray", __version__, {capabilities.NDARRAY: "", capabilities.SPACES_CORE: ""}
     )
     reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
-    answer = wire.parse_answer(reply)
-    check_answer(offer, answer)
+    with handshake_with(dial.address):
+        answer: Answer = wire.parse_answer(reply)
+        check_answer(offer, answer)
     return answer
 
 

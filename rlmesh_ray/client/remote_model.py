@@ -13,7 +13,7 @@ import grpc
 import gymnasium
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.channel import ClientTls, Dial, handshake_with
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
     CodecError,
@@ -288,6 +288,8 @@ def _with_id(context: PredictContext, request_id: str) -> PredictContext:
 
 def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
     offer = make_offer("rlmesh-ray", __version__, {capabilities.SPACES_CORE: ""})
-    answer = wire.parse_answer(dial.call(channel, _HANDSHAKE, wire.pack_offer(offer)))
-    check_answer(offer, answer)
+    reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
+    with handshake_with(dial.address):
+        answer: Answer = wire.parse_answer(reply)
+        check_answer(offer, answer)
     return answer

@@ -100,7 +100,7 @@ def _from_folder(folder: Path, explore: bool) -> Policy:
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{folder} needs RLlib, and {error.name} is not installed: "
-            "pip install 'rlmesh-ray[rllib]'"
+            "pip install '.[rllib]' in a checkout of rlmesh-ray"
         ) from error
     return RllibPolicy(folder.resolve(), explore=explore)
 

@@ -247,7 +247,7 @@ class EnvSession:
         if self._state is State.AWAIT_RESET:
             message = f"{name} needs a Reset first"
             return self._refuse(request, EnvErrorCode.NOT_READY, message)
-        message = f"{name} is not allowed in state {self._state.name}"
+        message = f"{name} is not possible: an error has ended the session; open a new one"
         return EnvFailed(request.request_id, EnvErrorCode.CLOSED, message, is_recoverable=False)
 
     def _refuse(self, request: Request, code: EnvErrorCode, message: str) -> EnvFailed:

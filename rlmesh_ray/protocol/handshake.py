@@ -124,18 +124,28 @@ def check_answer(offer: Offer, answer: Answer) -> Edition:
             or means another text by the same edition.
     """
     if not answer.compatible:
-        reason = answer.error_message or "the server refused the handshake without a reason"
-        raise HandshakeRefusedError(reason, answer.editions)
+        says = f"; the server says: {answer.error_message}" if answer.error_message else ""
+        raise HandshakeRefusedError(f"{_who_speaks_what(answer)}{says}", answer.editions)
     by_name = {edition.name: edition for edition in EDITIONS}
     if answer.selected_edition not in offer.editions or answer.selected_edition not in by_name:
         raise HandshakeRefusedError(
-            f"the server selected edition {answer.selected_edition!r}, which was not offered",
+            f"{_who_speaks_what(answer)}; the server selected edition "
+            f"{answer.selected_edition!r}, which was not offered",
             answer.editions,
         )
     selected = by_name[answer.selected_edition]
     if answer.spec_sha256 and _pin_differs(selected, answer.spec_sha256):
         raise HandshakeRefusedError(_pin_message(selected, answer.spec_sha256), answer.editions)
     return selected
+
+
+def _who_speaks_what(answer: Answer) -> str:
+    theirs = answer.generation or "no generation that it names"
+    version = f" (version {answer.server_version})" if answer.server_version else ""
+    return (
+        f"the server{version} speaks {theirs}, this package {GENERATION} with edition "
+        f"{EDITIONS[-1].name}: install versions that match"
+    )
 
 
 def _select(offer: Offer) -> tuple[Edition | None, str]:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import grpc
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
-from rlmesh_ray.protocol.handshake import EDITIONS, Offer, answer_offer
+from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 
 COMMAND = [sys.executable, "-m", "rlmesh_ray"]
@@ -394,14 +393,11 @@ def test_a_policy_that_fails_is_named(folder: Path) -> None:
 @pytest.fixture
 def other_generation() -> Iterator[str]:
     """The address of an endpoint that speaks a generation to come."""
-    newest = EDITIONS[-1]
 
     def handshake(_data: bytes, _context: object) -> bytes:
-        offer = Offer("rlmesh.protocol.v1", "", "", (newest.name,))
-        refusal = answer_offer(
-            replace(offer, generation="rlmesh.protocol.v9"), server_version="9", capabilities={}
+        return wire.pack_answer(
+            Answer(False, "rlmesh.protocol.v9", "rlmesh.protocol.v9", "9.1", ("2099.01",))
         )
-        return wire.pack_answer(refusal)
 
     server = grpc.server(ThreadPoolExecutor(1))
     handler = grpc.unary_unary_rpc_method_handler(handshake)
@@ -415,7 +411,14 @@ def other_generation() -> Iterator[str]:
 
 
 def test_another_generation_is_named(other_generation: str, folder: Path) -> None:
-    fails(["inspect", other_generation], folder, "generation", "rlmesh.protocol.v9")
+    words = (other_generation, "9.1", "rlmesh.protocol.v9", "rlmesh.protocol.v1", "2099.01")
+
+    fails(["inspect", other_generation], folder, *words)
+    fails(evaluation(other_generation, "127.0.0.1:1"), folder, *words)
+
+
+def test_an_address_is_no_environment_to_serve(folder: Path) -> None:
+    fails(["serve-env", "127.0.0.1:5555"], folder, "is an address", "--address 127.0.0.1:5555")
 
 
 # --- training --------------------------------------------------------------------------
@@ -435,6 +438,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return events(done.stdout), folder / "made"
+
+
+@pytest.mark.ray
+def test_a_training_that_is_told_to_stop_says_so(folder: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "train", "CartPole-v1", "--num-envs", "4", "--checkpoint-dir", "made", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        env={**environment(), "RAY_ADDRESS": "local"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if json.loads(line)["event"] == "progress":
+            break
+
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert events(output)[-1]["event"] == "interrupted"
+    assert "SIGTERM" not in errors
 
 
 @pytest.mark.ray

@@ -83,4 +83,4 @@ def test_training_says_what_to_install() -> None:
     )
 
     assert done.returncode == 1
-    assert 'pip install "rlmesh-ray[rllib]"' in done.stderr
+    assert "pip install '.[rllib]'" in done.stderr
