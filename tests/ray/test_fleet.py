@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import ray
@@ -131,7 +132,7 @@ def test_a_model_service_actor_serves_what_was_trained(tmp_path: Path) -> None:
     actor = actor_class.options(num_cpus=0.1).remote(str(tmp_path / "checkpoint"))
 
     with RemoteModel(ray.get(actor.address.remote())) as model:
-        model.configure_route(_cartpole_contract())
+        model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=4))
         actions = model.predict(np.zeros((4, 4), np.float32))
 
     assert actions.shape == (4,)
@@ -145,12 +146,6 @@ def test_a_model_service_actor_names_a_wrong_checkpoint() -> None:
     with pytest.raises(ConfigurationError, match="no/such/checkpoint"):
         ray.get(actor.address.remote())
     ray.kill(actor)
-
-
-def _cartpole_contract() -> Any:
-    import gymnasium
-
-    return gymnasium.make_vec("CartPole-v1", num_envs=4)
 
 
 def test_the_registry_keeps_the_newest_incarnation() -> None:

@@ -1,6 +1,5 @@
 """PPO learns through endpoints what it learns without them."""
 
-import gymnasium
 import numpy as np
 import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -27,7 +26,6 @@ def returns(progress: list[Progress]) -> list[float]:
 
 
 def test_the_learning_curve_is_the_same_to_the_last_digit() -> None:
-    assert gymnasium.spec("CartPole-v1").max_episode_steps == 500
     without = list(train(ppo(seed=3), stop_iters=NUM_ITERATIONS))
 
     with EnvServer("CartPole-v1", num_envs=NUM_ENVS) as server:
