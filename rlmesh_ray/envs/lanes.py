@@ -20,6 +20,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.batch import Column, Leaf, empty_columns, flatten, leaves, unflatten
 from rlmesh_ray.spaces.conformance import coerce
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.infos import lane_info
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
 
 
@@ -132,7 +133,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             own_options = None if options is None else dict(options)
             self._fresh[lane], info = self.envs[lane].reset(seed=seed, options=own_options)
             self._has_ended[lane] = False
-            infos = self._add_info(infos, info, lane)
+            self._merge_info(infos, info, lane)
         return infos
 
     def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                     self._has_ended[lane] = True
                     self.final_infos[lane] = info
             if info:
-                infos = self._add_info(infos, info, lane)
+                self._merge_info(infos, info, lane)
         return infos
 
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
@@ -196,6 +197,24 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Close every environment."""
         for env in self.envs:
             env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
+
+    def _merge_info(self, infos: dict[str, Any], info: dict[str, Any], lane: int) -> None:
+        """Add ``info`` to ``infos`` as gymnasium does; what it cannot join stays an object.
+
+        It fails for integers beyond int64, for what contains itself, and where lanes have values
+        of different kinds under one key; no info is worth an episode.
+        """
+        for key, value in info.items():
+            try:
+                self._add_info(infos, {key: value}, lane)
+            except Exception:  # noqa: BLE001  # whatever users put there
+                array = np.full(self.num_envs, None, object)
+                for other in np.flatnonzero(infos.get(f"_{key}", ())):
+                    array[other] = lane_info(infos, int(other))[key]
+                array[lane] = value
+                mask = infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))
+                mask[lane] = True
+                infos[key] = array
 
     def _copied_observation(self) -> Any:
         self.store()

@@ -179,8 +179,8 @@ def _rule(leaf: Leaf) -> _Rule:
             least, greatest = _extremes(low.dtype)
             return _IntervalRule(
                 path=leaf.name,
-                low=_bound(low, least),
-                high=_bound(high, greatest),
+                low=_bound(low, spec.low, least),
+                high=_bound(high, spec.high, greatest),
                 is_domain=False,
                 can_be_nan=low.dtype.kind == "f",
             )
@@ -205,12 +205,11 @@ def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
-def _bound(bounds: NDArray[Any], extreme: Any) -> Any:
-    """Return the cheapest form of ``bounds``: None, a scalar, or the array."""
-    if (bounds == extreme).all():
+def _bound(bounds: NDArray[Any], kept: bytes, extreme: Any) -> Any:
+    """Return the cheapest form of ``bounds``, which ``kept`` holds: None, a scalar, the array."""
+    if (np.frombuffer(kept, bounds.dtype) == extreme).all():
         return None
-    first = bounds.flat[0]
-    return first if (bounds == first).all() else bounds
+    return bounds.flat[0] if len(kept) == bounds.itemsize else bounds
 
 
 def _where(is_offending: NDArray[Any]) -> str:

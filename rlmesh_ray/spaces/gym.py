@@ -96,9 +96,10 @@ def _box(space: spaces.Box, path: Path) -> BoxSpec:
 
 def _discrete(space: spaces.Discrete[Any], path: Path) -> DiscreteSpec:
     n, start = int(space.n), int(space.start)
-    if max(n, start + n - 1) > _INT64_MAX:
-        raise _unsupported(space, path, "it goes beyond int64")
-    return DiscreteSpec(n, start, np.dtype(space.dtype).name)
+    dtype: np.dtype[Any] = np.dtype(space.dtype)
+    if max(n, start + n - 1) > min(_INT64_MAX, np.iinfo(dtype).max):
+        raise _unsupported(space, path, f"it goes beyond {dtype}, or beyond int64")
+    return DiscreteSpec(n, start, dtype.name)
 
 
 def _multi_binary(space: spaces.MultiBinary, _path: Path) -> MultiBinarySpec:

@@ -19,18 +19,38 @@ def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
     """
     own: dict[str, object] = {}
     for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if key.startswith("_") and key[1:] in infos:
+        if key.startswith("_") and _flag(infos, key[1:], lane) is not None:
             continue
-        if mask is None:
+        flag = _flag(infos, key, lane)
+        if flag is None:
             own[key] = lane_info(value, lane) if isinstance(value, Mapping) else value
-        elif np.asarray(mask)[lane]:
+        elif flag:
             own[key] = _entry(value, lane)
     return own
+
+
+def _flag(infos: Mapping[str, object], key: str, lane: int) -> bool | None:
+    """Return what the mask of ``key`` says of ``lane``; None if there is none, or no mask.
+
+    A peer may send anything under such a key.
+    """
+    mask = infos.get(f"_{key}") if key in infos else None
+    if not _has_entry(mask, lane):
+        return None
+    flag = mask[lane]  # type: ignore[index]  # it has that entry
+    return bool(flag) if isinstance(flag, (bool, int, np.bool_)) else None
 
 
 def _entry(value: object, lane: int) -> object:
     if isinstance(value, Mapping):
         return lane_info(value, lane)
-    entry = value[lane]  # type: ignore[index]  # an array or sequence with one entry a lane
+    if not _has_entry(value, lane):
+        return value
+    entry = value[lane]  # type: ignore[index]
     return entry.item() if isinstance(entry, np.generic) else entry
+
+
+def _has_entry(value: object, lane: int) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and len(value) > lane
+    return isinstance(value, (list, tuple)) and len(value) > lane

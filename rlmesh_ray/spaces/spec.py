@@ -41,16 +41,32 @@ class BoxSpec:
     dtype: str
     """NumPy name, such as ``"float32"``."""
     low: bytes
-    """Lower bound of every element: C order, little endian, at ``dtype``."""
+    """Lower bounds: C order, little endian, at ``dtype``; one alone where all are the same,
+    so that a few bytes from a peer cannot become megabytes that are kept."""
     high: bytes
     """Upper bounds, likewise."""
 
+    def __post_init__(self) -> None:
+        item_bytes = np.dtype(self.dtype).itemsize
+        object.__setattr__(self, "low", _shortened(self.low, item_bytes))
+        object.__setattr__(self, "high", _shortened(self.high, item_bytes))
+
     def bounds(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Return ``(low, high)`` as read-only arrays of ``shape`` and ``dtype``."""
+        return self._array(self.low), self._array(self.high)
+
+    def _array(self, bounds: bytes) -> NDArray[np.generic]:
         dtype = np.dtype(self.dtype).newbyteorder("<")
-        low = np.frombuffer(self.low, dtype).reshape(self.shape)
-        high = np.frombuffer(self.high, dtype).reshape(self.shape)
-        return low, high
+        array = np.frombuffer(bounds, dtype)
+        if len(array) == 1:
+            return np.broadcast_to(array[0], self.shape)
+        return array.reshape(self.shape)
+
+
+def _shortened(bounds: bytes, item_bytes: int) -> bytes:
+    # Bytes are compared, not numbers: 0.0 and -0.0 are not the same bound.
+    first = bounds[:item_bytes]
+    return first if bounds == first * (len(bounds) // item_bytes) else bounds
 
 
 @dataclass(frozen=True, slots=True)

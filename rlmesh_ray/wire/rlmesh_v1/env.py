@@ -26,7 +26,7 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
 from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import MAX_BYTES, Budget, decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
@@ -53,6 +53,9 @@ def parse_request(data: bytes) -> EnvRequest | Unreadable:
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
     """Return the frame of ``response``.
 
+    Its infos may take twice what its observation takes and 64 MiB more; what goes beyond
+    becomes text (``limits.max_response_bytes`` is what peers accept).
+
     Args:
         response: What to say.
         tag_arrays: Whether the peer knows arrays in infos.
@@ -62,8 +65,9 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
         case StepDone():
             _fill_step(message.step, response, tag_arrays)
         case ResetDone():
+            infos = encode_meta(response.infos, tag_arrays=tag_arrays, budget=_budget(response))
             message.reset.observation.bytes.data = response.observation
-            message.reset.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays))
+            message.reset.infos.CopyFrom(infos)
             message.reset.episode_ids.extend(response.episode_ids)
         case Rendered(png=png):
             message.render.SetInParent()
@@ -115,11 +119,16 @@ def _fill_step(body: pb.StepResponse, response: StepDone, tag_arrays: bool) -> N
     body.rewards.extend(response.rewards)
     body.terminated_mask = response.terminated
     body.truncated_mask = response.truncated
+    budget = _budget(response)
     if response.infos:
-        body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays))
+        body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
     if response.completed_episodes:
-        body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays))
+        body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays, budget))
     body.episode_ids.extend(response.episode_ids)
+
+
+def _budget(response: ResetDone | StepDone) -> Budget:
+    return Budget(2 * len(response.observation) + MAX_BYTES)
 
 
 def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> None:
@@ -130,7 +139,10 @@ def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> Non
     body.interrupted_episodes.extend(_episodes(response.interrupted_episodes, tag_arrays))
 
 
-def _episodes(records: Iterable[EpisodeRecord], tag_arrays: bool) -> list[pb.EpisodeMetadata]:
+def _episodes(
+    records: Iterable[EpisodeRecord], tag_arrays: bool, budget: Budget | None = None
+) -> list[pb.EpisodeMetadata]:
+    budget = budget or Budget()
     return [
         pb.EpisodeMetadata(
             episode_id=record.episode_id,
@@ -143,7 +155,7 @@ def _episodes(records: Iterable[EpisodeRecord], tag_arrays: bool) -> list[pb.Epi
             start_timestamp_ns=record.start_timestamp_ns,
             end_timestamp_ns=record.end_timestamp_ns,
             duration_ms=(record.end_timestamp_ns - record.start_timestamp_ns) // 1_000_000,
-            final_info=encode_meta(record.final_info, tag_arrays=tag_arrays),
+            final_info=encode_meta(record.final_info, tag_arrays=tag_arrays, budget=budget),
         )
         for record in records
     ]
@@ -299,11 +311,14 @@ def pack_offer(offer: Offer) -> bytes:
 def parse_answer(data: bytes) -> Answer:
     """Return what a server replies, with the ``EnvContract`` when it has one.
 
+    Only a compatible answer has one (edition 2026.06, "Session Establishment"); what else stands
+    there must not hide why the server said no.
+
     Raises:
         CodecError: ``data`` is no such frame, or its contract makes no sense.
     """
     message = parse(service_pb2.HandshakeResponse, data)
-    has_contract = message.HasField("env_contract")
+    has_contract = message.compatible and message.HasField("env_contract")
     contract = contract_from_proto(message.env_contract) if has_contract else None
     return handshake.answer_from_proto(message, contract)
 

@@ -5,7 +5,8 @@ becomes text. Only what a peer sends is judged.
 """
 
 import math
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,28 +19,59 @@ from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8
 
 ARRAY_KEY = "rlmesh_ray.ndarray"
 """The only key of a map that stands for an array."""
+MAX_BYTES = 2**26
+"""What the infos of one message may take, about; what goes beyond becomes text. Lists that hold
+each other twice grow without end on the wire, which has no references."""
 
 # protobuf parsers stop at 100 nested messages; a level here takes three.
 _MAX_DEPTH = 24
+_ENTRY_BYTES = 64
+_BRIEF_BYTES = 4096
+"""What the text of a container counts as: it takes time, however short it is."""
 _OBJECT = "object"
 _ARRAY_DTYPES = {
     name: np.dtype(name).newbyteorder("<") for name in (*DTYPES, "complex64", "complex128")
 }
 _INT64 = range(-(2**63), 2**63)
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, np.ndarray)
 
 
-def encode_meta(infos: Mapping[Any, Any], *, tag_arrays: bool) -> pb.MetaMap:
+class Budget:
+    """What the maps of one message may still take.
+
+    Args:
+        size_bytes: Of all of them together, about.
+    """
+
+    def __init__(self, size_bytes: int = MAX_BYTES) -> None:
+        self.bytes_left = size_bytes
+
+    def affords(self, size_bytes: int) -> bool:
+        """Take ``size_bytes`` if so much is left; nothing or less is always there."""
+        if size_bytes > self.bytes_left:
+            return False
+        self.bytes_left -= max(size_bytes, 0)
+        return True
+
+
+def encode_meta(
+    infos: Mapping[Any, Any], *, tag_arrays: bool, budget: Budget | None = None
+) -> pb.MetaMap:
     """Return ``infos`` as a message. Never fails for an odd value.
 
     Args:
         infos: Scalars, text, bytes, None, arrays, and nested mappings and sequences of these.
-            Anything else (integers beyond int64, sets, objects, what is nested too deep)
-            becomes text, and so does a key that is none.
+            Anything else (integers beyond int64, sets, objects, what contains itself, is
+            nested too deep or larger than the budget) becomes text, and so does a key that
+            is none; of keys with one text the last counts.
         tag_arrays: Whether arrays keep dtype and shape, for a peer that knows the form; else
             they become nested lists.
+        budget: Shared with the other maps of the message; default: ``MAX_BYTES`` for this one.
     """
     message = pb.MetaMap()
-    _fill_map(message, infos, tag_arrays, 0)
+    encoder = _Encoder(tag_arrays, budget or Budget())
+    for key, value in infos.items():
+        encoder.fill_half(message, key, value)
     return message
 
 
@@ -55,53 +87,118 @@ def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
     return {key: _decode(message.entries[key]) for key in sorted(message.entries)}
 
 
-def _fill_map(message: pb.MetaMap, infos: Mapping[Any, Any], tag_arrays: bool, depth: int) -> None:
-    for key, value in infos.items():
-        name = as_utf8(key) if isinstance(key, str) else _as_text(key)
-        _fill(message.entries[name], value, tag_arrays, depth)
+class _Encoder:
+    """Fills one map and keeps count of what it takes."""
 
+    def __init__(self, tag_arrays: bool, budget: Budget) -> None:
+        self._tag_arrays = tag_arrays
+        self._budget = budget
+        self._open: set[int] = set()
+        """Ids of the containers that the current value stands in."""
 
-def _fill(message: pb.MetaValue, value: Any, tag_arrays: bool, depth: int) -> None:
-    if value is None:
-        return
-    scalar = _scalar(value)
-    if scalar is not None:
-        kind, number = scalar
-        setattr(message, kind, number)
-    elif depth >= _MAX_DEPTH:
-        message.str = _as_text(value)
-    elif isinstance(value, Mapping) and not _looks_tagged(value):
-        message.map.SetInParent()
-        _fill_map(message.map, value, tag_arrays, depth + 1)
-    elif isinstance(value, (list, tuple)):
+    def fill_half(self, message: pb.MetaMap, key: Any, value: Any) -> None:
+        """Add an entry, with at most half of what is left, so that it cannot cost the others."""
+        kept_bytes = self._budget.bytes_left // 2
+        self._budget.bytes_left -= kept_bytes
+        self._fill(_entry(message, key), value, 0)
+        self._budget.bytes_left += kept_bytes
+
+    def _fill_map(self, message: pb.MetaMap, infos: Mapping[Any, Any], depth: int) -> None:
+        for key, value in infos.items():
+            self._fill(_entry(message, key), value, depth)
+
+    def _fill(self, message: pb.MetaValue, value: Any, depth: int) -> None:
+        try:
+            if value is not None and not self._fill_scalar(message, value):
+                self._fill_other(message, value, depth)
+        except Exception:  # noqa: BLE001  # a user's own class may do anything; the step goes on
+            message.Clear()
+            message.str = _class_name(value)
+
+    def _fill_scalar(self, message: pb.MetaValue, value: Any) -> bool:
+        scalar = _scalar(value)
+        if scalar is None:
+            return False
+        kind, plain = scalar
+        if isinstance(plain, (str, bytes)) and not self._budget.affords(len(plain) - _ENTRY_BYTES):
+            message.str = f"<{len(plain)} of {type(plain).__name__}>"
+        else:
+            setattr(message, kind, plain)
+        return True
+
+    def _fill_other(self, message: pb.MetaValue, value: Any, depth: int) -> None:
+        if depth >= _MAX_DEPTH or id(value) in self._open:
+            self._fill_text(message, value)
+            return
+        self._open.add(id(value))
+        try:
+            self._fill_container(message, value, depth)
+        finally:
+            self._open.discard(id(value))
+
+    def _fill_container(self, message: pb.MetaValue, value: Any, depth: int) -> None:
+        if isinstance(value, np.ndarray):
+            self._fill_array(message, value, depth)
+        elif isinstance(value, Mapping) and not _looks_tagged(value):
+            if self._budget.affords(len(value) * _ENTRY_BYTES):
+                message.map.SetInParent()
+                self._fill_map(message.map, value, depth + 1)
+            else:
+                self._fill_text(message, value)
+        elif isinstance(value, (list, tuple)):
+            self._fill_list(message, value, depth)
+        else:
+            self._fill_text(message, value)
+
+    def _fill_list(self, message: pb.MetaValue, items: Sequence[Any], depth: int) -> None:
+        if not self._budget.affords(len(items) * _ENTRY_BYTES):
+            self._fill_text(message, items)
+            return
         message.list.SetInParent()
-        for item in value:
-            _fill(message.list.items.add(), item, tag_arrays, depth + 1)
-    elif isinstance(value, np.ndarray):
-        _fill_array(message, value, tag_arrays, depth)
-    else:
-        message.str = _as_text(value)
+        for item in items:
+            self._fill(message.list.items.add(), item, depth + 1)
+
+    def _fill_array(self, message: pb.MetaValue, array: NDArray[Any], depth: int) -> None:
+        dtype = _ARRAY_DTYPES.get(array.dtype.name)
+        is_tagged = self._tag_arrays and array.ndim <= MAX_RANK
+        item_bytes = array.itemsize if is_tagged and dtype is not None else _ENTRY_BYTES
+        if array.size * item_bytes > self._budget.bytes_left:
+            self._fill_text(message, array)
+        elif is_tagged:
+            self._fill_tagged(message, array, dtype, depth)
+        else:
+            self._fill(message, array.tolist(), depth + (array.ndim == 0))
+
+    def _fill_tagged(
+        self, message: pb.MetaValue, array: NDArray[Any], dtype: np.dtype[Any] | None, depth: int
+    ) -> None:
+        entries = message.map.entries[ARRAY_KEY].map.entries
+        entries["dtype"].str = _OBJECT if dtype is None else array.dtype.name
+        self._fill_list(entries["shape"], array.shape, 0)
+        if dtype is None:
+            self._fill_list(entries["data"], array.ravel().tolist(), depth + 2)
+        else:
+            self._budget.affords(array.nbytes)
+            entries["data"].bytes = np.asarray(array, dtype).tobytes()
+
+    def _fill_text(self, message: pb.MetaValue, value: Any) -> None:
+        is_large = isinstance(value, _CONTAINERS)
+        text = (
+            _as_text(value) if self._budget.affords(is_large * _BRIEF_BYTES) else _class_name(value)
+        )
+        is_affordable = self._budget.affords(len(text) - _ENTRY_BYTES)
+        message.str = text if is_affordable else _class_name(value)
+
+
+def _entry(message: pb.MetaMap, key: Any) -> pb.MetaValue:
+    entry = message.entries[as_utf8(str.__str__(key)) if isinstance(key, str) else _as_text(key)]
+    entry.Clear()
+    return entry
 
 
 def _looks_tagged(value: Mapping[Any, Any]) -> bool:
     # A user's own map in the form of an array would decode as one, or not at all.
     return len(value) == 1 and ARRAY_KEY in value
-
-
-def _fill_array(message: pb.MetaValue, array: NDArray[Any], tag_arrays: bool, depth: int) -> None:
-    if not tag_arrays or array.ndim > MAX_RANK:
-        _fill(message, array.tolist(), tag_arrays, depth)
-        return
-    dtype = _ARRAY_DTYPES.get(array.dtype.name)
-    entries = message.map.entries[ARRAY_KEY].map.entries
-    entries["dtype"].str = _OBJECT if dtype is None else array.dtype.name
-    _fill(entries["shape"], array.shape, tag_arrays, 0)
-    if dtype is None:
-        entries["data"].list.SetInParent()
-        for item in array.ravel().tolist():
-            _fill(entries["data"].list.items.add(), item, tag_arrays, depth + 3)
-    else:
-        entries["data"].bytes = np.asarray(array, dtype).tobytes()
 
 
 def _scalar(value: Any) -> tuple[str, Any] | None:
@@ -120,11 +217,34 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
     return None
 
 
+class _Brief(reprlib.Repr):
+    """Text of containers, in bounded time whatever they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = 16
+        self.maxset = self.maxfrozenset = 256
+        self.maxstring = self.maxother = self.maxlong = 200
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Name containers of other classes; their own ``repr`` would go through all they hold."""
+        return _class_name(x) if isinstance(x, _CONTAINERS) else super().repr_instance(x, level)
+
+
+_BRIEF = _Brief()
+
+
 def _as_text(value: Any) -> str:
     try:
-        return as_utf8(str(value))
+        is_large = isinstance(value, _CONTAINERS)
+        return as_utf8(_BRIEF.repr(value) if is_large else str(value))
     except Exception:  # noqa: BLE001  # a user's __str__ may do anything; the step goes on
-        return f"<{type(value).__name__}>"
+        return _class_name(value)
+
+
+def _class_name(value: Any) -> str:
+    return f"<{type(value).__name__}>"
 
 
 def _decode(message: pb.MetaValue) -> Any:
@@ -145,10 +265,13 @@ def _array(plain: Any) -> NDArray[Any]:
     if not isinstance(plain, dict) or plain.keys() != {"dtype", "shape", "data"}:
         raise CodecError(f"{ARRAY_KEY}: expected dtype, shape and data")
     name, shape, data = plain["dtype"], _shape(plain["shape"]), plain["data"]
+    # The class first: an array in this place compares element by element.
+    if not isinstance(name, str):
+        raise CodecError(f"{ARRAY_KEY}: {type(name).__name__} as dtype")
     if name == _OBJECT and isinstance(data, list):
         return _object_array(shape, data)
-    if not isinstance(name, str) or name not in _ARRAY_DTYPES or not isinstance(data, bytes):
-        raise CodecError(f"{ARRAY_KEY}: dtype {name!r} with {type(data).__name__} as data")
+    if name not in _ARRAY_DTYPES or not isinstance(data, bytes):
+        raise CodecError(f"{ARRAY_KEY}: dtype {name[:40]!r} with {type(data).__name__} as data")
     dtype = _ARRAY_DTYPES[name]
     if len(data) != dtype.itemsize * math.prod(shape):
         raise CodecError(f"{ARRAY_KEY}: {len(data)} bytes for shape {shape} of {name}")

@@ -95,13 +95,12 @@ def _fill_array(message: pb.SpaceSpec, shape: tuple[int, ...], dtype: str) -> No
 
 def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
     low, high = spec.bounds()
-    size = low.dtype.itemsize
-    is_uniform = _repeats(spec.low, size) and _repeats(spec.high, size)
+    is_uniform = len(spec.low) == len(spec.high) == low.itemsize
     if low.dtype.kind != "f":
         typed = message.typed_uniform if is_uniform else message.typed_elementwise
         typed.SetInParent()
-        typed.low = spec.low[:size] if is_uniform else spec.low
-        typed.high = spec.high[:size] if is_uniform else spec.high
+        typed.low = spec.low if is_uniform else low.tobytes()
+        typed.high = spec.high if is_uniform else high.tobytes()
     elif is_uniform:
         _fill_uniform(message, float(low.flat[0]), float(high.flat[0]))
     else:
@@ -115,11 +114,6 @@ def _fill_uniform(message: pb.BoxSpec, low: float, high: float) -> None:
         message.unbounded = True
     else:
         message.uniform.low, message.uniform.high = low, high
-
-
-def _repeats(data: bytes, size: int) -> bool:
-    # Bytes are compared, not numbers: 0.0 and -0.0 are not the same bound.
-    return bool(data) and data == data[:size] * (len(data) // size)
 
 
 def _fill_multi_binary(message: pb.MultiBinarySpec, n: int | tuple[int, ...]) -> None:
@@ -243,7 +237,7 @@ def _integer_dtype(message: pb.SpaceSpec) -> str:
 
 
 def _bounds(message: pb.BoxSpec, size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], ...]:
-    """Return ``(low, high)``, flat, with ``size`` elements each, little endian."""
+    """Return ``(low, high)``, flat, little endian: ``size`` elements, or one that is all."""
     kind = message.WhichOneof("bounds")
     if kind is None or kind == "unbounded":
         low, high = _extremes(dtype)
@@ -267,16 +261,20 @@ def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _full(size: int, bound: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # a double beyond the dtype is no bound: infinite
-        return np.full(size, bound, dtype.newbyteorder("<"))
+    return _cast(np.array([bound]), dtype)[:size]
 
 
 def _doubles(bounds: Iterable[float], size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     doubles = np.fromiter(bounds, np.float64)
     if doubles.size != size:
         raise CodecError(f"{doubles.size} bounds for {size} elements")
-    with np.errstate(over="ignore"):
-        return doubles.astype(dtype.newbyteorder("<"))
+    return _cast(doubles, dtype)
+
+
+def _cast(bounds: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    # A double beyond the dtype is no bound: infinite. NaN, which is refused later, warns too.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bounds.astype(dtype.newbyteorder("<"))
 
 
 def _typed(raw: bytes, kind: str, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -285,8 +283,7 @@ def _typed(raw: bytes, kind: str, size: int, dtype: np.dtype[Any]) -> NDArray[An
         raise CodecError(f"{kind} has {len(raw)} bytes, expected {expected}")
     if dtype.kind == "b" and raw.strip(b"\x00\x01"):
         raise CodecError("a bool bound is neither 0 nor 1")
-    bounds = np.frombuffer(raw, dtype.newbyteorder("<"))
-    return np.broadcast_to(bounds, (size,))
+    return np.frombuffer(raw, dtype.newbyteorder("<"))[:size]
 
 
 def _discrete(message: pb.SpaceSpec) -> DiscreteSpec:
@@ -295,8 +292,8 @@ def _discrete(message: pb.SpaceSpec) -> DiscreteSpec:
     info = np.iinfo(dtype)
     if not 1 <= n <= info.max or not info.min <= start <= info.max:
         raise CodecError(f"Discrete has n={n} and start={start}, which {dtype} cannot hold")
-    if start + n - 1 > _INT64_MAX:
-        raise CodecError(f"Discrete with n={n} and start={start} goes beyond int64")
+    if start + n - 1 > min(_INT64_MAX, info.max):
+        raise CodecError(f"Discrete with n={n} and start={start} goes beyond {dtype} or int64")
     return DiscreteSpec(n, start, dtype)
 
 

@@ -175,3 +175,56 @@ def test_columns_reach_the_lanes_as_gymnasium_would_pass_them(
     expected = list(iterate(lanes.action_space, actions))
     assert_identical(seen, expected)
     assert [type(action) for action in seen] == [type(action) for action in expected]
+
+
+class InfoEnv(EchoEnv):
+    """Gives these infos at every reset."""
+
+    def __init__(self, infos: dict[str, Any]) -> None:
+        super().__init__(next(iter(SPACES.values())))
+        self._infos = infos
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        observation, _ = super().reset(**kwargs)
+        return observation, self._infos
+
+
+def itself() -> dict[str, Any]:
+    own: dict[str, Any] = {"n": 1}
+    own["self"] = own
+    return own
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (2**70, 2**70),
+        (1, 2**70),
+        (2**70, 1),
+        (1, "text"),
+        (1.5, {"a": 1}),
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), "text"),
+    ],
+)
+def test_infos_that_gymnasium_cannot_join_stay_what_they_are(first: Any, second: Any) -> None:
+    lanes = LaneVectorEnv([InfoEnv({"x": first, "y": 1}), InfoEnv({"x": second, "y": 2})])
+
+    infos = lanes.reset()[1]
+
+    assert infos["x"].dtype == object
+    assert_identical(infos["x"][0], first)
+    assert_identical(infos["x"][1], second)
+    assert_identical(infos["_x"], np.array([True, True]))
+    assert_identical(infos["y"], np.array([1, 2]))
+
+
+def test_infos_that_contain_themselves_cost_no_episode() -> None:
+    own = itself()
+    lanes = LaneVectorEnv([InfoEnv({}), InfoEnv({"x": own})])
+
+    infos = lanes.reset()[1]
+
+    assert infos["x"][0] is None
+    assert infos["x"][1] is own
+    assert_identical(infos["_x"], np.array([False, True]))

@@ -77,6 +77,7 @@ def test_the_new_space_can_be_sampled(space: Space) -> None:
         (spaces.Box(0, 1, (2,), np.longdouble), "has no wire form"),
         (spaces.Box(0, 1, (2,), np.dtype(">f4")), "dtype >f4 has no wire form"),  # type: ignore[arg-type]
         (spaces.Discrete(2**63, dtype=np.uint64), "beyond int64"),
+        (spaces.Discrete(100, start=100, dtype=np.int8), "beyond int8"),
         (spaces.MultiDiscrete(np.array([2**63], np.uint64), np.uint64), "beyond int64"),
         (spaces.Text(2**63), "beyond int64"),
         (spaces.Text(5, charset=""), "on the wire that means all"),

@@ -1,6 +1,10 @@
+from typing import Any
+
 import numpy as np
+import pytest
 
 from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.testing.equality import assert_identical
 
 
 def test_a_lane_gets_only_the_keys_that_its_mask_names() -> None:
@@ -41,3 +45,28 @@ def test_nested_infos_are_taken_apart_too() -> None:
 
 def test_shared_keys_without_a_mask_belong_to_every_lane() -> None:
     assert lane_info({"note": ["x", "y"]}, 1) == {"note": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "text",
+        5,
+        [],
+        [[True]],
+        np.array(True),
+        np.array(["x"]),
+        np.array([[True], [True]]),
+        {"a": 1},
+        b"\1\1",
+    ],
+)
+def test_what_a_peer_sends_in_place_of_a_mask_is_an_info_of_its_own(mask: Any) -> None:
+    infos = {"x": [1, 2], "_x": mask, "_alone": [True, True]}
+
+    assert_identical(lane_info(infos, 1), infos)
+
+
+@pytest.mark.parametrize("value", ["text", None, [1], np.array(3), np.zeros(1)])
+def test_a_value_without_an_entry_for_the_lane_is_kept_whole(value: Any) -> None:
+    assert_identical(lane_info({"x": value, "_x": [True, True]}, 1), {"x": value})

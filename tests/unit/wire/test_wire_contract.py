@@ -64,3 +64,11 @@ def test_a_missing_space_is_named(name: str) -> None:
 
     with pytest.raises(CodecError, match=f"{name.replace('_', ' ')}: space at the root"):
         contract_from_proto(message)
+
+
+def test_more_lanes_than_a_message_holds_are_refused() -> None:
+    message = contract_to_proto(contract())
+    message.num_envs = 2**32 - 1
+
+    with pytest.raises(CodecError, match="4294967295 lanes of 16 bytes do not fit"):
+        contract_from_proto(message)

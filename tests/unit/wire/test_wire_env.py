@@ -31,7 +31,7 @@ from rlmesh_ray.testing.strategies import damaged
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env
-from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY
+from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, MAX_BYTES
 
 EPISODE = EpisodeRecord(
     episode_id="e1",
@@ -118,6 +118,20 @@ def test_arrays_in_infos_are_lists_for_strangers_and_arrays_for_our_own() -> Non
     assert isinstance(tagged, StepDone)
     assert_identical(tagged.infos, infos)
     assert_identical(tagged.completed_episodes[0].final_info, infos)
+
+
+def test_all_infos_of_a_response_share_what_peers_accept_beside_the_observation() -> None:
+    big = {"x": bytes(2**24), "y": 1}
+    ended = [EpisodeRecord(f"e{n}", n, 1, 0.0, True, False, 0, 0, final_info=big) for n in range(5)]
+    step = StepDone("r1", bytes(10), [0.0] * 5, b"\1" * 5, b"\0" * 5, big, tuple(ended), ("",) * 5)
+
+    frame = env.pack_response(step, tag_arrays=True)
+    back = env.parse_response(frame)
+
+    assert len(frame) < MAX_BYTES + 2**12
+    assert isinstance(back, StepDone)
+    assert back.infos == big
+    assert [record.final_info["y"] for record in back.completed_episodes] == [1] * 5
 
 
 def test_the_duration_of_an_episode_is_told_in_milliseconds() -> None:

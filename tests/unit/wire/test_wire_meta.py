@@ -11,7 +11,7 @@ from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.strategies import arrays, damaged, plain_infos
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1.frames import parse
-from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, MAX_BYTES, decode_meta, encode_meta
 
 
 class Color(enum.Enum):
@@ -126,19 +126,157 @@ def test_an_array_with_too_many_axes_is_not_tagged() -> None:
 
 
 @pytest.mark.parametrize("tag_arrays", [False, True])
-def test_what_is_nested_too_deep_becomes_text(tag_arrays: bool) -> None:
-    cycle: list[Any] = []
-    cycle.append(cycle)
+@pytest.mark.parametrize("depth", [90, 100_000])
+def test_what_is_nested_too_deep_becomes_text(depth: int, tag_arrays: bool) -> None:
     deep: Any = np.zeros(1)
-    for _ in range(90):
+    for _ in range(depth):
         deep = {"d": deep}
 
-    back = there_and_back({"cycle": cycle, "deep": deep}, tag_arrays=tag_arrays)
+    back = there_and_back({"deep": deep}, tag_arrays=tag_arrays)["deep"]
 
     for _ in range(24):
-        back = {"cycle": back["cycle"][0], "deep": back["deep"]["d"]}
-    assert back["cycle"] == "[[...]]"
-    assert isinstance(back["deep"], str)
+        back = back["d"]
+    assert back == "{'d': {'d': {...}}}"
+
+
+def test_what_contains_itself_becomes_text_where_it_comes_again() -> None:
+    cycle: list[Any] = [1]
+    cycle += [cycle, {"again": cycle}]
+    lanes = np.empty((), object)
+    lanes[()] = lanes
+
+    back = there_and_back({"cycle": cycle, "lanes": lanes, "own": cycle[2]})
+
+    inner = "[1, [1, [...], {...}], {'again': [...]}]"
+    assert back["cycle"] == [1, inner, {"again": inner}]
+    assert back["own"] == {"again": [1, inner, "{'again': [1, [...], {...}]}"]}
+    assert back["lanes"] == "<ndarray>"
+
+
+def test_lists_that_hold_each_other_twice_end_as_text() -> None:
+    doubled: Any = "x"
+    for _ in range(80):
+        doubled = [doubled, doubled]
+
+    frame = encode_meta({"doubled": doubled, "after": 1}, tag_arrays=False)
+
+    assert frame.ByteSize() < MAX_BYTES
+    assert frame.entries["after"].int == 1
+
+
+@pytest.mark.parametrize("tag_arrays", [False, True])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param("x" * (MAX_BYTES + 65), f"<{MAX_BYTES + 65} of str>", id="str"),
+        pytest.param(bytes(MAX_BYTES + 65), f"<{MAX_BYTES + 65} of bytes>", id="bytes"),
+        pytest.param([1] * MAX_BYTES, str([1] * 16)[:-1] + ", ...]", id="list"),
+        pytest.param(np.zeros(MAX_BYTES), "<ndarray>", id="array"),
+        pytest.param(np.full(MAX_BYTES, None), "<ndarray>", id="array of objects"),
+    ],
+)
+def test_what_is_larger_than_a_frame_should_be_becomes_text(
+    value: Any, expected: str, tag_arrays: bool
+) -> None:
+    assert there_and_back({"x": value, "y": 2}, tag_arrays=tag_arrays) == {"x": expected, "y": 2}
+
+
+class Broken:
+    """Containers and scalars whose own methods fail."""
+
+    class Map(dict[str, int]):
+        def items(self) -> Any:
+            raise RuntimeError("no items")
+
+    class List(list[int]):
+        def __iter__(self) -> Any:
+            raise RuntimeError("no parts")
+
+    class Int(int):
+        def __int__(self) -> int:
+            raise RuntimeError("no number")
+
+    class Float(float):
+        def __float__(self) -> float:
+            raise RuntimeError("no number")
+
+    class Str(str):
+        def isascii(self) -> bool:
+            raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Broken.Map(x=1), "<Map>"),
+        (Broken.List([1]), "<List>"),
+        (Broken.Int(1), "<Int>"),
+        (Broken.Float(1), "<Float>"),
+        (Broken.Str("x"), "x"),
+        ({Broken.Str("k"): 1}, {"k": 1}),
+    ],
+)
+def test_a_value_that_fails_when_it_is_looked_at_costs_only_itself(
+    value: Any, expected: Any
+) -> None:
+    assert there_and_back({"a": [value, 2]}) == {"a": [expected, 2]}
+
+
+def test_of_two_keys_with_the_same_text_the_last_counts() -> None:
+    assert there_and_back({1: [1], "1": [2], None: {"a": 1}, "None": None}) == {
+        "1": [2],
+        "None": None,
+    }
+
+
+class _Odd:
+    def __repr__(self) -> str:
+        return "odd"
+
+
+def odd_values() -> st.SearchStrategy[Any]:
+    """Draw what environments put into infos, and what they should not."""
+    leaves = st.one_of(
+        arrays(),
+        st.integers(),
+        st.floats(),
+        st.complex_numbers(),
+        st.text(st.characters(), max_size=8),
+        st.binary(max_size=8).map(bytearray),
+        st.sets(st.integers(), max_size=3),
+        st.sampled_from([None, _Odd(), Unprintable(), Color.RED, range(3), Broken.Map(x=1)]),
+        st.builds(iter, st.just([1, 2])),
+        arrays().filter(lambda array: array.size > 0).map(lambda array: array.flat[0]),
+    )
+    return st.recursive(
+        leaves,
+        lambda parts: st.one_of(
+            st.lists(parts, max_size=3),
+            st.tuples(parts, parts),
+            st.dictionaries(st.one_of(st.text(max_size=3), st.integers()), parts, max_size=3),
+            st.lists(parts, min_size=1, max_size=3).map(_objects),
+        ),
+        max_leaves=10,
+    )
+
+
+def _objects(parts: list[Any]) -> Any:
+    array = np.empty(len(parts), object)
+    for index, part in enumerate(parts):
+        array[index] = part
+    return array
+
+
+@pytest.mark.parametrize("tag_arrays", [False, True])
+@given(infos=st.dictionaries(st.text(max_size=4), odd_values(), max_size=4))
+@settings(deadline=None, derandomize=True, max_examples=100)
+def test_any_infos_arrive_and_what_arrives_comes_back_equal(
+    infos: dict[str, Any], tag_arrays: bool
+) -> None:
+    once = there_and_back(infos, tag_arrays=tag_arrays)
+
+    assert set(once) == set(infos)
+    assert_identical(there_and_back(once, tag_arrays=tag_arrays), once)
 
 
 @pytest.mark.parametrize("depth", range(20, 30))
@@ -180,13 +318,14 @@ def test_a_users_map_in_the_form_of_an_array_is_text() -> None:
         {"dtype": "V4", "shape": [1], "data": b"abcd"},
         {"dtype": "U1", "shape": [1], "data": b"abcd"},
         {"dtype": [], "shape": [1], "data": b"abcd"},
+        {"dtype": np.zeros(2), "shape": [1], "data": b"abcd"},
         {"dtype": "object", "shape": [2], "data": [1]},
         {"dtype": "object", "shape": [2], "data": b"abcdabcdabcdabcd"},
     ],
 )
 def test_a_tagged_array_that_makes_no_sense_is_refused(plain: Any) -> None:
     message = pb.MetaMap()
-    fields = encode_meta({"plain": plain}, tag_arrays=False).entries["plain"]
+    fields = encode_meta({"plain": plain}, tag_arrays=True).entries["plain"]
     message.entries["x"].map.entries[ARRAY_KEY].CopyFrom(fields)
 
     with pytest.raises(CodecError, match=ARRAY_KEY):

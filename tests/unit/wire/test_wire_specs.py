@@ -1,3 +1,4 @@
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,26 @@ def test_a_charset_is_read_in_order_and_once() -> None:
     assert read(fill) == TextSpec(0, 4, "ab")
 
 
+def test_a_bound_that_is_the_same_everywhere_is_kept_once() -> None:
+    # Else a frame of a few bytes would become hundreds of megabytes that routes keep.
+    spec = spec_from_proto(box(shape=(2**12, 2**13)))
+
+    assert isinstance(spec, BoxSpec)
+    assert len(spec.low) == len(spec.high) == 4
+    low, high = spec.bounds()
+    assert low.shape == high.shape == (2**12, 2**13)
+    assert low[0, 0] == -np.inf
+    assert high[-1, -1] == np.inf
+    assert len(spec_to_proto(spec).SerializeToString()) < 100
+
+
+def test_bounds_of_which_one_is_the_same_everywhere_come_back_equal() -> None:
+    low, high = np.zeros(3), np.arange(3.0)
+    for dtype in (np.float64, np.int16):
+        space = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+        assert to_gymnasium(spec_from_proto(spec_to_proto(from_gymnasium(space)))) == space
+
+
 # --- nonsense --------------------------------------------------------------------------
 
 
@@ -185,9 +206,13 @@ def typed(kind: str, low: bytes, high: bytes, dtype: int) -> pb.SpaceSpec:
     return message
 
 
-def elementwise(count: int) -> pb.SpaceSpec:
+SIGNALING = struct.unpack("<d", b"\1\0\0\0\0\0\xf0\x7f")[0]
+"""A NaN that makes NumPy warn when it is cast."""
+
+
+def elementwise(count: int, low: float = 0.0) -> pb.SpaceSpec:
     message = box()
-    message.box.elementwise.low.extend([0.0] * count)
+    message.box.elementwise.low.extend([low] * count)
     message.box.elementwise.high.extend([1.0] * count)
     return message
 
@@ -245,6 +270,8 @@ def nested(depth: int) -> pb.SpaceSpec:
         (box(shape=(2**62, 2**62, 2**62)), "more than 134217728 bytes"),
         (box(shape=(0, 2**62)), "more than 134217728 bytes"),
         (uniform(1.0, 0.0), "lower bound is above"),
+        (uniform(SIGNALING, 0.0), "NaN"),
+        (elementwise(2, SIGNALING), "NaN"),
         (uniform(np.nan, 0.0), "NaN"),
         (uniform(0.0, np.nan), "NaN"),
         (elementwise(1), "1 bounds for 2 elements"),
@@ -263,7 +290,8 @@ def nested(depth: int) -> pb.SpaceSpec:
         (discrete(-1), "n=-1"),
         (discrete(300, dtype=types_pb2.D_TYPE_UINT8), "which uint8 cannot hold"),
         (discrete(2, start=-1, dtype=types_pb2.D_TYPE_UINT8), "which uint8 cannot hold"),
-        (discrete(2**63 - 1, start=2), "beyond int64"),
+        (discrete(2**63 - 1, start=2), "beyond int64 or int64"),
+        (discrete(100, start=100, dtype=types_pb2.D_TYPE_INT8), "beyond int8"),
         (discrete(2, dtype=types_pb2.D_TYPE_FLOAT32), "float32 is no integer type"),
         (pb.SpaceSpec(multi_binary=pb.MultiBinarySpec()), "neither size nor dims"),
         (pb.SpaceSpec(multi_binary=pb.MultiBinarySpec(size=0)), "must be positive"),

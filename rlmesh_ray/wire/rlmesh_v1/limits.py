@@ -1,0 +1,78 @@
+"""How large the messages of a session with an environment can become, from its contract.
+
+Receivers refuse what is larger, so that nobody can fill their memory, and take what is smaller,
+however large the environment is. What users put into options, infos and pictures has no bound in
+the contract: it gets an allowance.
+"""
+
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, SpaceSpec, TextSpec, TupleSpec
+
+DEFAULT_MESSAGE_BYTES = 2**28
+"""Limit where no contract is known."""
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""What protobuf can express in one message, and gRPC as a limit."""
+
+_OPTIONS_BYTES = 2**20
+_INFOS_BYTES = 2**26
+# Seed and index; reward, flags, episode id and the record of an episode without its infos.
+_LANE_REQUEST_BYTES = 32
+_LANE_RESPONSE_BYTES = 512
+_PREFIX_BYTES = 6  # a field's number below 16, and a length below 2 GiB
+_INTEGER_BYTES = 11
+# A text that is too long is a matter of range: it must arrive, so that a warning can tell.
+_TEXT_SLACK = 4
+_TEXT_SLACK_BYTES = 2**12
+_UTF8_BYTES = 4  # of the longest character
+
+
+def max_request_bytes(contract: EnvContract) -> int:
+    """Return the size that no sensible request exceeds: an action batch, and 1 MiB for the rest."""
+    action = max_batch_bytes(contract.action_space, contract.num_envs)
+    return _capped(action + contract.num_envs * _LANE_REQUEST_BYTES + _OPTIONS_BYTES)
+
+
+def max_response_bytes(contract: EnvContract) -> int:
+    """Return the size that no sensible response exceeds.
+
+    It holds an observation batch, twice as much again in its infos (where vectors keep the
+    observations of ended episodes), and 64 MiB of other infos, or of a picture.
+    """
+    observation = max_batch_bytes(contract.observation_space, contract.num_envs)
+    return _capped(3 * observation + contract.num_envs * _LANE_RESPONSE_BYTES + _INFOS_BYTES)
+
+
+def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:
+    """Return how large a batch can be, as ``values.encode_batch`` makes it.
+
+    Args:
+        spec: Of one lane.
+        num_lanes: Width of the batch.
+    """
+    if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
+        return num_lanes * _field(_node(spec))
+    return num_lanes * leaves(spec)[0].lane_bytes
+
+
+def _node(spec: SpaceSpec) -> int:
+    """Return how large one lane's ``SpaceValueNode`` can be."""
+    match spec:
+        case DictSpec(items):
+            entries = (_field(len(key.encode())) + _field(_node(part)) for key, part in items)
+            return _field(sum(map(_field, entries)))
+        case TupleSpec(parts):
+            return _field(sum(_field(_node(part)) for part in parts))
+        case TextSpec():
+            return _field(spec.max_length * _UTF8_BYTES * _TEXT_SLACK + _TEXT_SLACK_BYTES)
+        case DiscreteSpec():
+            return _INTEGER_BYTES
+    return _field(leaves(spec)[0].lane_bytes)
+
+
+def _field(size_bytes: int) -> int:
+    return size_bytes + _PREFIX_BYTES
+
+
+def _capped(size_bytes: int) -> int:
+    return min(size_bytes, MAX_MESSAGE_BYTES)

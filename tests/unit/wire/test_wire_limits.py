@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmesh_ray.protocol.messages import EpisodeRecord, Reset, Step, StepDone
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import Space, from_gymnasium
+from rlmesh_ray.testing.strategies import batches, specs
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1.limits import (
+    MAX_MESSAGE_BYTES,
+    max_batch_bytes,
+    max_request_bytes,
+    max_response_bytes,
+)
+from rlmesh_ray.wire.rlmesh_v1.values import encode_batch
+
+MIB = 2**20
+
+
+def contract(observation: Space, action: Space, num_envs: int) -> EnvContract:
+    return EnvContract(
+        "Limits-v0",
+        from_gymnasium(observation),
+        from_gymnasium(action),
+        num_envs,
+        AutoresetMode.NEXT_STEP,
+    )
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_no_batch_is_larger_than_the_limit(data: st.DataObject, num_lanes: int) -> None:
+    spec = data.draw(specs())
+
+    size = len(encode_batch(spec, data.draw(batches(spec, num_lanes)), num_lanes))
+
+    assert size <= max_batch_bytes(spec, num_lanes)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Box(0, 255, (64, 64, 3), np.uint8), np.zeros((4, 64, 64, 3), np.uint8)),
+        (spaces.Dict({"a": spaces.Box(0, 1, (5000,))}), np.zeros((4, 5000), np.float32)),
+        (spaces.Tuple([spaces.Box(0, 1, (5000,))]), np.zeros((4, 5000), np.float32)),
+    ],
+)
+def test_the_limit_of_arrays_is_close_to_what_they_take(
+    space: Space, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+) -> None:
+    spec = from_gymnasium(space)
+
+    size = len(encode_batch(spec, [value], 4))
+
+    assert size <= max_batch_bytes(spec, 4) <= 1.01 * size
+
+
+@pytest.mark.parametrize("text", ["🎲" * 8, "x" * 120], ids=["widest characters", "too long"])
+def test_a_text_arrives_whatever_its_range_says(text: str) -> None:
+    spec = from_gymnasium(spaces.Text(8))
+
+    assert len(encode_batch(spec, [(text,) * 3], 3)) <= max_batch_bytes(spec, 3)
+
+
+def test_requests_of_many_lanes_fit() -> None:
+    wide = contract(spaces.Discrete(2), spaces.Discrete(2), 50_000)
+    seeds, lanes = (-1,) * 50_000, tuple(range(50_000))
+
+    reset = wire.pack_request(Reset("r" * 64, seeds, {"level": [0.5] * 10_000}, 1000, lanes))
+    step = wire.pack_request(Step("s" * 64, bytes(8 * 50_000), 1000))
+
+    assert max(len(reset), len(step)) <= max_request_bytes(wide)
+    assert max_request_bytes(wide) < 4 * MIB
+
+
+def test_responses_of_many_lanes_fit() -> None:
+    wide = contract(spaces.Box(-1, 1, (10,)), spaces.Discrete(2), 20_000)
+    ids = ("f" * 32,) * 20_000
+    episodes = tuple(
+        EpisodeRecord(
+            episode_id=ids[0],
+            env_index=lane,
+            step_count=2**40,
+            cumulative_reward=0.1,
+            terminated=True,
+            truncated=True,
+            start_timestamp_ns=2**60,
+            end_timestamp_ns=2**60,
+            seed=2**62,
+        )
+        for lane in range(20_000)
+    )
+    flags = bytes([1]) * 20_000
+    observations = np.zeros((20_000, 10), np.float32)
+    done = StepDone(
+        "s",
+        observations.tobytes(),
+        [0.1] * 20_000,
+        flags,
+        flags,
+        {"final_obs": observations, "_final_obs": np.ones(20_000, bool)},
+        episodes,
+        ids,
+    )
+
+    size = len(wire.pack_response(done, tag_arrays=True))
+
+    assert size <= max_response_bytes(wide)
+
+
+def test_no_limit_is_beyond_what_a_message_can_be() -> None:
+    endless = contract(spaces.Box(-1, 1, (2**20,)), spaces.Text(10**9), 4096)
+
+    assert max_request_bytes(endless) == MAX_MESSAGE_BYTES
+    assert max_response_bytes(endless) == MAX_MESSAGE_BYTES
