@@ -13,7 +13,7 @@
     * HandshakeRefusedError: the peers do not share a generation or an edition
     * EndpointError: something is wrong with an endpoint or the road to it
         * EndpointUnreachableError: nothing answers at the address
-        * EndpointLostError: the session's stream broke; its lanes are gone
+        * EndpointLostError: the session broke or had to be abandoned; its lanes are gone
         * EndpointTimeoutError: no answer in time
         * EndpointClosedError: this side has closed it
         * AccessDeniedError: the endpoint wants another token
@@ -27,6 +27,8 @@
 Errors travel between Ray processes, so each one keeps all its constructor arguments
 in ``args`` and survives pickling.
 """
+
+from typing import Any
 
 
 class RlmeshError(Exception):
@@ -138,7 +140,7 @@ class EndpointUnreachableError(EndpointError):
 
 
 class EndpointLostError(EndpointError):
-    """The session's stream broke; its lanes and their episodes are gone."""
+    """The session broke, or had to be abandoned; its lanes and their episodes are gone."""
 
 
 class EndpointTimeoutError(EndpointError):
@@ -179,7 +181,29 @@ class RemoteError(RlmeshError):
 
 
 class RemoteEnvError(RemoteError):
-    """An EnvService answered with an error."""
+    """An EnvService answered with an error.
+
+    Args:
+        code: Name of the wire code, such as ``"TIMEOUT"``.
+        message: The peer's own words.
+        is_recoverable: Whether the session can go on, after a Reset where episodes were
+            interrupted.
+        debug_info: The peer's traceback as text; may be empty.
+        interrupted_episodes: What the failure has cost: an ``EpisodeRecord`` for each episode
+            that was running.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        is_recoverable: bool,
+        debug_info: str = "",
+        interrupted_episodes: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(code, message, is_recoverable, debug_info)
+        self.args = (*self.args, interrupted_episodes)
+        self.interrupted_episodes = interrupted_episodes
 
 
 class RemoteModelError(RemoteError):

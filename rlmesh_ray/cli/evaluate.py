@@ -14,6 +14,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import muted
 from rlmesh_ray.cli.options import (
     DebugFlag,
+    EditionText,
     JsonFlag,
     TlsAuthority,
     TokenFile,
@@ -62,6 +63,12 @@ ModelTokenFile = Annotated[
         help="File with the model endpoint's token, where it differs.",
     ),
 ]
+ModelEditionText = Annotated[
+    str | None,
+    typer.Option(
+        "--model-edition-text", metavar="NAME_OR_SHA256", help="The same, of the model's endpoint."
+    ),
+]
 
 
 def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
@@ -74,6 +81,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     token_file: TokenFile = None,
     model_token_file: ModelTokenFile = None,
     tls_ca: TlsAuthority = None,
+    edition_text: EditionText = None,
+    model_edition_text: ModelEditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -89,10 +98,12 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     tls = client_tls(tls_ca)
     with contextlib.ExitStack() as stack:
         if looks_like_address(env):
-            _check_width(env, num_envs, token, tls)
+            _check_width(env, num_envs, token, tls, edition_text)
         lanes = num_envs or min(episodes, _MOST_LANES)
-        remote_env = stack.enter_context(_dialed_env(env, lanes, token, tls))
-        remote_model, model_address = stack.enter_context(_dialed_model(model, model_token, tls))
+        remote_env = stack.enter_context(_dialed_env(env, lanes, token, tls, edition_text))
+        remote_model, model_address = stack.enter_context(
+            _dialed_model(model, model_token, tls, model_edition_text)
+        )
         with _Meter(console, episodes) as meter:
             result = run(
                 remote_env, remote_model, episodes=episodes, seed=seed, on_episode=meter.advance
@@ -101,7 +112,11 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
 
 
 def _check_width(
-    address: str, num_envs: int | None, token: str | None, tls: "ClientTls | None"
+    address: str,
+    num_envs: int | None,
+    token: str | None,
+    tls: "ClientTls | None",
+    edition_text: str | None,
 ) -> None:
     """Ask an endpoint what it serves, before a session is opened there.
 
@@ -112,7 +127,7 @@ def _check_width(
     from rlmesh_ray.client.channel import Dial
     from rlmesh_ray.client.env_client import shake_hands
 
-    contract = shake_hands(Dial(address, token, tls)).contract
+    contract = shake_hands(Dial(address, token, tls, edition_text=edition_text)).contract
     width = getattr(contract, "num_envs", None)
     if num_envs not in (None, width):
         raise ContractMismatchError(
@@ -122,13 +137,19 @@ def _check_width(
 
 @contextlib.contextmanager
 def _dialed_env(
-    env: str, num_envs: int, token: str | None, tls: "ClientTls | None"
+    env: str,
+    num_envs: int,
+    token: str | None,
+    tls: "ClientTls | None",
+    edition_text: str | None,
 ) -> "Iterator[RemoteVectorEnv]":
     """Dial ``env``, serving it first where it is an id."""
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 
     if looks_like_address(env):
-        with contextlib.closing(RemoteVectorEnv(env, token=token, tls=tls)) as remote:
+        with contextlib.closing(
+            RemoteVectorEnv(env, token=token, tls=tls, edition_text=edition_text)
+        ) as remote:
             yield remote
         return
     from rlmesh_ray.server.env_server import EnvServer
@@ -142,13 +163,13 @@ def _dialed_env(
 
 @contextlib.contextmanager
 def _dialed_model(
-    model: str, token: str | None, tls: "ClientTls | None"
+    model: str, token: str | None, tls: "ClientTls | None", edition_text: str | None
 ) -> "Iterator[tuple[RemoteModel, str]]":
     """Dial ``model``, serving it first where it is a checkpoint; also return its address."""
     from rlmesh_ray.client.remote_model import RemoteModel
 
     if looks_like_address(model):
-        with RemoteModel(model, token=token, tls=tls) as remote:
+        with RemoteModel(model, token=token, tls=tls, edition_text=edition_text) as remote:
             yield remote, model
         return
     from rlmesh_ray.models.loading import load_policy

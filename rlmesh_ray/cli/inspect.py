@@ -8,6 +8,7 @@ import typer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
     DebugFlag,
+    EditionText,
     JsonFlag,
     TlsAuthority,
     TokenFile,
@@ -30,6 +31,7 @@ def inspect(
     ],
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
+    edition_text: EditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -37,7 +39,7 @@ def inspect(
     from rlmesh_ray.client.channel import Dial
 
     console: Console = context.obj
-    dial = Dial(address, read_token(token_file), client_tls(tls_ca), _TIMEOUT_S)
+    dial = Dial(address, read_token(token_file), client_tls(tls_ca), _TIMEOUT_S, edition_text)
     for service, answer in _services(dial):
         _tell(console, dial.address, service, answer)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ClientTls
@@ -60,6 +61,28 @@ TlsAuthority = Annotated[
         dir_okay=False,
         readable=True,
         help="Speak TLS; who must have signed the endpoint's certificate (PEM).",
+    ),
+]
+EditionText = Annotated[
+    str | None,
+    typer.Option(
+        "--edition-text",
+        metavar="NAME_OR_SHA256",
+        help="Edition text of an endpoint that implements another one than this package, "
+        f"such as {next(iter(KNOWN_TEXTS))}.",
+    ),
+]
+AllowShutdown = Annotated[
+    bool,
+    typer.Option("--allow-shutdown", help="Let clients stop the endpoint; by default none may."),
+]
+AcceptedTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-edition-text",
+        metavar="NAME_OR_SHA256",
+        help="Serve clients of another edition text as well, such as "
+        f"{next(iter(KNOWN_TEXTS))}; repeatable.",
     ),
 ]
 

@@ -10,6 +10,7 @@ import typer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
     DebugFlag,
+    EditionText,
     JsonFlag,
     TlsAuthority,
     TokenFile,
@@ -90,6 +91,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     seed: SeedOption = None,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
+    edition_text: EditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -116,6 +118,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         folder=checkpoint_dir or _default_folder(env, algo),
         token=token,
         tls=tls,
+        edition_text=edition_text,
     )
     _run(context.obj, job)
 
@@ -134,6 +137,7 @@ class _Job:
     folder: Path
     token: str | None
     tls: "ClientTls | None"
+    edition_text: str | None
 
 
 def _run(console: Console, job: _Job) -> None:
@@ -183,6 +187,7 @@ def _configure(config: "AlgorithmConfig", job: _Job) -> None:
         num_envs=(job.num_envs or _DEFAULT_LANES) if is_id else None,
         token=job.token,
         tls=job.tls,
+        edition_text=job.edition_text,
     )
 
 

@@ -19,13 +19,14 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
+from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.protocol.token import bearer
+from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
-    ("grpc.max_send_message_length", 256 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
     # A frozen or unreachable server is found by pings; keepalive alone takes a minute, since
     # the kernel of a frozen process still acknowledges.
     ("grpc.keepalive_time_ms", 10_000),
@@ -68,17 +69,37 @@ class Dial:
     tls: ClientTls | None = None
     timeout_s: float = 10.0
     """For the connection and the handshake together."""
+    edition_text: str | None = None
+    """The text of the provisional edition that the endpoint implements, where it is not this
+    package's: a name such as ``rlmesh-0.1.0b3``, or a sha256. Only for endpoints that refuse
+    this package for its text, and whose differences you accept."""
 
-    def open(self) -> grpc.Channel:
+    def __post_init__(self) -> None:
+        _ = self.text_sha256  # one that is not known is refused before anything is dialed
+
+    @property
+    def text_sha256(self) -> str:
+        """The checksum to present in place of the own one; empty for the own one.
+
+        Raises:
+            ConfigurationError: ``edition_text`` is neither a known name nor a sha256.
+        """
+        return "" if self.edition_text is None else resolve_text(self.edition_text)
+
+    def open(self, max_receive_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.Channel:
         """Return a channel; it connects on the first call.
+
+        Args:
+            max_receive_bytes: Size of the largest message to accept.
 
         Raises:
             AddressError: The address is malformed.
         """
         target = str(parse_address(self.address))
+        options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
         if self.tls is not None:
-            return grpc.secure_channel(target, self.tls.credentials(), options=_OPTIONS)
-        return grpc.insecure_channel(target, options=_OPTIONS)
+            return grpc.secure_channel(target, self.tls.credentials(), options=options)
+        return grpc.insecure_channel(target, options=options)
 
     @property
     def metadata(self) -> Metadata:
@@ -118,7 +139,7 @@ def handshake_with(address: str) -> Iterator[None]:
         ) from error
     except CodecError as error:
         raise HandshakeRefusedError(
-            f"{address}: the answer to the handshake is of another protocol ({error}); check the "
+            f"{address}: the answer to the handshake makes no sense here ({error}); check the "
             "address, or install versions that match"
         ) from error
 

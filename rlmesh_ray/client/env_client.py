@@ -3,8 +3,11 @@
 RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
+import contextlib
 import itertools
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,10 +21,13 @@ from rlmesh_ray.client.channel import Dial, handshake_with
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
     CodecError,
-    ConformanceError,
+    ConfigurationError,
     EndpointClosedError,
+    EndpointLostError,
+    HandshakeRefusedError,
     RemoteEnvError,
     RemoteProtocolError,
+    RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import Answer, check_answer, make_offer
@@ -43,10 +49,12 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
 
 _HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _CLOSE_TIMEOUT_S = 2.0
+_CUT_OFF_TIMEOUT_S = 1.0
 
 ResponseT = TypeVar("ResponseT", ResetDone, StepDone, Rendered)
 
@@ -90,6 +98,10 @@ def shake_hands(dial: Dial) -> Answer:
 class EnvClient:
     """An open session: ``num_envs`` lanes that nobody else touches.
 
+    An error that the endpoint calls recoverable leaves the session usable. Any other one ends it
+    (edition 2026.06, "Timeouts and Errors"), as does an answer that breaks the protocol: what is
+    asked afterwards fails here, with EndpointLostError, and only ``close`` is left to do.
+
     Args:
         dial: The endpoint.
         step_timeout_s: How long to wait for any answer; the endpoint is told to give up a
@@ -105,13 +117,17 @@ class EnvClient:
         self._timeout_s = step_timeout_s
         self._request_ids = map(str, itertools.count(1))
         self._is_closed = False
+        self._end: RlmeshError | None = None
         self._channel = dial.open()
         try:
             self.answer = _handshake(dial, self._channel)
+            self.contract = _contract(self.answer, dial.address)
         except BaseException:
             self._channel.close()
             raise
-        self.contract = _contract(self.answer)
+        if max_response_bytes(self.contract) > DEFAULT_MESSAGE_BYTES:
+            self._channel.close()
+            self._channel = dial.open(max_response_bytes(self.contract))
         session_id = self.answer.capabilities.get(capabilities.SESSION, "")
         own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
         self._stream = JoinStream(self._channel, _JOIN, dial.metadata + own, dial.address)
@@ -133,9 +149,11 @@ class EnvClient:
         Args:
             seeds: Empty, or one for each lane that is reset.
             options: Handed to the environment.
-            lanes: Indices; empty for all.
+            lanes: Indices; empty for all. Only some of them can be reset where the endpoint offers
+                it (``rlmesh_ray.partial_reset.v1``).
 
         Raises:
+            ConfigurationError: It cannot reset single lanes; nothing was sent.
             RemoteEnvError: The endpoint answered with an error.
             EndpointError: The session broke.
         """
@@ -154,10 +172,21 @@ class EnvClient:
             tuple(seeds),
             options or {},
             self._server_timeout_ms,
-            tuple(lanes),
+            self._some(lanes),
         )
         self._send(request)
         return request.request_id
+
+    def _some(self, lanes: Sequence[int]) -> tuple[int, ...]:
+        """Return ``lanes`` as the wire has them: none where all are meant, as every peer knows."""
+        if tuple(lanes) == tuple(range(self.contract.num_envs)):
+            return ()
+        if lanes and capabilities.PARTIAL_RESET not in self.answer.capabilities:
+            raise ConfigurationError(
+                f"{self.address} resets all of its {self.contract.num_envs} lanes or none (it does "
+                f"not offer {capabilities.PARTIAL_RESET}); reset them all, or have it serve 1 lane"
+            )
+        return tuple(lanes)
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
@@ -210,13 +239,26 @@ class EnvClient:
         self._is_closed = True
         if sys.is_finalizing():
             return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
-        try:
-            self._stream.send(wire.pack_request(Close(next(self._request_ids))))
-            self._stream.receive(_CLOSE_TIMEOUT_S)
-        except Exception:  # noqa: BLE001  # whatever broke the session, it is closed now
-            pass
+        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and
+        # whoever asks for it next waits for ever.
+        goodbye = threading.Thread(target=self._say_goodbye, name="rlmesh-ray-close", daemon=True)
+        goodbye.start()
+        goodbye.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
+
+    def _say_goodbye(self) -> None:
+        with contextlib.suppress(Exception):  # whatever broke the session, it is closed now
+            self._finish(Close(next(self._request_ids)))
         self._stream.close()
         self._channel.close()
+
+    def _finish(self, request: Close) -> None:
+        """Send Close and wait for its answer, past those of requests that nobody waited for."""
+        self._stream.send(wire.pack_request(request))
+        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        is_answered = False
+        while not is_answered:
+            frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
+            is_answered = wire.parse_response(frame).request_id == request.request_id
 
     @property
     def _server_timeout_ms(self) -> int:
@@ -225,10 +267,26 @@ class EnvClient:
     def _send(self, request: EnvRequest) -> None:
         if self._is_closed:
             raise EndpointClosedError("the session is closed", self.address)
+        if self._end is not None:
+            raise EndpointLostError(
+                f"the session ended with an error ({self._end}); close it and open a new one",
+                self.address,
+            ) from self._end
         self._stream.send(wire.pack_request(request))
 
     def _receive(self, request_id: str, kind: type[ResponseT]) -> ResponseT:
         frame = self._stream.receive(self._timeout_s)
+        try:
+            return self._response(frame, request_id, kind)
+        except RemoteEnvError as error:
+            if not error.is_recoverable:
+                self._end = self._end or error
+            raise
+        except RemoteProtocolError as error:
+            self._end = self._end or error
+            raise
+
+    def _response(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
         try:
             response: EnvResponse = wire.parse_response(frame)
         except CodecError as error:
@@ -239,7 +297,11 @@ class EnvClient:
             )
         if isinstance(response, EnvFailed):
             raise RemoteEnvError(
-                response.code.name, response.message, response.is_recoverable, response.debug_info
+                response.code.name,
+                response.message,
+                response.is_recoverable,
+                response.debug_info,
+                response.interrupted_episodes,
             )
         if not isinstance(response, kind):
             name = type(response).__name__
@@ -254,7 +316,10 @@ class EnvClient:
 
 def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
     offer = make_offer(
-        "rlmesh-ray", __version__, {capabilities.NDARRAY: "", capabilities.SPACES_CORE: ""}
+        "rlmesh-ray",
+        __version__,
+        {capabilities.NDARRAY: "", capabilities.SAME_STEP: "", capabilities.SPACES_CORE: ""},
+        text=dial.text_sha256,
     )
     reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
     with handshake_with(dial.address):
@@ -263,9 +328,16 @@ def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
     return answer
 
 
-def _contract(answer: Answer) -> EnvContract:
-    if not isinstance(answer.contract, EnvContract):
-        raise RemoteProtocolError("the handshake came without an environment contract")
-    if answer.contract.num_envs < 1:
-        raise ConformanceError("structure", "num_envs", "must be at least 1")
-    return answer.contract
+def _contract(answer: Answer, address: str) -> EnvContract:
+    """Return the contract of a compatible answer, if a session can be held under it."""
+    contract = answer.contract
+    if not isinstance(contract, EnvContract):
+        raise HandshakeRefusedError(
+            f"{address}: the server says that it is compatible, but tells no environment contract; "
+            "it breaks the protocol, another version of it may not"
+        )
+    if contract.num_envs < 1:
+        raise HandshakeRefusedError(
+            f"{address}: the server tells of {contract.num_envs} lanes; it must serve at least 1"
+        )
+    return contract

@@ -81,7 +81,8 @@ def evaluate(
         model: A model endpoint's address, an open RemoteModel (left open), or a function.
         episodes: How many; at least 1.
         seed: Of the first episode; None lets the environment seed itself.
-        token: For the addresses that are given.
+        token: For the addresses that are given; open what needs more (TLS, another edition text)
+            yourself.
         on_episode: Called with each episode as it ends.
 
     Raises:

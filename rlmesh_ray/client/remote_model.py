@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import threading
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rlmesh_ray.errors import (
     CodecError,
     EndpointClosedError,
     EndpointError,
+    EndpointLostError,
     EndpointTimeoutError,
     LocalProtocolError,
     RemoteModelError,
@@ -87,7 +89,8 @@ class RemoteModel:
     """A session with a ModelService.
 
     Safe to use from several threads: each route's requests are answered in the order in
-    which they were sent, different routes do not wait for each other.
+    which they were sent, different routes do not wait for each other. After an error that the
+    endpoint calls not recoverable only ``close`` is left to do.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``.
@@ -95,8 +98,11 @@ class RemoteModel:
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
         predict_timeout_s: How long to wait for any answer.
+        edition_text: The edition's text that the endpoint implements, where it is not this
+            package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
 
     Raises:
+        ConfigurationError: ``edition_text`` is not known.
         EndpointError: The endpoint cannot be reached or wants another token.
         HandshakeRefusedError: It does not speak this package's generation or edition.
     """
@@ -109,22 +115,26 @@ class RemoteModel:
         tls: ClientTls | None = None,
         connect_timeout_s: float = 10.0,
         predict_timeout_s: float = 60.0,
+        edition_text: str | None = None,
     ) -> None:
-        self._dial = Dial(address, token, tls, connect_timeout_s)
+        self._dial = Dial(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
         self._futures: dict[str, Future[ModelResponse]] = {}
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
         self._failure: RlmeshError | None = None
+        self._end: RemoteModelError | None = None
         self._channel = self._dial.open()
         try:
             self.answer = _handshake(self._dial, self._channel)
         except BaseException:
             self._channel.close()
             raise
-        self._session_id = self.answer.capabilities.get(capabilities.SESSION, "")
-        own = ((capabilities.SESSION_METADATA_KEY, self._session_id),) if self._session_id else ()
+        given_id = self.answer.capabilities.get(capabilities.SESSION, "")
+        own = ((capabilities.SESSION_METADATA_KEY, given_id),) if given_id else ()
+        # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
+        self._session_id = given_id or uuid.uuid4().hex
         self._stream = JoinStream(self._channel, _JOIN, self._dial.metadata + own, address)
         self._reader = threading.Thread(
             target=self._read, name="rlmesh-ray-model-client", daemon=True
@@ -222,6 +232,7 @@ class RemoteModel:
             if self._failure is not None:
                 raise self._failure
             request: ModelRequest = make(next(self._request_ids))
+            self._require_usable(request)
             self._futures[request.request_id] = future
             self._stream.send(wire.pack_request(request))
         wait_s = self._timeout_s if timeout_s is None else timeout_s
@@ -234,10 +245,24 @@ class RemoteModel:
                 f"no answer within {wait_s:g} s", self._dial.address
             ) from None
         if isinstance(response, ModelFailed):
-            raise RemoteModelError(
-                response.code.name, response.message, response.is_recoverable, response.debug_info
-            )
+            raise self._error(response)
         return response
+
+    def _require_usable(self, request: ModelRequest) -> None:
+        """Let nothing but Close follow an error that ends the session."""
+        if self._end is not None and not isinstance(request, CloseModel):
+            raise EndpointLostError(
+                f"the session ended with an error ({self._end}); close it and open a new one",
+                self._dial.address,
+            ) from self._end
+
+    def _error(self, failed: ModelFailed) -> RemoteModelError:
+        error = RemoteModelError(
+            failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
+        )
+        if not failed.is_recoverable:
+            self._end = self._end or error
+        return error
 
     def _read(self) -> None:
         try:
@@ -287,7 +312,9 @@ def _with_id(context: PredictContext, request_id: str) -> PredictContext:
 
 
 def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
-    offer = make_offer("rlmesh-ray", __version__, {capabilities.SPACES_CORE: ""})
+    offer = make_offer(
+        "rlmesh-ray", __version__, {capabilities.SPACES_CORE: ""}, text=dial.text_sha256
+    )
     reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
     with handshake_with(dial.address):
         answer: Answer = wire.parse_answer(reply)

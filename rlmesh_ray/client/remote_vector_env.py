@@ -30,8 +30,11 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
         step_timeout_s: How long to wait for any answer.
+        edition_text: The edition's text that the endpoint implements, where it is not this
+            package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
 
     Raises:
+        ConfigurationError: ``edition_text`` is not known.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
         HandshakeRefusedError: It does not speak this package's generation or edition.
     """
@@ -44,10 +47,11 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         tls: ClientTls | None = None,
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = 60.0,
+        edition_text: str | None = None,
     ) -> None:
         # gymnasium closes what is not closed, also where nothing was opened.
         self.closed = True
-        dial = Dial(address, token, tls, connect_timeout_s)
+        dial = Dial(address, token, tls, connect_timeout_s, edition_text)
         self._client = EnvClient(dial, step_timeout_s=step_timeout_s)
         self.closed = False
         contract = self._client.contract

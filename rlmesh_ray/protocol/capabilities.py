@@ -10,6 +10,9 @@ NDARRAY = "rlmesh_ray.ndarray.v1"
 """Infos may carry arrays with their dtype (a peer without it sees nested lists)."""
 PARTIAL_RESET = "rlmesh_ray.partial_reset.v1"
 """``ResetRequest.env_indices`` is honoured."""
+SAME_STEP = "rlmesh_ray.same_step.v1"
+"""In SAME_STEP mode, which the edition reserves: from a client, that it does not take the first
+observation of the next episode for the last one; from a server, that its lanes are in that mode."""
 SESSION = "rlmesh_ray.session.v1"
 """Only from the server: the session id that the client carries in the Join metadata."""
 

@@ -1,15 +1,22 @@
 """Handshake and edition negotiation, for both services and both sides.
 
 The highest mutual edition is selected. While an edition is provisional, peers that show the
-checksum of another text of it do not match: the same name would mean two contracts.
+checksum of another text of it do not match: the same name would mean two contracts. An operator
+who knows that another text differs in nothing that matters to him can say so: a server accepts
+the texts in ``accept_texts``, a client presents the one in ``text``. Nothing does so by itself.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from rlmesh_ray.errors import HandshakeRefusedError
+from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError
 
 GENERATION = "rlmesh.protocol.v1"
+
+# Of a checksum, in messages; rlmesh 0.1.0b3 shows as many.
+_SHOWN_DIGITS = 12
+_LONGEST_QUOTE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,12 @@ EDITION_2026_06 = Edition(
     "provisional",
 )
 EDITIONS = (EDITION_2026_06,)
+
+KNOWN_TEXTS: Mapping[str, str] = {
+    # An earlier text of 2026.06, with the same messages and without "Value Conformance".
+    "rlmesh-0.1.0b3": "c03b0c916521485492aa02507cacb7888a0752fc72860e53231296de4a27007f",
+}
+"""Texts of other implementations: their sha256 by the name that operators may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +76,35 @@ class Answer:
     """The ``EnvContract``, opaque here; only when compatible, only from an EnvService."""
 
 
-def make_offer(client_name: str, client_version: str, capabilities: Mapping[str, str]) -> Offer:
-    """Return what this package's clients offer."""
+def resolve_text(name: str) -> str:
+    """Return the sha256 of the edition text that an operator names.
+
+    Args:
+        name: 64 hexadecimal digits, or one of ``KNOWN_TEXTS``.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    digest = KNOWN_TEXTS.get(name, name).lower()
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ConfigurationError(
+            f"edition text {_short(name)!r} is not known; write {' or '.join(KNOWN_TEXTS)}, or "
+            "the text's sha256 as 64 hexadecimal digits"
+        )
+    return digest
+
+
+def make_offer(
+    client_name: str, client_version: str, capabilities: Mapping[str, str], *, text: str = ""
+) -> Offer:
+    """Return what this package's clients offer.
+
+    Args:
+        client_name: Of the program.
+        client_version: Of the program.
+        capabilities: What the client can do beyond the edition; advisory.
+        text: The sha256 to present in place of the own text's, as ``resolve_text`` returns it.
+    """
     newest = EDITIONS[-1]
     return Offer(
         generation=GENERATION,
@@ -72,7 +112,7 @@ def make_offer(client_name: str, client_version: str, capabilities: Mapping[str,
         client_version=client_version,
         editions=tuple(edition.name for edition in EDITIONS),
         capabilities=capabilities,
-        spec_sha256=newest.spec_sha256,
+        spec_sha256=text or newest.spec_sha256,
         status=newest.status,
     )
 
@@ -83,6 +123,7 @@ def answer_offer(
     server_version: str,
     capabilities: Mapping[str, str],
     contract: object = None,
+    accept_texts: Collection[str] = (),
 ) -> Answer:
     """Answer ``offer``: with everything when the peers match, with the reason when not.
 
@@ -91,8 +132,10 @@ def answer_offer(
         server_version: Version of this package.
         capabilities: What the endpoint can do beyond the edition; advisory.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
+        accept_texts: The sha256 of texts that count as this package's own, as ``resolve_text``
+            returns them. A client that shows one of them sees it in the answer.
     """
-    selected, reason = _select(offer)
+    selected, reason = _select(offer, accept_texts)
     if selected is None:
         return Answer(
             compatible=False,
@@ -102,6 +145,7 @@ def answer_offer(
             editions=tuple(edition.name for edition in EDITIONS),
             error_message=reason,
         )
+    is_echo = _pin_differs(selected, offer.spec_sha256)
     return Answer(
         compatible=True,
         generation=GENERATION,
@@ -110,8 +154,8 @@ def answer_offer(
         editions=tuple(edition.name for edition in EDITIONS),
         capabilities=capabilities,
         selected_edition=selected.name,
-        spec_sha256=selected.spec_sha256,
-        status=selected.status,
+        spec_sha256=offer.spec_sha256 if is_echo else selected.spec_sha256,
+        status=(is_echo and offer.status) or selected.status,
         contract=contract,
     )
 
@@ -125,7 +169,13 @@ def check_answer(offer: Offer, answer: Answer) -> Edition:
     """
     if not answer.compatible:
         says = f"; the server says: {answer.error_message}" if answer.error_message else ""
-        raise HandshakeRefusedError(f"{_who_speaks_what(answer)}{says}", answer.editions)
+        remedy = _client_remedy(offer, answer.error_message)
+        raise HandshakeRefusedError(f"{_who_speaks_what(answer)}{says}{remedy}", answer.editions)
+    if answer.generation and GENERATION not in (answer.generation, answer.min_generation):
+        raise HandshakeRefusedError(
+            f"{_who_speaks_what(answer)}; the server took the offer for one of its own generation",
+            answer.editions,
+        )
     by_name = {edition.name: edition for edition in EDITIONS}
     if answer.selected_edition not in offer.editions or answer.selected_edition not in by_name:
         raise HandshakeRefusedError(
@@ -134,8 +184,11 @@ def check_answer(offer: Offer, answer: Answer) -> Edition:
             answer.editions,
         )
     selected = by_name[answer.selected_edition]
-    if answer.spec_sha256 and _pin_differs(selected, answer.spec_sha256):
-        raise HandshakeRefusedError(_pin_message(selected, answer.spec_sha256), answer.editions)
+    if answer.spec_sha256 != offer.spec_sha256 and _pin_differs(selected, answer.spec_sha256):
+        remedy = _client_remedy(offer, answer.spec_sha256)
+        raise HandshakeRefusedError(
+            f"{_pin_message(selected, answer.spec_sha256)}{remedy}", answer.editions
+        )
     return selected
 
 
@@ -148,28 +201,71 @@ def _who_speaks_what(answer: Answer) -> str:
     )
 
 
-def _select(offer: Offer) -> tuple[Edition | None, str]:
+def _select(offer: Offer, accept_texts: Collection[str]) -> tuple[Edition | None, str]:
     if offer.generation != GENERATION:
         return None, (
-            f"protocol generation {offer.generation!r} is not supported; "
+            f"protocol generation {_short(offer.generation)!r} is not supported; "
             f"this endpoint speaks {GENERATION!r}"
         )
     mutual = [edition for edition in EDITIONS if edition.name in offer.editions]
     if not mutual:
-        offered = ", ".join(offer.editions) or "none"
+        offered = _short(", ".join(offer.editions)) or "none"
         return None, f"no mutual workflow edition (offered: {offered})"
     selected = mutual[-1]
-    if offer.spec_sha256 and _pin_differs(selected, offer.spec_sha256):
-        return None, _pin_message(selected, offer.spec_sha256)
+    if _pin_differs(selected, offer.spec_sha256) and offer.spec_sha256 not in accept_texts:
+        return None, (
+            f"{_pin_message(selected, offer.spec_sha256)}{_server_remedy(offer.spec_sha256)}"
+        )
     return selected, ""
 
 
 def _pin_differs(edition: Edition, peer_sha256: str) -> bool:
-    return edition.status == "provisional" and peer_sha256 != edition.spec_sha256
+    is_shown = peer_sha256 != ""
+    return is_shown and edition.status == "provisional" and peer_sha256 != edition.spec_sha256
 
 
 def _pin_message(edition: Edition, peer_sha256: str) -> str:
     return (
         f"provisional edition {edition.name} is pinned to the text with sha256 "
-        f"{edition.spec_sha256[:12]}…, the peer means {peer_sha256[:12]}…"
+        f"{edition.spec_sha256[:_SHOWN_DIGITS]}…, the peer means {peer_sha256[:_SHOWN_DIGITS]}…"
     )
+
+
+def _server_remedy(peer_sha256: str) -> str:
+    """Name the server's option that lets a known text in."""
+    name = _known_text(peer_sha256)
+    if not name:
+        return ""
+    return (
+        f", the text of {name}: serve with accept_edition_texts=[{name!r}] "
+        f"(--accept-edition-text {name}) to let it in"
+    )
+
+
+def _client_remedy(offer: Offer, told: str) -> str:
+    """Say what makes the client present the text that the server means, where that is known.
+
+    Args:
+        offer: What was refused.
+        told: A checksum, or words that quote its first digits: a refusal carries no checksum.
+    """
+    own = EDITIONS[-1].spec_sha256
+    if offer.spec_sha256 != own and own[:_SHOWN_DIGITS] in told:
+        return "; that is this package's own text: connect without edition_text (--edition-text)"
+    name = _known_text(told)
+    if not name or KNOWN_TEXTS[name] == offer.spec_sha256:
+        return ""
+    return (
+        f"; that is the text of {name}: connect with edition_text={name!r} "
+        f"(--edition-text {name}) to work with it"
+    )
+
+
+def _known_text(told: str) -> str:
+    found = (name for name, sha256 in KNOWN_TEXTS.items() if sha256[:_SHOWN_DIGITS] in told)
+    return next(found, "")
+
+
+def _short(text: str) -> str:
+    """Cut what a peer chose: it may be megabytes long."""
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"

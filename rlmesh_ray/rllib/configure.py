@@ -42,6 +42,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     token: str | None = None,
     tls: ClientTls | None = None,
     step_timeout_s: float = 30.0,
+    edition_text: str | None = None,
 ) -> ConfigT:
     """Let ``config`` sample from endpoints; everything else in it stays as it is.
 
@@ -65,6 +66,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         tls: For addresses whose endpoints speak TLS.
         step_timeout_s: Longest wait for any answer of an endpoint; must be well below the
             config's ``sample_timeout_s``.
+        edition_text: For addresses: the edition's text that the endpoints implement, where it is
+            not this package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
 
     Returns:
         ``config``.
@@ -79,7 +82,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             "this config is of RLlib's old API stack; leave api_stack() at its defaults"
         )
     directory, token = _directory(config, env, num_endpoints, num_envs, token)
-    contract = _common_contract(directory, token, tls)
+    contract = _common_contract(directory, token, tls, edition_text)
     num_runners = int(config.num_env_runners or 0)
     plan = RolloutPlan(
         directory=directory,
@@ -88,6 +91,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         token=token,
         tls=tls,
         step_timeout_s=step_timeout_s,
+        edition_text=edition_text,
     )
     config.environment(
         # The endpoints are the environment: RLlib must not make one of its own.
@@ -158,12 +162,14 @@ def _addresses(env: Sequence[str]) -> tuple[str, ...]:
     return tuple(env)
 
 
-def _common_contract(directory: Directory, token: str | None, tls: ClientTls | None) -> EnvContract:
+def _common_contract(
+    directory: Directory, token: str | None, tls: ClientTls | None, edition_text: str | None
+) -> EnvContract:
     """Ask every endpoint what it serves; they must agree."""
     first: EnvContract | None = None
     for index in range(len(directory)):
         address = directory.address(index)
-        contract = shake_hands(Dial(address, token, tls)).contract
+        contract = shake_hands(Dial(address, token, tls, edition_text=edition_text)).contract
         if not isinstance(contract, EnvContract):
             raise ContractMismatchError(f"{address} tells no environment contract")
         first = first or contract

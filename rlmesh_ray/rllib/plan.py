@@ -51,6 +51,7 @@ class RolloutPlan:
     token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
     tls: ClientTls | None = None
     step_timeout_s: float = 30.0
+    edition_text: str | None = None
 
     @property
     def lanes_per_runner(self) -> int:
@@ -70,7 +71,12 @@ class RolloutPlan:
 
     def dial(self, endpoint: int) -> Dial:
         """Return how to reach an endpoint now."""
-        return Dial(self.directory.address(endpoint), self.token, self.tls)
+        return Dial(
+            self.directory.address(endpoint),
+            self.token,
+            self.tls,
+            edition_text=self.edition_text,
+        )
 
 
 def sessions_per_runner(num_endpoints: int, num_runners: int) -> int:

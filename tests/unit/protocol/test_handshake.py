@@ -2,16 +2,21 @@ import dataclasses
 
 import pytest
 
-from rlmesh_ray.errors import HandshakeRefusedError
+from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError
 from rlmesh_ray.protocol.handshake import (
     EDITION_2026_06,
     GENERATION,
+    KNOWN_TEXTS,
     Answer,
     Offer,
     answer_offer,
     check_answer,
     make_offer,
+    resolve_text,
 )
+
+B3 = KNOWN_TEXTS["rlmesh-0.1.0b3"]
+OTHER = "f" * 64
 
 
 def offer(**changes: object) -> Offer:
@@ -44,7 +49,7 @@ def test_the_highest_mutual_edition_is_selected() -> None:
         ({"generation": "rlmesh-wire-v1"}, "generation 'rlmesh-wire-v1' is not supported"),
         ({"editions": ("2020.01",)}, "no mutual workflow edition"),
         ({"editions": ()}, "offered: none"),
-        ({"spec_sha256": "f" * 64}, "pinned to the text"),
+        ({"spec_sha256": OTHER}, "pinned to the text"),
     ],
 )
 def test_peers_that_do_not_match_are_told_why_and_get_no_contract(
@@ -70,12 +75,146 @@ def test_a_refusal_reaches_the_clients_user_with_the_reason() -> None:
         check_answer(offer(), answer)
 
 
-@pytest.mark.parametrize("changes", [{"selected_edition": "2099.12"}, {"spec_sha256": "f" * 64}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"selected_edition": "2099.12"},
+        {"selected_edition": ""},
+        {"spec_sha256": OTHER},
+        {"generation": "rlmesh.protocol.v2", "min_generation": "rlmesh.protocol.v2"},
+    ],
+)
 def test_a_client_refuses_what_it_did_not_offer(changes: dict[str, object]) -> None:
     answer = dataclasses.replace(reply(offer()), **changes)  # type: ignore[arg-type]
 
     with pytest.raises(HandshakeRefusedError):
         check_answer(offer(), answer)
+
+
+def test_a_server_of_a_newer_generation_that_still_speaks_this_one_is_accepted() -> None:
+    answer = dataclasses.replace(reply(offer()), generation="rlmesh.protocol.v2")
+
+    assert check_answer(offer(), answer) is EDITION_2026_06
+
+
+def test_a_server_that_shows_no_checksum_is_accepted() -> None:
+    answer = dataclasses.replace(reply(offer()), spec_sha256="", status="")
+
+    assert check_answer(offer(), answer) is EDITION_2026_06
+
+
+# --- other texts of a provisional edition ------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["provisional", "sealed"])
+def test_a_text_that_the_operator_accepts_is_echoed_with_its_status(status: str) -> None:
+    theirs = offer(spec_sha256=B3, status=status)
+
+    answer = answer_offer(
+        theirs, server_version="2", capabilities={}, contract="contract", accept_texts=[OTHER, B3]
+    )
+
+    assert answer.compatible
+    assert (answer.spec_sha256, answer.status) == (B3, status)
+    assert answer.contract == "contract"
+    assert check_answer(theirs, answer) is EDITION_2026_06
+
+
+def test_a_peer_of_an_accepted_text_that_tells_no_status_gets_the_editions() -> None:
+    theirs = offer(spec_sha256=B3, status="")
+
+    answer = answer_offer(theirs, server_version="2", capabilities={}, accept_texts=[B3])
+
+    assert (answer.spec_sha256, answer.status) == (B3, EDITION_2026_06.status)
+
+
+def test_accepting_another_text_changes_nothing_for_peers_of_the_own_one() -> None:
+    answer = answer_offer(offer(), server_version="2", capabilities={}, accept_texts=[B3])
+
+    assert answer.compatible
+    assert answer.spec_sha256 == EDITION_2026_06.spec_sha256
+
+
+@pytest.mark.parametrize("accepted", [(), (OTHER,)])
+def test_no_text_is_accepted_that_the_operator_has_not_named(accepted: tuple[str, ...]) -> None:
+    answer = answer_offer(
+        offer(spec_sha256=B3), server_version="2", capabilities={}, accept_texts=accepted
+    )
+
+    assert not answer.compatible
+    assert answer.spec_sha256 == ""
+
+
+def test_a_client_of_a_known_text_is_told_what_the_operator_can_do() -> None:
+    assert "accept_edition_texts=['rlmesh-0.1.0b3']" in reply(offer(spec_sha256=B3)).error_message
+    assert "--accept-edition-text rlmesh-0.1.0b3" in reply(offer(spec_sha256=B3)).error_message
+    assert "accept" not in reply(offer(spec_sha256=OTHER)).error_message
+
+
+def test_the_client_presents_the_text_that_its_user_names() -> None:
+    theirs = make_offer("test", "1", {}, text=B3)
+
+    assert theirs.spec_sha256 == B3
+    assert make_offer("test", "1", {}).spec_sha256 == EDITION_2026_06.spec_sha256
+
+
+@pytest.mark.parametrize("shown", [EDITION_2026_06.spec_sha256, B3])
+def test_a_client_accepts_the_text_that_it_presented_and_its_own(shown: str) -> None:
+    answer = dataclasses.replace(reply(offer()), spec_sha256=shown)
+
+    assert check_answer(offer(spec_sha256=B3), answer) is EDITION_2026_06
+
+
+def test_a_client_that_presented_another_text_accepts_no_third_one() -> None:
+    answer = dataclasses.replace(reply(offer()), spec_sha256=OTHER)
+
+    with pytest.raises(HandshakeRefusedError, match="pinned to the text"):
+        check_answer(offer(spec_sha256=B3), answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        dataclasses.replace(reply(offer()), spec_sha256=B3),
+        # As rlmesh 0.1.0b3 refuses: without its checksum, whose first digits are in the reason.
+        dataclasses.replace(
+            reply(offer(editions=())),
+            error_message=f"checksum differs: this build spec {B3[:12]} vs peer spec 3827ecdfb7ad",
+        ),
+    ],
+)
+def test_the_user_is_told_how_to_present_a_known_text(answer: Answer) -> None:
+    with pytest.raises(HandshakeRefusedError) as caught:
+        check_answer(offer(), answer)
+
+    assert "edition_text='rlmesh-0.1.0b3'" in str(caught.value)
+    assert "--edition-text rlmesh-0.1.0b3" in str(caught.value)
+
+
+def test_a_user_who_presented_another_text_to_a_server_of_the_own_one_is_told_so() -> None:
+    theirs = offer(spec_sha256=B3)
+
+    with pytest.raises(HandshakeRefusedError, match="connect without edition_text"):
+        check_answer(theirs, reply(theirs))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("rlmesh-0.1.0b3", B3), (OTHER, OTHER), (OTHER.upper(), OTHER), (B3, B3)],
+)
+def test_a_text_is_named_by_its_release_or_its_checksum(name: str, text: str) -> None:
+    assert resolve_text(name) == text
+
+
+@pytest.mark.parametrize("name", ["", "rlmesh-0.1.0b4", "f" * 63, "f" * 65, "g" * 64, "٣" * 64])
+def test_what_names_no_text_is_refused_with_the_remedy(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"write rlmesh-0\.1\.0b3, or .*sha256"):
+        resolve_text(name)
+
+
+def test_what_a_peer_has_chosen_is_quoted_in_part_only() -> None:
+    for changes in ({"generation": "x" * 10**6}, {"editions": ("x" * 10**6,)}):
+        assert len(reply(offer(**changes)).error_message) < 1000
 
 
 def test_the_generation_is_the_editions() -> None:
