@@ -1,7 +1,7 @@
 """EnvServiceActor: an environment endpoint, hosted by Ray."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
@@ -9,7 +9,7 @@ import ray
 from rlmesh_ray.actors.registry import find_registry
 from rlmesh_ray.envs.source import HostedEnv
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.env_server import DEFAULT_STEP_GRACE_S, EnvServer
 
 
 @ray.remote(num_cpus=1, max_restarts=-1)
@@ -28,6 +28,8 @@ class EnvServiceActor:
         endpoint_id: Under which it announces itself to the registry; None: it does not.
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
+        step_grace_s: See ``EnvServer``.
+        accept_edition_texts: See ``EnvServer``.
     """
 
     def __init__(  # noqa: PLR0913  # the options of EnvServer, and two of its own
@@ -41,6 +43,8 @@ class EnvServiceActor:
         endpoint_id: str | None = None,
         max_sessions: int | None = None,
         validation: str = "warn",
+        step_grace_s: float = DEFAULT_STEP_GRACE_S,
+        accept_edition_texts: Collection[str] = (),
     ) -> None:
         # An exception here would reach the caller as the text of a dead actor; kept, it is
         # raised by whatever is called first, as what it is.
@@ -54,6 +58,8 @@ class EnvServiceActor:
                 token=token,
                 max_sessions=max_sessions,
                 validation=validation,
+                step_grace_s=step_grace_s,
+                accept_edition_texts=accept_edition_texts,
             ).start()
         except RlmeshError as error:
             self._failure = error

@@ -17,6 +17,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RlmeshError,
 )
+from rlmesh_ray.server.env_server import DEFAULT_STEP_GRACE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class EnvFleet:
         num_cpus: What Ray sets aside for each endpoint.
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
+        step_grace_s: See ``EnvServer``.
         actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all endpoints serve.
@@ -82,6 +84,7 @@ class EnvFleet:
         num_cpus: float = 1.0,
         max_sessions: int | None = None,
         validation: str = "warn",
+        step_grace_s: float = DEFAULT_STEP_GRACE_S,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -105,6 +108,7 @@ class EnvFleet:
                 endpoint_id=endpoint_id,
                 max_sessions=max_sessions,
                 validation=validation,
+                step_grace_s=step_grace_s,
             )
             for endpoint_id in self.directory.endpoint_ids
         ]

@@ -1,6 +1,7 @@
 """ModelServiceActor: a policy endpoint, hosted by Ray."""
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -20,6 +21,7 @@ class ModelServiceActor:
             unpickled: load only what you trust.**
         address: ``HOST:PORT``; default: a free port that only the actor's own node can reach.
         token: What clients must show; required unless the address is loopback.
+        accept_edition_texts: See ``EnvServer``.
         explore: For an RLlib checkpoint: sample actions instead of taking the likeliest.
     """
 
@@ -29,13 +31,16 @@ class ModelServiceActor:
         *,
         address: str = "127.0.0.1:0",
         token: str | None = None,
+        accept_edition_texts: Collection[str] = (),
         explore: bool = False,
     ) -> None:
         # Kept and raised by the first call, as what it is; see EnvServiceActor.
         self._failure: RlmeshError | None = None
         try:
             loaded = load_policy(policy, explore=explore) if isinstance(policy, str) else policy
-            self._server = ModelServer(loaded, address=address, token=token).start()
+            self._server = ModelServer(
+                loaded, address=address, token=token, accept_edition_texts=accept_edition_texts
+            ).start()
         except RlmeshError as error:
             self._failure = error
 

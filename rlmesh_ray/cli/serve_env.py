@@ -10,7 +10,9 @@ import typer
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
+    AcceptedTexts,
     AddressToListen,
+    AllowShutdown,
     DebugFlag,
     JsonFlag,
     TlsCertificate,
@@ -52,6 +54,15 @@ SessionsOption = Annotated[
 ValidationOption = Annotated[
     Validation, typer.Option("--validation", help="What happens to values out of range.")
 ]
+GraceOption = Annotated[
+    float,
+    typer.Option(
+        "--step-grace",
+        metavar="SECONDS",
+        min=0.0,
+        help="How long a step may go on, in vain, after its deadline; then its worker is killed.",
+    ),
+]
 
 
 def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
@@ -62,13 +73,16 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     env_kwargs: KwargsOption = None,
     max_sessions: SessionsOption = None,
     validation: ValidationOption = Validation.WARN,
+    step_grace: GraceOption = 5.0,
+    allow_shutdown: AllowShutdown = False,
+    accept_edition_text: AcceptedTexts = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Serve an environment: a vector of lanes for each session, until Ctrl-C."""
+    """Serve an environment: a vector of lanes for each session, until it is stopped."""
     if looks_like_address(env):
         raise ConfigurationError(
             f"{env} is an address; serve-env takes the Gymnasium id of what to serve, and "
@@ -89,6 +103,9 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             token=token,
             tls=server_tls(tls_cert, tls_key),
             validation=validation.value,
+            step_grace_s=step_grace,
+            allow_shutdown=allow_shutdown,
+            accept_edition_texts=accept_edition_text or (),
         )
         _serve(context.obj, server, is_protected=token is not None)
 

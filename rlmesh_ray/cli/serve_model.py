@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +10,9 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import muted
 from rlmesh_ray.cli.options import (
+    AcceptedTexts,
     AddressToListen,
+    AllowShutdown,
     DebugFlag,
     JsonFlag,
     TlsCertificate,
@@ -21,8 +22,11 @@ from rlmesh_ray.cli.options import (
     server_tls,
 )
 
+if TYPE_CHECKING:
+    from rlmesh_ray.server.model_server import ModelServer
 
-def serve_model(
+
+def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     checkpoint: Annotated[
         str,
@@ -33,36 +37,44 @@ def serve_model(
         ),
     ],
     address: AddressToListen = "127.0.0.1:0",
+    allow_shutdown: AllowShutdown = False,
+    stop_on_close: Annotated[
+        bool,
+        typer.Option("--stop-on-close", help="Stop when the first client closes its session."),
+    ] = False,
+    accept_edition_text: AcceptedTexts = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Serve a policy to many clients at once, until Ctrl-C.
+    """Serve a policy to many clients at once, until it is stopped.
 
     Loading runs code: serve only checkpoints that you trust.
     """
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
-        _serve(context.obj, checkpoint, address, token_file, (tls_cert, tls_key))
+        from rlmesh_ray.models.loading import load_policy
+        from rlmesh_ray.server.model_server import ModelServer
+
+        token, tls = read_token(token_file), server_tls(tls_cert, tls_key)
+        with muted():
+            policy = load_policy(checkpoint)
+        server = ModelServer(
+            policy,
+            address=address,
+            token=token,
+            tls=tls,
+            allow_shutdown=allow_shutdown,
+            stop_on_close=stop_on_close,
+            accept_edition_texts=accept_edition_text or (),
+        )
+        _serve(context.obj, server, checkpoint, is_protected=token is not None)
 
 
-def _serve(
-    console: Console,
-    checkpoint: str,
-    address: str,
-    token_file: Path | None,
-    tls_files: tuple[Path | None, Path | None],
-) -> None:
+def _serve(console: Console, server: "ModelServer", checkpoint: str, *, is_protected: bool) -> None:
     from rlmesh_ray.cli.serving import serve
-    from rlmesh_ray.models.loading import load_policy
-    from rlmesh_ray.server.model_server import ModelServer
-
-    token, tls = read_token(token_file), server_tls(*tls_files)
-    with muted():
-        policy = load_policy(checkpoint)
-    server = ModelServer(policy, address=address, token=token, tls=tls)
 
     def announce() -> None:
         console.event(
@@ -73,7 +85,7 @@ def _serve(
             pid=os.getpid(),
             version=__version__,
         )
-        protected = {"token": "required"} if token else {}
+        protected = {"token": "required"} if is_protected else {}
         console.facts(
             f"serving on {server.address}",
             {"policy": checkpoint, **protected, "stop with": "Ctrl-C"},

@@ -8,12 +8,16 @@ and unpickling must neither import an environment's modules into the endpoint no
 import contextlib
 import io
 import pickle
+import select
 import socket
 import struct
+import time
 import types
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+
+from rlmesh_ray.envs.shallow import shallow
 
 _HEADER = struct.Struct("!Q")
 _RECEIVE_BYTES = 64 * 1024
@@ -39,25 +43,84 @@ _BUILTINS: frozenset[object] = frozenset(
 class Channel:
     """One end of the road; messages alternate, so at most one is on its way in each direction.
 
+    ``send`` and ``receive`` block. ``begin``, ``push`` and ``pull`` never do: the next call goes
+    on where they had to stop, so that an event loop can wait in between.
+
     Args:
         connection: A connected, blocking stream socket; owned from now on.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._unsent = memoryview(b"")
+        # What has arrived: the first _num_arrived bytes, then room for the rest of a large message.
+        self._data = bytearray()
+        self._num_arrived = 0
+        self._is_over = False
 
     @property
     def connection(self) -> socket.socket:
         """The socket."""
         return self._connection
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether part of a frame is still waiting to leave."""
+        return bool(self._unsent)
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a whole message has arrived."""
+        return 0 < self._size_bytes <= self._num_arrived
+
     def send(self, frame: bytes) -> None:
-        """Send what ``encode`` gave.
+        """Send what ``encode`` gave; blocks.
 
         Raises:
             OSError: The other end is gone.
         """
         self._connection.sendall(frame)
+
+    def begin(self, frame: bytes) -> None:
+        """Send as much of ``frame`` as leaves at once; ``push`` sends the rest."""
+        self._unsent = memoryview(self._unsent.tobytes() + frame if self._unsent else frame)
+        self.push()
+
+    def push(self) -> None:
+        """Send as much as leaves at once of what is waiting."""
+        try:
+            while self._unsent:
+                count = self._connection.send(self._unsent, socket.MSG_DONTWAIT)
+                self._unsent = self._unsent[count:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # The other end is gone; there may be a last message of it, so pulling tells.
+            self._unsent = memoryview(b"")
+
+    def pull(self) -> bool:
+        """Take what has arrived; return whether ``receive`` would not block."""
+        try:
+            while not (self.has_message or self._is_over):
+                self._take(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Push and pull until ``receive`` would not block; False when that takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self.push()
+            if self.pull():
+                return True
+            # Not select: it fails for descriptors above 1023.
+            waiting = select.poll()
+            waiting.register(
+                self._connection, select.POLLIN | (select.POLLOUT if self.is_sending else 0)
+            )
+            if not waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+                return False
 
     def receive(self) -> Any:
         """Return the next message; blocks.
@@ -66,17 +129,18 @@ class Channel:
             EOFError: The other end is gone.
             OSError: The same, or this end is closed.
         """
-        data = self._connection.recv(_RECEIVE_BYTES)
-        while len(data) < _HEADER.size:
-            data += self._more(_HEADER.size - len(data)) if data else _end()
-        (size,) = _HEADER.unpack_from(data)
-        missing = size + _HEADER.size - len(data)
-        if missing > 0:
-            buffer = bytearray(size + _HEADER.size)
-            buffer[: len(data)] = data
-            self._fill(memoryview(buffer)[len(data) :])
-            return pickle.loads(memoryview(buffer)[_HEADER.size :])
-        return pickle.loads(memoryview(data)[_HEADER.size :])
+        if self._unsent:
+            self._connection.sendall(self._unsent)
+            self._unsent = memoryview(b"")
+        while not self.has_message:
+            if self._is_over:
+                raise EOFError("the other end of the worker's channel is gone")
+            self._take(0)
+        size = self._size_bytes
+        message = pickle.loads(memoryview(self._data)[_HEADER.size : size])
+        self._data = self._data[size : self._num_arrived]
+        self._num_arrived = len(self._data)
+        return message
 
     def close(self) -> None:
         """Close this end and wake whoever waits on it; may be called twice."""
@@ -84,19 +148,47 @@ class Channel:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _more(self, limit_bytes: int) -> bytes:
-        return self._connection.recv(limit_bytes) or _end()
+    @property
+    def _size_bytes(self) -> int:
+        """Of the message that is arriving, with its header; 0 while that is not known."""
+        if self._num_arrived < _HEADER.size:
+            return 0
+        (size,) = _HEADER.unpack_from(self._data)
+        return int(size) + _HEADER.size
 
-    def _fill(self, view: memoryview) -> None:
-        while view:
-            count = self._connection.recv_into(view)
-            if not count:
-                _end()
-            view = view[count:]
+    def _take(self, flags: int) -> None:
+        """Receive once, into the right place."""
+        size = self._size_bytes
+        try:
+            if size:
+                self._data.extend(bytes(size - len(self._data)))
+                with memoryview(self._data) as whole:
+                    count = self._connection.recv_into(whole[self._num_arrived :], 0, flags)
+            else:
+                received = self._connection.recv(_RECEIVE_BYTES, flags)
+                self._data += received
+                count = len(received)
+        except BlockingIOError:
+            raise
+        except OSError:
+            count = 0
+        self._num_arrived += count
+        self._is_over = not count
 
 
 def encode(message: object) -> bytes:
-    """Return the frame of ``message``; objects of foreign classes become their ``repr``."""
+    """Return the frame of ``message``.
+
+    Objects of foreign classes become their ``repr``; what is nested too deep to be pickled becomes
+    the name of its class.
+    """
+    try:
+        return _frame(message)
+    except RecursionError:
+        return _frame(shallow(message))
+
+
+def _frame(message: object) -> bytes:
     stream = io.BytesIO()
     stream.write(bytes(_HEADER.size))
     _PlainPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
@@ -132,7 +224,3 @@ def _text(obj: object) -> str:
         return repr(obj)
     except Exception:  # noqa: BLE001  # user code; its failure must not cost the step
         return f"<{type(obj).__name__}>"
-
-
-def _end() -> bytes:
-    raise EOFError("the other end of the worker's channel is gone")

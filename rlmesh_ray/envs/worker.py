@@ -1,11 +1,10 @@
 """The worker process: hosts one environment and answers commands until it is told to stop.
 
-Started by ``WorkerProcess`` as ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID``; the
-lifeline is its standard input. It imports neither gRPC nor Ray: those belong to the endpoint.
+Started by ``WorkerProcess`` as ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID LAST_WORDS``;
+the lifeline is its standard input. It imports neither gRPC nor Ray: those belong to the endpoint.
 """
 
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from rlmesh_ray.envs import lifeline
+from rlmesh_ray.envs import last_words, lifeline
 from rlmesh_ray.envs.block import Block
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.commands import (
@@ -154,12 +153,12 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run as the process's main function."""
-    socket_descriptor, parent_pid = map(int, sys.argv[1:])
+    socket_descriptor, parent_pid, last_words_descriptor = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
     # A handler rather than SIG_IGN: simulators that the environment starts would inherit that.
     signal.signal(signal.SIGINT, _ignore)
-    faulthandler.enable()
+    last_words.record(last_words_descriptor)
     lifeline.hold(_take_lifeline(), parent_pid)
     channel = Channel(socket.socket(fileno=socket_descriptor))
     # Else a process that the environment forks would keep the road open after our death.

@@ -4,17 +4,14 @@ No thread, no event loop: a shell waits on ``fileno()`` in its own way. One comm
 another thread may call ``kill`` meanwhile.
 """
 
-import contextlib
 import os
-import select
-import signal
 import socket
-import subprocess
 import sys
 from typing import Self
 
 from rlmesh_ray.envs.block import Block, Results, create
 from rlmesh_ray.envs.channel import Channel, encode
+from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
     Command,
     Outcome,
@@ -30,21 +27,13 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
-_REAP_TIMEOUT_S = 1.0
-
 
 class WorkerProcess:
     """A running worker; made by ``start``, ended by ``close`` or ``kill``."""
 
-    def __init__(
-        self,
-        process: "subprocess.Popen[bytes]",
-        channel: Channel,
-        contract: EnvContract,
-        block: Block,
-    ) -> None:
+    def __init__(self, process: ChildProcess, contract: EnvContract, block: Block) -> None:
         self._process = process
-        self._channel = channel
+        self._channel = process.channel
         self.contract = contract
         """What the environment is."""
         self.action_columns: list[Column] = block.actions
@@ -73,12 +62,12 @@ class WorkerProcess:
                 f"environments cannot be hosted on {sys.platform}, which cannot share memory by "
                 "descriptor; use Linux, macOS or WSL"
             )
-        process, channel = _spawn()
+        process = ChildProcess.start()
         try:
-            contract = _handshake(process, channel, source, policy, timeout_s)
-            return cls(process, channel, contract, _share_block(channel, contract))
+            contract = _handshake(process, source, policy, timeout_s)
+            return cls(process, contract, _share_block(process.channel, contract))
         except BaseException:
-            _release(process, channel, 0.0)
+            process.end(0.0)
             raise
 
     @property
@@ -96,73 +85,73 @@ class WorkerProcess:
         except OSError:
             return False
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether part of a command still waits to leave."""
+        return self._channel.is_sending
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether a whole reply has arrived."""
+        return self._channel.has_message
+
     def fileno(self) -> int:
-        """Return a descriptor that is readable when ``receive`` would not block."""
+        """Return a descriptor to wait on for ``advance``; negative when the worker has ended.
+
+        It is readable when something has arrived, and while ``is_sending`` writable when
+        something can leave.
+        """
         return self._channel.connection.fileno()
 
     def submit(self, command: Command) -> None:
-        """Send ``command``; if the worker is gone, ``receive`` tells."""
-        with contextlib.suppress(OSError):
-            self._channel.send(encode(command))
+        """Send ``command``, as far as that goes at once; ``advance`` does the rest.
+
+        Never blocks. If the worker is gone, ``receive`` tells.
+        """
+        self._channel.begin(encode(command))
+
+    def advance(self) -> bool:
+        """Send and receive what goes at once; return whether ``receive`` would not block."""
+        self._channel.push()
+        return self._channel.pull()
 
     def poll(self, timeout_s: float) -> bool:
         """Return whether ``receive`` would not block, after at most ``timeout_s``."""
-        return self.fileno() < 0 or _is_readable(self._channel, timeout_s)
+        return self.fileno() < 0 or self._channel.wait(timeout_s)
 
     def receive(self) -> Outcome:
-        """Return the reply to the last command; blocks.
+        """Return the reply to the last command; blocks until it is there.
 
         Returns:
-            The reply, or a Failure; if the process has died, one of kind CRASHED.
+            The reply, or a Failure; if the process has died, one of kind CRASHED. Then this
+            takes as long as the system needs to end the process.
         """
         try:
             reply: Outcome = self._channel.receive()
         except (EOFError, OSError):
-            status = _release(self._process, self._channel, _REAP_TIMEOUT_S)
-            return Failure(FailureKind.CRASHED, f"the environment's process {status}")
+            status = self._process.end()
+            return Failure(
+                FailureKind.CRASHED,
+                f"the environment's process {status}",
+                self._process.last_words,
+            )
         return reply
 
     def kill(self) -> None:
-        """End the process and whatever its environment has started, at once."""
-        _release(self._process, self._channel, 0.0)
+        """End the process and whatever its environment has started, at once.
+
+        Blocks until the system has ended it, which takes moments for large processes.
+        """
+        self._process.end(0.0)
 
     def close(self, timeout_s: float) -> None:
         """Let the worker close its environment and end; kill it after ``timeout_s``."""
         self.submit(StopCommand())
-        _release(self._process, self._channel, timeout_s)
-
-
-def _spawn() -> "tuple[subprocess.Popen[bytes], Channel]":
-    ours, theirs = socket.socketpair()
-    with theirs:
-        arguments = [str(theirs.fileno()), str(os.getpid())]
-        try:
-            process = subprocess.Popen(
-                # -u: what environments print shall appear when they print it. -P: the folder
-                # we happen to be in is no place to import from, unless the parent does.
-                [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=2,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(_search_path())},
-            )
-        except BaseException:
-            ours.close()
-            raise
-    return process, Channel(ours)
-
-
-def _search_path() -> tuple[str, ...]:
-    return tuple(str(entry) for entry in sys.path)
+        self._process.end(timeout_s)
 
 
 def _handshake(
-    process: "subprocess.Popen[bytes]",
-    channel: Channel,
-    source: EnvSource,
-    policy: Policy,
-    timeout_s: float | None,
+    process: ChildProcess, source: EnvSource, policy: Policy, timeout_s: float | None
 ) -> EnvContract:
     start = Start(
         payload=source.payload,
@@ -170,21 +159,23 @@ def _handshake(
         is_renewable=source.is_renewable,
         description=source.description,
         policy=policy,
-        sys_path=_search_path(),
+        sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),
     )
     try:
-        channel.send(encode(start))
-        if timeout_s is not None and not _is_readable(channel, timeout_s):
+        process.channel.send(encode(start))
+        if timeout_s is not None and not process.channel.wait(timeout_s):
             raise EnvStartError(
                 f"cannot create {source.description}: not ready after {timeout_s:g} s; find out "
                 "what it waits for, or allow it more time"
             )
-        answer: Started | StartFailed = channel.receive()
+        answer: Started | StartFailed = process.channel.receive()
     except (EOFError, OSError) as error:
+        status = process.end()
         raise EnvStartError(
-            f"cannot create {source.description}: its process "
-            f"{_release(process, channel, _REAP_TIMEOUT_S)}; see its output on standard error"
+            f"cannot create {source.description}: its process {status}; see its output on "
+            "standard error",
+            process.last_words,
         ) from error
     if isinstance(answer, StartFailed):
         raise EnvStartError(answer.message, answer.traceback_text)
@@ -200,41 +191,3 @@ def _share_block(channel: Channel, contract: EnvContract) -> Block:
         raise EnvStartError("the environment's process died as soon as it had started") from error
     finally:
         os.close(descriptor)
-
-
-def _is_readable(channel: Channel, timeout_s: float) -> bool:
-    # Not select: it fails for descriptors above 1023.
-    waiting = select.poll()
-    waiting.register(channel.connection, select.POLLIN)
-    return bool(waiting.poll(timeout_s * 1000))
-
-
-def _release(process: "subprocess.Popen[bytes]", channel: Channel, grace_s: float) -> str:
-    """End the process and let go of everything; return how it ended.
-
-    Only the first call does anything. The process is reaped here and nowhere else, so that its
-    id, which names its group too, cannot belong to anybody else when the group is killed.
-    """
-    if channel.connection.fileno() >= 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-        # The group: simulators that the environment has started end with it.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_REAP_TIMEOUT_S)
-        if process.stdin is not None:
-            process.stdin.close()
-        channel.close()
-    return _how_it_ended(process.returncode)
-
-
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "was killed, but the kernel still holds it"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

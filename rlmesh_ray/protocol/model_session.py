@@ -100,6 +100,11 @@ class ModelSession:
         """How many route requests have not been answered."""
         return len(self._outstanding)
 
+    @property
+    def num_routes(self) -> int:
+        """How many routes are configured, or have requests that have not been answered."""
+        return len(self._routes)
+
     def receive(self, request: ModelRequest | Unreadable) -> Todo:
         """Take the next message of the stream, in arrival order."""
         todo = Todo()

@@ -1,8 +1,9 @@
 """The life cycle of a gRPC endpoint: bind, serve, stop."""
 
+import asyncio
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -10,14 +11,15 @@ import grpc
 from rlmesh_ray.errors import AddressError, LocalProtocolError
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.access import ServerTls, TokenGate, check_exposure, is_wildcard
-from rlmesh_ray.server.loop import shared_loop
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.loop import in_thread, shared_loop
 
 _OPTIONS = [
     # Without this a second server shares the port silently.
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 128),
-    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
-    ("grpc.max_send_message_length", 256 * 1024 * 1024),
+    # What is sent is ours; whether it is too large is for the receiver to say.
+    ("grpc.max_send_message_length", -1),
     # A frozen or unreachable client is found by pings; keepalive alone takes a minute, since
     # the kernel of a frozen process still acknowledges.
     ("grpc.keepalive_time_ms", 10_000),
@@ -30,6 +32,9 @@ _OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
+_DRAIN_S = 10.0  # for a stop that a client has asked for
+_FLUSH_S = 0.1
+
 
 class Endpoint:
     """A gRPC server in the process's serving loop.
@@ -38,6 +43,7 @@ class Endpoint:
         address: Where to listen; port 0 lets the system choose.
         token: What every call must carry; None for no check (loopback only).
         tls: Files for TLS; None for plain text.
+        on_stop: Ends what the services are made of; called once, after the last call.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
@@ -50,6 +56,7 @@ class Endpoint:
         *,
         token: str | None = None,
         tls: ServerTls | None = None,
+        on_stop: Callable[[], None],
     ) -> None:
         self._wanted = parse_address(address)
         check_exposure(self._wanted, token)
@@ -57,7 +64,11 @@ class Endpoint:
         self._tls = tls
         self._server: grpc.aio.Server | None = None
         self._bound: Address | None = None
+        self._on_stop = on_stop
+        self._stopping = threading.Lock()
         self._stopped = threading.Event()
+        self.drain = Drain()
+        """Where the services count what they owe."""
 
     @property
     def address(self) -> str:
@@ -79,34 +90,62 @@ class Endpoint:
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
 
-    def start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
+    def start(self, services: Sequence[grpc.GenericRpcHandler], *, max_receive_bytes: int) -> None:
         """Bind and serve.
 
         Args:
             services: What the server dispatches to.
+            max_receive_bytes: Size of the largest message to accept; a larger one ends its call
+                with RESOURCE_EXHAUSTED, and no other.
 
         Raises:
             AddressError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
         """
         self.require_new()
-        shared_loop().run(self._start(services))
+        shared_loop().run(self._start(services, max_receive_bytes))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the server has stopped; return whether it has."""
         return self._stopped.wait(timeout_s)
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Accept nothing new, give running calls ``grace_s`` seconds, end. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None:
-            shared_loop().run(server.stop(grace_s))
-            if self._wanted.path:
-                Path(self._wanted.path).unlink(missing_ok=True)
-        self._stopped.set()
+        """Accept nothing new, answer what is outstanding, end. Idempotent; blocks.
 
-    async def _start(self, services: Sequence[grpc.GenericRpcHandler]) -> None:
-        server = grpc.aio.server(interceptors=self._interceptors, options=_OPTIONS)
+        Args:
+            grace_s: After how many seconds whatever is not answered yet is cut off.
+        """
+        with self._stopping:
+            server, self._server = self._server, None
+            if server is not None:
+                shared_loop().run(self._end(server, grace_s))
+                if self._wanted.path:
+                    Path(self._wanted.path).unlink(missing_ok=True)
+            if not self._stopped.is_set():
+                try:
+                    self._on_stop()
+                finally:
+                    self._stopped.set()
+
+    def stop_soon(self) -> None:
+        """Begin to stop, from the serving loop; ``wait`` tells when it is done."""
+        in_thread(self.stop, _DRAIN_S)
+
+    async def _end(self, server: grpc.aio.Server, grace_s: float) -> None:
+        ending = asyncio.ensure_future(server.stop(grace_s))
+        draining = asyncio.ensure_future(self.drain.run())
+        await asyncio.wait({ending, draining}, return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        # Calls whose last answer is just leaving end by themselves, and well; the others are idle.
+        await asyncio.wait({ending}, timeout=_FLUSH_S)
+        await server.stop(None)
+        await ending
+
+    async def _start(
+        self, services: Sequence[grpc.GenericRpcHandler], max_receive_bytes: int
+    ) -> None:
+        options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+        server = grpc.aio.server(interceptors=self._interceptors, options=options)
         server.add_generic_rpc_handlers(tuple(services))
         port = self._bind(server)
         await server.start()

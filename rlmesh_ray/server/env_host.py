@@ -1,6 +1,7 @@
 """Drives one session's worker from the event loop: deadlines, crashes, replacement."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -26,10 +27,14 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from rlmesh_ray.server.loop import in_thread
+from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import values
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,20 @@ class EnvHost:
         pool: Where workers come from.
         worker: The session's first one.
         contract: What the endpoint promised.
+        grace_s: How long a request may go on after its deadline, for nobody, before its worker
+            is killed.
     """
 
-    def __init__(self, pool: WorkerPool, worker: WorkerProcess, contract: EnvContract) -> None:
+    def __init__(
+        self, pool: WorkerPool, worker: WorkerProcess, contract: EnvContract, grace_s: float
+    ) -> None:
         self._pool = pool
         self._worker = worker
         self._contract = contract
+        self._grace_s = grace_s
         self._is_idle = True
+        # While the worker is busy with what nobody waits for any more.
+        self._finishing: asyncio.Task[None] | None = None
         self._is_released = False
 
     async def run(self, request: EnvRequest) -> EnvOutcome:
@@ -74,7 +86,7 @@ class EnvHost:
         raise AssertionError(f"the session lets no {type(request).__name__} through")
 
     def release(self) -> None:
-        """Give the worker back; one that is still computing is killed, not waited for.
+        """Give the worker back; one that is still busy is killed, not waited for.
 
         Idempotent. What remains to be done goes on by itself, so that the cancellation of a
         stream cannot cut it short.
@@ -82,21 +94,14 @@ class EnvHost:
         if self._is_released:
             return
         self._is_released = True
-        if not self._is_idle:
-            self._worker.kill()
-        self._pool.release(self._worker, is_reusable=self._is_idle and self._worker.is_alive)
+        if self._finishing is not None:
+            self._finishing.cancel()
+        self._pool.release(self._worker, is_idle=self._is_idle)
 
     async def _reset(self, request: Reset, deadline: _Deadline) -> EnvOutcome:
-        if not self._worker.is_alive:
-            try:
-                async with asyncio.timeout_at(deadline.at_s):
-                    self._worker = await self._pool.replace(self._worker)
-            except TimeoutError:
-                # It goes on starting; the next Reset finds it.
-                message = f"not started anew within {deadline.timeout_ms} ms"
-                return Failure(FailureKind.TIMEOUT, message)
-            except EnvStartError as error:
-                return Failure(FailureKind.CRASHED, str(error), error.traceback_text)
+        obstacle = await self._make_ready(deadline)
+        if obstacle is not None:
+            return obstacle
         command = ResetCommand(
             seeds=request.seeds, options=dict(request.options) or None, lanes=request.env_indices
         )
@@ -104,6 +109,29 @@ class EnvHost:
         if not isinstance(reply, ResetReply):
             return _as_failure(reply)
         return ResetOutcome(self._observation(reply.text_columns), reply.infos)
+
+    async def _make_ready(self, deadline: _Deadline) -> Failure | None:
+        """Make sure that there is an idle worker; return what stands in the way."""
+        message = ""
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                message = "still busy with an earlier request after"
+                await self._finished()
+                if not self._worker.is_alive:
+                    message = "not started anew within"
+                    self._worker = await self._pool.replace(self._worker)
+        except TimeoutError:
+            # It goes on finishing or starting; the next Reset finds it.
+            return Failure(FailureKind.TIMEOUT, f"{message} {deadline.timeout_ms} ms")
+        except EnvStartError as error:
+            return Failure(FailureKind.CRASHED, str(error), error.traceback_text)
+        return None
+
+    async def _finished(self) -> None:
+        """Wait until the worker is idle, or gone."""
+        if self._finishing is not None:
+            await asyncio.shield(self._finishing)
+            self._finishing = None
 
     async def _step(self, request: Step, deadline: _Deadline) -> EnvOutcome:
         try:
@@ -124,6 +152,12 @@ class EnvHost:
         )
 
     async def _render(self, deadline: _Deadline) -> EnvOutcome:
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                await self._finished()
+        except TimeoutError:
+            message = f"still busy with an earlier request after {deadline.timeout_ms} ms"
+            return Failure(FailureKind.TIMEOUT, message)
         if not self._worker.is_alive:
             return RenderOutcome(None)
         reply = await self._call(RenderCommand(), deadline)
@@ -135,16 +169,26 @@ class EnvHost:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self._is_idle = False
         worker.submit(command)
-        in_time = await _readable(worker.fileno(), deadline.at_s)
-        self._is_idle = True
-        if not in_time:
-            # Its result must never reach anyone, and a busy environment cannot be asked to stop.
-            worker.kill()
+        if not await arrives(worker, deadline.at_s):
+            self._finishing = asyncio.ensure_future(self._finish(worker))
             return Failure(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
-        reply = worker.receive()
+        reply = await take(worker)
+        self._is_idle = True
         if isinstance(reply, Failure) and reply.kind is FailureKind.CRASHED:
-            worker.kill()
+            _LOG.warning("%s%s", reply.message, reply.debug_info and f"\n{reply.debug_info}")
         return reply
+
+    async def _finish(self, worker: WorkerProcess) -> None:
+        """Let ``worker`` finish late, in vain; kill it when that takes too long.
+
+        A busy environment cannot be asked to stop, and its result must never reach anyone.
+        """
+        if await arrives(worker, asyncio.get_running_loop().time() + self._grace_s):
+            await take(worker)
+        else:
+            _LOG.warning("still busy %g s after a deadline: the worker is killed", self._grace_s)
+            await in_thread(worker.kill)
+        self._is_idle = True
 
     def _write_action(self, action: bytes) -> tuple[tuple[str, ...], ...]:
         """Put the array columns into the worker's block; return the text columns."""
@@ -172,22 +216,3 @@ def _as_failure(reply: Any) -> Failure:
     if isinstance(reply, Failure):
         return reply
     return Failure(FailureKind.CRASHED, f"the worker answered with {type(reply).__name__}")
-
-
-async def _readable(descriptor: int, deadline_s: float | None) -> bool:
-    """Wait until ``descriptor`` can be read; return False if the loop's time passed first."""
-    loop = asyncio.get_running_loop()
-    arrival = loop.create_future()
-    timer = loop.call_at(deadline_s, _settle, arrival, False) if deadline_s else None
-    loop.add_reader(descriptor, _settle, arrival, True)
-    try:
-        return bool(await arrival)
-    finally:
-        loop.remove_reader(descriptor)
-        if timer is not None:
-            timer.cancel()
-
-
-def _settle(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():
-        future.set_result(value)

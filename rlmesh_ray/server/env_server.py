@@ -1,20 +1,25 @@
 """EnvServer: an environment as an endpoint, without Ray."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.envs.source import HostedEnv, make_source
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_service import EnvService
 from rlmesh_ray.server.loop import shared_loop
+from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 DEFAULT_MAX_SESSIONS = 16
+DEFAULT_STEP_GRACE_S = 5.0
 
 
 class EnvServer:
@@ -37,6 +42,12 @@ class EnvServer:
         tls: Files for TLS.
         validation: What happens to values out of range: ``"warn"``, ``"strict"`` or ``"off"``
             (edition 2026.06, "Range conformance").
+        step_grace_s: How many seconds an environment may go on after a deadline has passed and
+            its request has been answered with TIMEOUT. Its result reaches nobody, but when it
+            finishes in time, its process serves the next Reset; if not, the process is killed.
+        allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
+        accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
+            sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
 
     Raises:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
@@ -53,11 +64,21 @@ class EnvServer:
         token: str | None = None,
         tls: ServerTls | None = None,
         validation: str = "warn",
+        step_grace_s: float = DEFAULT_STEP_GRACE_S,
+        allow_shutdown: bool = False,
+        accept_edition_texts: Collection[str] = (),
     ) -> None:
+        if not 0 <= step_grace_s < math.inf:
+            raise ConfigurationError(f"step_grace_s={step_grace_s} must be 0 or more seconds")
+        self._step_grace_s = step_grace_s
         self._source = make_source(env, num_envs, env_kwargs)
         allowed = _num_sessions(max_sessions, self._source.max_sessions)
         self._pool = WorkerPool(self._source, _policy(validation), allowed)
-        self._endpoint = Endpoint(address, token=token, tls=tls)
+        self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=self._close_pool)
+        self._rules = HouseRules(
+            shutdown=self._endpoint.stop_soon if allow_shutdown else None,
+            accept_texts=frozenset(map(resolve_text, accept_edition_texts)),
+        )
         self._contract: EnvContract | None = None
 
     @property
@@ -86,9 +107,13 @@ class EnvServer:
         self._endpoint.require_new()
         self._contract = self._pool.start()
         try:
-            self._endpoint.start([EnvService(self._pool, self._contract).handlers()])
+            service = EnvService(
+                self._pool, self._contract, self._step_grace_s, self._rules, self._endpoint.drain
+            )
+            limit_bytes = max_request_bytes(self._contract)
+            self._endpoint.start([service.handlers()], max_receive_bytes=limit_bytes)
         except BaseException:
-            shared_loop().run(self._pool.close())
+            self._close_pool()
             raise
         return self
 
@@ -97,8 +122,14 @@ class EnvServer:
         return self._endpoint.wait(timeout_s)
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """End the sessions (after ``grace_s`` seconds at the most) and the workers. Idempotent."""
+        """Answer what is outstanding, then end the sessions and the workers. Idempotent; blocks.
+
+        Args:
+            grace_s: After how many seconds whatever is not answered yet is cut off.
+        """
         self._endpoint.stop(grace_s)
+
+    def _close_pool(self) -> None:
         shared_loop().run(self._pool.close())
 
     def __enter__(self) -> Self:

@@ -10,10 +10,14 @@ from rlmesh_ray.errors import ConformanceError, PolicyError
 from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import Column, unflatten
+from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
-from rlmesh_ray.spaces.conformance import coerce_batch
+from rlmesh_ray.spaces.conformance import Policy as Validation
+from rlmesh_ray.spaces.conformance import check, coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
+
+# One job's actions, or why there are none.
+_Result = list[Column] | BaseException
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,19 +105,20 @@ class ModelHost:
         running = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, jobs)
         running.add_done_callback(lambda done: self._finish(jobs, done))
 
-    def _finish(self, jobs: list[_Job], done: asyncio.Future[list[list[Column]]]) -> None:
+    def _finish(self, jobs: list[_Job], done: asyncio.Future[list[_Result]]) -> None:
         self._batcher.done(time.monotonic())
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        for index, job in enumerate(jobs):
+        results = [error] * len(jobs) if error is not None else done.result()
+        for job, result in zip(jobs, results, strict=True):
             if job.result.done():
                 continue  # its client is gone
-            if error is not None:
-                job.result.set_exception(error)
+            if isinstance(result, BaseException):
+                job.result.set_exception(result)
             else:
-                job.result.set_result(done.result()[index])
+                job.result.set_result(result)
         self._drive()
 
-    def _predict(self, jobs: list[_Job]) -> list[list[Column]]:
+    def _predict(self, jobs: list[_Job]) -> list[_Result]:
         """Run one batch, in the policy's thread; return each job's actions."""
         contract = jobs[0].contract
         rows = Rows(
@@ -124,10 +129,25 @@ class ModelHost:
         try:
             columns = coerce_batch(contract.action_space, actions, rows.num_rows)
         except ConformanceError as error:
-            raise PolicyError(
-                f"the policy's actions do not fit {contract.id}'s action space: {error}"
-            ) from error
-        return split(columns, [len(job.rows.slots) for job in jobs])
+            raise _misfit(contract, error) from error
+        parts = split(columns, [len(job.rows.slots) for job in jobs])
+        if _nonsense(contract, columns) is None:
+            return list(parts)
+        # Those who share a batch with a client of whom the policy makes nonsense do not share it.
+        return [_nonsense(contract, part) or part for part in parts]
+
+
+def _nonsense(contract: EnvContract, columns: list[Column]) -> PolicyError | None:
+    """Return the error of actions that are in no space: NaN, or outside a Discrete's domain."""
+    try:
+        check(leaves(contract.action_space), columns, Validation.OFF)
+    except ConformanceError as error:
+        return _misfit(contract, error)
+    return None
+
+
+def _misfit(contract: EnvContract, error: ConformanceError) -> PolicyError:
+    return PolicyError(f"the policy's actions do not fit {contract.id}'s action space: {error}")
 
 
 def _group(contract: EnvContract) -> Hashable:

@@ -12,10 +12,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
-from rlmesh_ray import __version__
-from rlmesh_ray.errors import CodecError, ContractMismatchError, PolicyError, RlmeshError
+from rlmesh_ray.errors import (
+    CodecError,
+    ConformanceError,
+    ContractMismatchError,
+    PolicyError,
+    RlmeshError,
+)
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import answer_offer
 from rlmesh_ray.protocol.messages import (
     CloseRoute,
     ConfigureRoute,
@@ -31,8 +35,11 @@ from rlmesh_ray.protocol.messages import (
     RouteRequest,
 )
 from rlmesh_ray.protocol.model_session import ModelSession, Todo
+from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.offers import Offers
+from rlmesh_ray.server.reception import HouseRules, Reception
+from rlmesh_ray.spaces.batch import Column, leaves
+from rlmesh_ray.spaces.conformance import Policy, check
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -40,6 +47,11 @@ from rlmesh_ray.wire.rlmesh_v1 import values
 _LOG = logging.getLogger(__name__)
 
 SERVICE = "rlmesh.model.v1.ModelService"
+_ABLE = {
+    capabilities.MODEL_SERVICE: "",
+    capabilities.CONCURRENT_PREDICT: "",
+    capabilities.SPACES_CORE: "",
+}
 
 MAX_UNANSWERED = 256
 """Requests of one session that are read before earlier ones have been answered and taken."""
@@ -50,40 +62,19 @@ class ModelService:
 
     Args:
         host: Runs the policy.
+        rules: What clients may do.
+        drain: The endpoint's.
     """
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ModelHost, rules: HouseRules, drain: Drain) -> None:
         self._host = host
-        self._offers = Offers()
+        self._on_close = rules.on_close
+        self._drain = drain
+        self._reception = Reception(wire, _ABLE, rules)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Handshake": grpc.unary_unary_rpc_method_handler(self.handshake),
-                "Join": grpc.stream_stream_rpc_method_handler(self.join),
-                "Shutdown": grpc.unary_unary_rpc_method_handler(self.shutdown),
-            },
-        )
-
-    async def handshake(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Negotiate the edition."""
-        try:
-            offer = wire.parse_offer(data)
-        except CodecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        answer = answer_offer(
-            offer,
-            server_version=__version__,
-            capabilities={
-                capabilities.MODEL_SERVICE: "",
-                capabilities.CONCURRENT_PREDICT: "",
-                capabilities.SPACES_CORE: "",
-                capabilities.SESSION: self._offers.remember(offer),
-            },
-        )
-        return wire.pack_answer(answer)
+        return self._reception.handlers(SERVICE, self.join)
 
     async def join(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
@@ -91,58 +82,69 @@ class ModelService:
         """Serve one session: each request answered once, each route's in order."""
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
-        conversation = _Conversation(self._host)
+        conversation = _Conversation(self._host, self._drain)
         reader = asyncio.ensure_future(conversation.read(requests))
         try:
-            while True:
+            while not conversation.is_closed:
                 response = await conversation.outbox.get()
                 if response is None:
                     break
+                conversation.is_closed = isinstance(response, ModelClosed)
                 yield wire.pack_response(response)
-                conversation.taken.set()
-                if isinstance(response, ModelClosed):
-                    break
+                conversation.note_taken()
         finally:
             reader.cancel()
+            # Also when the client has gone as soon as it had its answer.
+            if conversation.is_closed and self._on_close is not None:
+                self._on_close()
             # The stream's own cancellation must not cut the release short.
             await asyncio.shield(asyncio.ensure_future(conversation.release()))
-
-    async def shutdown(self, data: bytes, _context: grpc.aio.ServicerContext) -> bytes:
-        """Refuse: an endpoint is ended by whoever started it."""
-        _LOG.info("remote Shutdown refused")
-        return wire.pack_shutdown_response(
-            accepted=False, message="remote shutdown is disabled on this endpoint"
-        )
 
 
 class _Conversation:
     """One Join stream."""
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(self, host: ModelHost, drain: Drain) -> None:
         self.outbox: asyncio.Queue[ModelResponse | None] = asyncio.Queue()
-        self.taken = asyncio.Event()
-        """Set by whoever sends, after each response."""
+        """Responses to send; None after the last one."""
+        self.is_closed = False
+        """Whether Close has been answered."""
         self._host = host
+        self._drain = drain
         self._session = ModelSession()
         self._key = uuid.uuid4().hex
         self._contracts: dict[str, EnvContract] = {}
         self._working: set[asyncio.Task[None]] = set()
+        self._num_owed = 0
+        self._is_reading = True
+        self._taken = asyncio.Event()
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
-        """Take requests until the client sends no more."""
+        """Take requests until the client sends no more, or the endpoint wants to stop."""
         try:
             async for data in requests:
+                self._num_owed += 1
+                self._drain.owe()
                 self._follow(self._session.receive(wire.parse_request(data)))
-                while self._session.num_outstanding + self.outbox.qsize() >= MAX_UNANSWERED:
+                while self._num_owed >= MAX_UNANSWERED:
                     # A client that only sends shall wait, not fill this process's memory.
-                    self.taken.clear()
-                    await self.taken.wait()
+                    self._taken.clear()
+                    await self._taken.wait()
+                if self._drain.is_wanted:
+                    break
         finally:
-            # The client is gone without Close: there is nobody to answer.
-            self.outbox.put_nowait(None)
+            self._is_reading = False
+            self._end_if_done()
+
+    def note_taken(self) -> None:
+        """Note that a response has been sent."""
+        self._num_owed -= 1
+        self._drain.settle()
+        self._taken.set()
 
     async def release(self) -> None:
         """Drop what is unfinished and free the routes."""
+        self._drain.settle(self._num_owed)
         working = tuple(self._working)
         for task in working:
             task.cancel()
@@ -158,6 +160,12 @@ class _Conversation:
             task = asyncio.ensure_future(self._work(request))
             self._working.add(task)
             task.add_done_callback(self._working.discard)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """End the stream when nothing comes in any more and nothing is outstanding."""
+        if not self._is_reading and not self._session.num_outstanding:
+            self.outbox.put_nowait(None)
 
     async def _work(self, request: RouteRequest) -> None:
         try:
@@ -195,6 +203,7 @@ class _Conversation:
         slots = request.context.slots
         _check_slots(slots, contract)
         columns = values.decode_batch(contract.observation_space, request.observation, len(slots))
+        _check_observation(contract, columns)
         actions = await self._host.predict(
             self._route_key(request.context.route_id), contract, columns, slots
         )
@@ -217,6 +226,16 @@ def _check_slots(slots: Sequence[PredictSlot], contract: EnvContract) -> None:
             f"Predict names env_index {min(lanes)} to {max(lanes)}; the route's contract has "
             f"num_envs = {contract.num_envs}"
         )
+
+
+def _check_observation(contract: EnvContract, columns: list[Column]) -> None:
+    """Refuse what is in no space: a policy would make nonsense of it, or remember it."""
+    try:
+        check(leaves(contract.observation_space), columns, Policy.OFF)
+    except ConformanceError as error:
+        raise CodecError(
+            f"the observation does not fit {contract.id}'s observation space: {error}"
+        ) from error
 
 
 def _failed(request: RouteRequest, error: Exception) -> ModelFailed:

@@ -11,6 +11,7 @@ from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
 _RENEW_TIMEOUT_S = 30.0
+_RENEWAL_HEAD_START_S = 0.1  # a new process takes several times as long
 _CLOSE_TIMEOUT_S = 1.0
 
 
@@ -81,21 +82,30 @@ class WorkerPool:
         """
         if gone is not None:
             self._out.discard(gone)
+        if self._spare is None and self._leaving and self._source.is_renewable:
+            # A session that has just ended leaves a worker that is renewed in no time.
+            await asyncio.wait(
+                self._leaving, timeout=_RENEWAL_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED
+            )
         worker, self._spare = self._spare, None
         if worker is None or not worker.is_alive:
             worker = await self._start_another()
         if self._is_closed:
-            worker.kill()
+            await in_thread(worker.kill)
             raise EnvStartError("the endpoint is closing")
         self._out.add(worker)
         return worker
 
-    def release(self, worker: WorkerProcess, *, is_reusable: bool) -> None:
+    def release(self, worker: WorkerProcess, *, is_idle: bool) -> None:
         """End a session; its worker becomes the spare, renewed, if that is possible.
 
         The place is free when that is done; ``acquire`` waits for it.
+
+        Args:
+            worker: The session's.
+            is_idle: Whether it has replied to every command; if not, it is killed at once.
         """
-        leaving = asyncio.ensure_future(self._retire(worker, is_reusable))
+        leaving = asyncio.ensure_future(self._retire(worker, is_idle))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
@@ -107,8 +117,7 @@ class WorkerPool:
             await in_thread(spare.close, _CLOSE_TIMEOUT_S)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=_CLOSE_TIMEOUT_S)
-        for worker in tuple(self._out):
-            worker.kill()
+        await asyncio.gather(*(in_thread(worker.kill) for worker in self._out))
 
     async def _start_another(self) -> WorkerProcess:
         starting = (
@@ -133,18 +142,25 @@ class WorkerPool:
         if self._spare is None and not self._is_closed:
             self._spare = started.result()
         else:
-            started.result().kill()
+            in_thread(started.result().kill)
 
-    async def _retire(self, worker: WorkerProcess, is_reusable: bool) -> None:
+    async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
         try:
-            is_wanted = is_reusable and self._has_room_for_spare()
-            if is_wanted and await in_thread(self._renew, worker) and self._has_room_for_spare():
+            if not is_idle:
+                await in_thread(worker.kill)
+            elif await self._is_renewed(worker):
                 self._spare = worker
             else:
                 await in_thread(worker.close, _CLOSE_TIMEOUT_S)
         finally:
             self._out.discard(worker)
             self._num_sessions -= 1
+
+    async def _is_renewed(self, worker: WorkerProcess) -> bool:
+        """Try to make ``worker`` the spare; return whether it can be."""
+        if not (worker.is_alive and self._has_room_for_spare()):
+            return False
+        return await in_thread(self._renew, worker) and self._has_room_for_spare()
 
     def _has_room_for_spare(self) -> bool:
         # An instance that was handed in cannot be made anew.

@@ -1,7 +1,10 @@
 """ModelServer and RemoteModel over real gRPC."""
 
+import dataclasses
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -212,6 +215,72 @@ def test_actions_that_do_not_fit_the_space_never_leave_the_server() -> None:
             model.predict(observations(0, 0, 0, 0))
 
 
+def test_an_observation_that_is_in_no_space_never_reaches_the_policy() -> None:
+    asked = []
+
+    def curious(batch: Any) -> Any:
+        asked.append(batch)
+        return sign(batch)
+
+    with ModelServer(curious) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        with pytest.raises(RemoteModelError, match=r"observation space: .*NaN") as caught:
+            model.predict(observations(0, np.nan, 0, 0))
+
+        assert (caught.value.code, caught.value.is_recoverable) == ("INVALID_REQUEST", True)
+        assert asked == []
+        # Out of range is another matter, and inf is in this one's range or out of it.
+        assert model.predict(observations(-11, 11, 0, np.inf)).tolist() == [0, 2, 1, 2]
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_actions_outside_their_domain_never_leave_the_server(action: int) -> None:
+    with (
+        ModelServer(lambda batch: np.full(len(batch), action)) as server,
+        RemoteModel(server.address) as model,
+    ):
+        model.configure_route(CONTRACT)
+
+        with pytest.raises(RemoteModelError, match=f"action space: value: {action} is") as caught:
+            model.predict(observations(0, 0, 0, 0))
+
+        assert (caught.value.code, caught.value.is_recoverable) == ("INTERNAL", True)
+
+
+def test_a_policy_that_diverges_for_one_client_fails_that_client_only() -> None:
+    may_act = threading.Event()
+    torque = dataclasses.replace(CONTRACT, action_space=CONTRACT.observation_space)
+
+    def diverging(batch: Any) -> Any:
+        may_act.wait(20.0)
+        return np.where(batch > 5, np.float32(np.nan), batch)
+
+    with (
+        ModelServer(diverging) as server,
+        RemoteModel(server.address) as first,
+        RemoteModel(server.address) as good,
+        RemoteModel(server.address) as bad,
+        ThreadPoolExecutor() as aside,
+    ):
+        for model in (first, good, bad):
+            model.configure_route(torque)
+        # While the first one is being answered, the other two come to wait for one batch.
+        answers = [aside.submit(first.predict, observations(0, 0, 0, 0))]
+        while not server.statistics().is_busy:
+            os.sched_yield()
+        answers += [aside.submit(good.predict, observations(1, 1, 1, 1))]
+        answers += [aside.submit(bad.predict, observations(9, 1, 1, 1))]
+        while server.statistics().items_waiting < 2:
+            os.sched_yield()
+        may_act.set()
+
+        assert answers[1].result(20.0)[:, 0].tolist() == [1, 1, 1, 1]
+        with pytest.raises(RemoteModelError, match="NaN") as caught:
+            answers[2].result(20.0)
+        assert server.statistics().batches == 2
+    assert caught.value.code == "INTERNAL"
+
+
 def test_a_module_for_other_spaces_is_refused_when_the_route_is_configured() -> None:
     with (
         ModelServer(torch.nn.Linear(5, 3)) as server,
@@ -262,6 +331,7 @@ def test_one_clients_close_does_not_end_the_service(server: ModelServer) -> None
 
     first.close()
 
+    assert not server.wait(0.3)
     second.predict(observations(0, 0, 0, 0))
     second.close()
 
@@ -300,10 +370,12 @@ def test_an_env_client_at_a_model_endpoint_is_told_so(server: ModelServer) -> No
         RemoteEnv(server.address)
 
 
-def test_a_route_is_configured_from_whatever_has_a_contract(model: RemoteModel) -> None:
-    with EnvServer("CartPole-v1", num_envs=2) as env_server:
-        from rlmesh_ray import RemoteVectorEnv
-
+def test_a_route_is_configured_from_whatever_has_a_contract() -> None:
+    with (
+        ModelServer(lambda batch: np.zeros(len(batch), np.int64)) as server,
+        RemoteModel(server.address) as model,
+        EnvServer("CartPole-v1", num_envs=2) as env_server,
+    ):
         env = RemoteVectorEnv(env_server.address)
         model.configure_route(env)
         observation, _ = env.reset(seed=0)

@@ -1,21 +1,28 @@
 """Endpoints against clients that do not keep to the protocol, over raw gRPC."""
 
 import asyncio
+import os
 import queue
 import random
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import as_policy
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.handshake import KNOWN_TEXTS, make_offer
 from rlmesh_ray.protocol.messages import (
     ConfigureRoute,
     EnvFailed,
@@ -27,10 +34,13 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
 )
+from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import MAX_UNANSWERED, ModelService
+from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
+from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_request_bytes
 
 ENV = "/rlmesh.env.v1.EnvService/"
 MODEL = "/rlmesh.model.v1.ModelService/"
@@ -40,11 +50,14 @@ RESET = wire.pack_request(Reset("1", (1, 2), {"level": [1, {"b": 2}]}, 10_000))
 class RawStream:
     """A Join that sends whatever it is told to."""
 
-    def __init__(self, address: str, path: str) -> None:
+    def __init__(self, address: str, path: str, session_id: str | None = None) -> None:
         options = [("grpc.max_send_message_length", -1)]
         self._channel = grpc.insecure_channel(address, options=options)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = self._channel.stream_stream(path)(iter(self._outbox.get, None), timeout=30.0)
+        metadata = session_id and ((capabilities.SESSION_METADATA_KEY, session_id),)
+        self._call = self._channel.stream_stream(path)(
+            iter(self._outbox.get, None), timeout=30.0, metadata=metadata or None
+        )
 
     def ask(self, frame: bytes) -> bytes:
         self._outbox.put(frame)
@@ -103,17 +116,135 @@ def test_an_action_of_another_width_is_refused(server: EnvServer, size: int) -> 
     stream.close()
 
 
-def test_a_frame_above_the_limit_costs_its_own_session_only(server: EnvServer) -> None:
+def test_a_frame_above_what_the_contract_needs_costs_its_own_session_only(
+    server: EnvServer,
+) -> None:
+    assert server.contract is not None
+    limit_bytes = max_request_bytes(server.contract)
     stream, other = (RawStream(server.address, ENV + "Join") for _ in range(2))
     other.ask(RESET)
 
+    largest = wire.parse_response(stream.ask(bytes(limit_bytes)))
     with pytest.raises(grpc.RpcError) as caught:
-        stream.ask(bytes(256 * 1024 * 1024 + 1))
+        stream.ask(bytes(limit_bytes + 1))
 
+    assert limit_bytes < 2 * 2**20
+    assert isinstance(largest, EnvFailed)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"({limit_bytes + 1} vs. {limit_bytes})" in str(caught.value.details())
     assert isinstance(wire.parse_response(other.ask(RESET)), ResetDone)
+    assert eventually(lambda: server.num_sessions == 1)
     stream.close()
     other.close()
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Return whether ``condition`` has come true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        os.sched_yield()
+    return True
+
+
+class Large(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Observes 260 times 1 MiB."""
+
+    num_envs = 260
+    single_observation_space = gymnasium.spaces.Box(0, 255, (2**20,), np.uint8)
+    single_action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def reset(self, **_kwargs: Any) -> Any:
+        return np.full((260, 2**20), 7, np.uint8), {}
+
+
+@pytest.mark.slow
+def test_a_batch_above_the_default_limit_arrives_because_the_contract_says_so() -> None:
+    with EnvServer(Large) as server:
+        client = EnvClient(Dial(server.address))
+
+        (observation,) = client.reset().observation
+
+        assert isinstance(observation, np.ndarray)
+        assert observation.nbytes > DEFAULT_MESSAGE_BYTES
+        assert observation[:, -1].tolist() == [7] * 260
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def same_step() -> Iterator[EnvServer]:
+    def factory() -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        make = [lambda: gymnasium.make("CartPole-v1")] * 2
+        return SyncVectorEnv(make, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    with EnvServer(factory) as running:
+        yield running
+
+
+@pytest.mark.parametrize("offered", [None, (), (capabilities.NDARRAY,)])
+def test_same_step_is_served_to_nobody_who_has_not_offered_it(
+    same_step: EnvServer, offered: tuple[str, ...] | None
+) -> None:
+    session_id = None if offered is None else shake_hands(same_step, *offered)
+    stream = RawStream(same_step.address, ENV + "Join", session_id)
+
+    with pytest.raises(grpc.RpcError) as caught:
+        stream.ask(RESET)
+
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "NEXT_STEP or DISABLED" in str(caught.value.details())
+    assert same_step.num_sessions == 0
+    stream.close()
+
+
+def test_same_step_is_served_to_whoever_has_offered_it(same_step: EnvServer) -> None:
+    session_id = shake_hands(same_step, capabilities.SAME_STEP)
+    stream = RawStream(same_step.address, ENV + "Join", session_id)
+
+    assert isinstance(wire.parse_response(stream.ask(RESET)), ResetDone)
+    stream.close()
+
+
+def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_it() -> None:
+    (name, sha256), *_ = KNOWN_TEXTS.items()
+    offer = wire.pack_offer(make_offer("peer", "1", {}, text=sha256))
+    with (
+        EnvServer("CartPole-v1") as strict,
+        EnvServer("CartPole-v1", accept_edition_texts=[name]) as lenient,
+        ModelServer(zeros) as strict_model,
+        ModelServer(zeros, accept_edition_texts=[sha256]) as lenient_model,
+    ):
+        answers = [
+            wire.parse_answer(call(server, ENV, offer)).compatible for server in (strict, lenient)
+        ] + [
+            model_wire.parse_answer(call(server, MODEL, offer)).compatible
+            for server in (strict_model, lenient_model)
+        ]
+
+    assert answers == [False, True, False, True]
+
+
+def test_an_edition_text_that_nobody_knows_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="b4"):
+        EnvServer("CartPole-v1", accept_edition_texts=["rlmesh-0.1.0b4"])
+    with pytest.raises(ConfigurationError, match="b4"):
+        ModelServer(zeros, accept_edition_texts=["rlmesh-0.1.0b4"])
+
+
+def call(server: EnvServer | ModelServer, service: str, data: bytes) -> bytes:
+    with grpc.insecure_channel(server.address) as channel:
+        reply: bytes = channel.unary_unary(service + "Handshake")(data, timeout=20.0)
+        return reply
+
+
+def shake_hands(server: EnvServer, *offered: str) -> str:
+    """Return the session id that a client gets who offers these capabilities."""
+    offer = wire.pack_offer(make_offer("peer", "1", dict.fromkeys(offered, "")))
+    return wire.parse_answer(call(server, ENV, offer)).capabilities[capabilities.SESSION]
 
 
 @pytest.mark.parametrize("metadata", [None, (("authorization", "Bearer wron"),)])
@@ -177,7 +308,7 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
 
     async def converse() -> tuple[int, int]:
         host = ModelHost(as_policy(slow), 64)
-        answers = ModelService(host).join(requests(), Context())
+        answers = ModelService(host, HouseRules(), Drain()).join(requests(), Context())
         await anext(answers)  # the route is there, the first Predict is stuck
         for _ in range(10 * num_total):
             await asyncio.sleep(0)
@@ -192,5 +323,6 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
     num_taken_while_stuck, num_answered = asyncio.run(converse())
 
     assert num_taken_while_stuck <= MAX_UNANSWERED
-    assert num_answered > MAX_UNANSWERED
+    # It has half-closed, and gets every answer all the same.
+    assert num_answered == num_total
     assert num_taken == num_total

@@ -1,5 +1,7 @@
 """Real worker processes, as an endpoint starts and uses them."""
 
+import asyncio
+import ctypes
 import io
 import os
 import select
@@ -36,6 +38,7 @@ from rlmesh_ray.envs.vector_host import WARNING_KEY
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import Policy, coerce_batch
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
@@ -237,24 +240,29 @@ def test_what_the_environment_raises_is_told_and_the_worker_lives(
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"),
+    ("fault", "status", "last_words"),
     [
-        (Fault.EXIT, "ended with exit code 3"),
-        (Fault.ABORT, "was killed by SIGABRT"),
-        (Fault.SEGFAULT, "was killed by SIGSEGV"),
+        (Fault.EXIT, "ended with exit code 3", ""),
+        (Fault.ABORT, "was killed by SIGABRT", "Fatal Python error: Aborted"),
+        (Fault.SEGFAULT, "was killed by SIGSEGV", "Fatal Python error: Segmentation fault"),
     ],
 )
-def test_the_death_of_the_worker_is_told(start: Start, fault: Fault, status: str) -> None:
+def test_the_death_of_the_worker_is_told(
+    start: Start, fault: Fault, status: str, last_words: str
+) -> None:
     worker = start(lambda: FaultyEnv(fault))
     ask(worker, ResetCommand())
 
     reply = step(worker, np.array([0]))
 
-    expected = Failure(FailureKind.CRASHED, f"the environment's process {status}")
-    assert reply == expected
+    assert isinstance(reply, Failure)
+    assert reply.kind is FailureKind.CRASHED
+    assert reply.message == f"the environment's process {status}"
+    assert reply.debug_info.startswith(last_words)
+    assert ("rlmesh_ray/testing/envs.py" in reply.debug_info) == bool(last_words)
     assert not worker.is_alive
     assert not exists(worker.pid)
-    assert ask(worker, ResetCommand()) == expected
+    assert ask(worker, ResetCommand()) == reply
 
 
 def test_a_worker_killed_from_outside_has_crashed(start: Start) -> None:
@@ -323,6 +331,47 @@ def test_a_kill_from_another_thread_ends_the_wait(start: Start) -> None:
     assert [outcome.kind for outcome in outcomes if isinstance(outcome, Failure)] == [
         FailureKind.CRASHED
     ]
+
+
+def test_the_event_loop_finds_a_reply_that_was_read_already(start: Start) -> None:
+    worker = start("CartPole-v1")
+    worker.submit(ResetCommand())
+    assert worker.poll(20.0)
+
+    async def wait() -> tuple[bool, Outcome]:
+        now_s = asyncio.get_running_loop().time()
+        return await arrives(worker, now_s + 20.0), await take(worker)
+
+    is_there, reply = asyncio.run(wait())
+
+    assert is_there
+    assert isinstance(reply, ResetReply)
+
+
+def test_the_event_loop_gives_up_at_the_deadline_and_may_wait_again(
+    start: Start, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    class Waiting(EchoEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            gate.read_text()
+            return super().reset(**kwargs)
+
+    worker = start(lambda: Waiting(SPACES["box"]))
+
+    async def wait() -> tuple[bool, bool, Outcome]:
+        worker.submit(ResetCommand())
+        now_s = asyncio.get_running_loop().time()
+        early = await arrives(worker, now_s + 0.05)
+        gate.write_text("")
+        return early, await arrives(worker, None), await take(worker)
+
+    early, late, reply = asyncio.run(wait())
+
+    assert (early, late) == (False, True)
+    assert isinstance(reply, ResetReply)
 
 
 def test_a_refused_action_leaves_the_environment_usable(start: Start) -> None:
@@ -410,6 +459,13 @@ def test_the_traceback_of_a_failed_start_is_kept(start: Start) -> None:
         start("CartPol-v1")
 
     assert "NameNotFound" in caught.value.traceback_text
+
+
+def test_the_stack_of_a_start_that_crashed_is_kept(start: Start) -> None:
+    with pytest.raises(EnvStartError, match="SIGSEGV") as caught:
+        start(lambda: ctypes.string_at(0))
+
+    assert caught.value.traceback_text.startswith("Fatal Python error: Segmentation fault")
 
 
 def test_a_start_that_takes_too_long_is_given_up() -> None:

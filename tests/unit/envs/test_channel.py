@@ -1,5 +1,6 @@
 import collections
 import enum
+import itertools
 import pickle
 import socket
 import threading
@@ -149,6 +150,66 @@ def test_the_end_of_the_road_is_told(ends: tuple[Channel, Channel], cut: int) ->
     ends[0].connection.sendall(encode("a message that is cut off")[:cut])
     ends[0].close()
 
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
+def test_pulling_never_blocks_and_says_when_the_message_is_whole(
+    ends: tuple[Channel, Channel],
+) -> None:
+    frame = encode(np.arange(10_000))
+    cuts = [0, 3, 8, 20, 70_000, len(frame)]
+
+    heard = []
+    for start, end in itertools.pairwise(cuts):
+        heard.append(ends[1].pull())
+        ends[0].connection.sendall(frame[start:end])
+
+    assert heard == [False] * 5
+    assert ends[1].pull()
+    assert ends[1].has_message
+    assert_identical(ends[1].receive(), np.arange(10_000))
+
+
+def test_a_frame_that_nobody_reads_leaves_as_far_as_it_goes(ends: tuple[Channel, Channel]) -> None:
+    large = np.arange(1_000_000)
+
+    ends[0].begin(encode(large))
+    ends[0].begin(encode("and another"))
+
+    assert ends[0].is_sending
+    while ends[0].is_sending:
+        ends[0].push()
+        ends[1].pull()
+    assert_identical(ends[1].receive(), large)
+    assert ends[1].receive() == "and another"
+
+
+def test_waiting_ends_with_the_message_the_time_or_the_other_end(
+    ends: tuple[Channel, Channel],
+) -> None:
+    assert not ends[1].wait(0.01)
+    ends[0].connection.sendall(encode("whole")[:10])
+    assert not ends[1].wait(0.01)
+    ends[0].connection.sendall(encode("whole")[10:])
+    assert ends[1].wait(20.0)
+    assert ends[1].receive() == "whole"
+    ends[0].close()
+    assert ends[1].wait(20.0)
+    assert not ends[1].has_message
+
+
+def test_the_last_message_is_received_although_the_other_end_is_gone(
+    ends: tuple[Channel, Channel],
+) -> None:
+    ends[0].send(encode("farewell"))
+    ends[0].close()
+
+    ends[1].begin(encode("too late"))
+
+    assert not ends[1].is_sending
+    assert ends[1].pull()
+    assert ends[1].receive() == "farewell"
     with pytest.raises(EOFError):
         ends[1].receive()
 

@@ -39,6 +39,9 @@ NUM_LANES = 2
 KINDS: list[type[EnvRequest]] = [Reset, Step, Render, Close]
 LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
 ILLEGAL = [pair for pair in itertools.product(State, KINDS) if pair not in LEGAL]
+WORK: list[type[EnvRequest]] = [Reset, Step, Render]
+"""What the host has to do something for."""
+WORKED_ON = [(state, kind) for state, kind in LEGAL if kind in WORK]
 ROADS: dict[State, list[str]] = {
     State.AWAIT_RESET: [],
     State.READY: ["reset"],
@@ -118,32 +121,115 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
 
     assert isinstance(response, EnvFailed)
     assert response.request_id == "r"
+    is_usable = state is State.AWAIT_RESET
+    assert response.is_recoverable == is_usable
+    assert response.code is (EnvErrorCode.NOT_READY if is_usable else EnvErrorCode.CLOSED)
+    assert response.interrupted_episodes == ()
     assert (session.state, session.episode_ids) == (state, ids)
 
 
+def test_the_tables_know_every_state_request_and_failure() -> None:
+    assert set(REQUESTS) == set(State)
+    assert {kind for row in REQUESTS.values() for kind in row} == set(KINDS)
+    assert set(EDITION_2026_06_RULES.failures) == set(FailureKind)
+
+
 @pytest.mark.parametrize("kind", FailureKind)
-@pytest.mark.parametrize("request_kind", [Reset, Step, Render])
+@pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
 def test_each_failure_is_answered_as_the_rules_say(
-    kind: FailureKind, request_kind: type[EnvRequest]
+    kind: FailureKind, state: State, request_kind: type[EnvRequest]
 ) -> None:
-    session = session_in(State.READY)
+    session = session_in(state)
     consequence = EDITION_2026_06_RULES.failures[kind]
-    tracked = session.episode_ids
+    tracked = [episode_id for episode_id in session.episode_ids if episode_id]
 
     response = do(session, request_of(request_kind), Failure(kind, "why", "trace"), 7)
 
     assert isinstance(response, EnvFailed)
+    assert response.request_id == "r"
     assert response.code is consequence.code
     assert (response.message, response.debug_info) == ("why", "trace")
     assert response.is_recoverable == (consequence.effect is not Effect.ABANDON)
     interrupted = [episode.episode_id for episode in response.interrupted_episodes]
-    assert interrupted == ([] if consequence.effect is Effect.NONE else list(tracked))
+    assert interrupted == ([] if consequence.effect is Effect.NONE else tracked)
     expected = {
-        Effect.NONE: State.READY,
+        Effect.NONE: state,
         Effect.INTERRUPT: State.AWAIT_RESET,
         Effect.ABANDON: State.ABANDONED,
     }
     assert session.state is expected[consequence.effect]
+    assert session.episode_ids == (("", "") if interrupted or not tracked else tuple(tracked))
+
+
+@pytest.mark.parametrize("late", [*KINDS, Unreadable])
+@pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
+def test_while_a_request_is_in_progress_nothing_else_is_taken(
+    state: State, request_kind: type[EnvRequest], late: type[EnvRequest | Unreadable]
+) -> None:
+    session = session_in(state)
+    assert session.receive(request_of(request_kind), 0) is None
+    intruder = Unreadable("late", "no") if late is Unreadable else request_of(late)  # type: ignore[arg-type]
+
+    with pytest.raises(LocalProtocolError, match="in progress"):
+        session.receive(intruder, 0)
+
+    response = session.complete(OUTCOMES[request_kind], 0)
+    assert not isinstance(response, EnvFailed)
+    assert session.state is REQUESTS[state][request_kind]
+
+
+@pytest.mark.parametrize("outcome_kind", WORK)
+@pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
+def test_only_an_outcome_of_its_own_kind_answers_a_request(
+    state: State, request_kind: type[EnvRequest], outcome_kind: type[EnvRequest]
+) -> None:
+    session = session_in(state)
+    session.receive(request_of(request_kind), 0)
+
+    if outcome_kind is request_kind:
+        assert not isinstance(session.complete(OUTCOMES[outcome_kind], 0), EnvFailed)
+        return
+    with pytest.raises(LocalProtocolError, match=f"does not answer {request_kind.__name__}"):
+        session.complete(OUTCOMES[outcome_kind], 0)
+
+
+@pytest.mark.parametrize("outcome", [*OUTCOMES.values(), Failure(FailureKind.RAISED, "no")])
+@pytest.mark.parametrize("state", State)
+def test_an_outcome_without_a_request_is_the_hosts_fault(state: State, outcome: EnvOutcome) -> None:
+    session = session_in(state)
+
+    with pytest.raises(LocalProtocolError, match="no request"):
+        session.complete(outcome, 0)
+
+    assert session.state is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_an_unreadable_frame_is_answered_and_changes_nothing(state: State) -> None:
+    session = session_in(state)
+    ids = session.episode_ids
+
+    response = session.receive(Unreadable("r", "not a JoinRequest"), 0)
+
+    assert isinstance(response, EnvFailed)
+    assert (response.request_id, response.message) == ("r", "not a JoinRequest")
+    assert response.is_recoverable == (state in (State.AWAIT_RESET, State.READY))
+    assert (session.state, session.episode_ids) == (state, ids)
+
+
+@pytest.mark.parametrize("is_working", [False, True])
+@pytest.mark.parametrize("state", State)
+def test_an_interrupted_stream_accepts_nothing_more(state: State, is_working: bool) -> None:
+    session = session_in(state)
+    if is_working and Render in REQUESTS[state]:
+        assert session.receive(Render("r"), 0) is None
+
+    session.interrupt(0)
+
+    assert session.state is State.CLOSED
+    assert session.episode_ids == ("", "")
+    with pytest.raises(LocalProtocolError, match="no request"):
+        session.complete(RenderOutcome(None), 0)
 
 
 def test_a_step_before_the_first_reset_is_not_ready_and_recoverable() -> None:
@@ -246,47 +332,6 @@ def test_the_first_reset_must_reset_all_lanes() -> None:
 
     assert isinstance(response, EnvFailed)
     assert response.is_recoverable
-
-
-def test_an_unreadable_frame_is_answered_and_changes_nothing() -> None:
-    session = session_in(State.READY)
-
-    response = session.receive(Unreadable("r", "not a JoinRequest"), 0)
-
-    assert isinstance(response, EnvFailed)
-    assert response.message == "not a JoinRequest"
-    assert response.is_recoverable
-    assert session.state is State.READY
-
-
-def test_a_second_request_before_the_first_is_complete_is_the_shells_fault() -> None:
-    session = new_session()
-    session.receive(Reset("a"), 0)
-
-    with pytest.raises(LocalProtocolError, match="in progress"):
-        session.receive(Reset("b"), 0)
-
-
-def test_an_outcome_without_a_request_is_the_hosts_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="no request"):
-        new_session().complete(reset_outcome(), 0)
-
-
-def test_an_outcome_of_another_kind_is_the_hosts_fault() -> None:
-    session = new_session()
-    session.receive(Reset("a"), 0)
-
-    with pytest.raises(LocalProtocolError, match="does not answer Reset"):
-        session.complete(step_outcome(), 0)
-
-
-def test_an_interrupted_stream_accepts_nothing_more() -> None:
-    session = session_in(State.READY)
-
-    session.interrupt(0)
-
-    assert session.state is State.CLOSED
-    assert session.episode_ids == ("", "")
 
 
 def test_render_gives_no_frame_where_there_is_none() -> None:

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,16 +12,24 @@ from rlmesh_ray.protocol.messages import (
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
+    ModelRequest,
     ModelResponse,
     Predict,
     PredictContext,
     Predicted,
+    Request,
     RouteClosed,
     RouteConfigured,
     RouteRequest,
     Unreadable,
 )
-from rlmesh_ray.protocol.model_session import ModelSession, Todo
+from rlmesh_ray.protocol.model_session import (
+    ANSWERS,
+    REQUESTS,
+    ModelSession,
+    RouteState,
+    Todo,
+)
 
 
 def context(route: str, request_id: str) -> PredictContext:
@@ -53,6 +63,166 @@ def configured(*routes: str) -> ModelSession:
         session.receive(request)
         session.complete(request, answer(request))
     return session
+
+
+AnyRouteRequest = ConfigureRoute | Predict | CloseRoute
+KINDS: dict[type[RouteRequest], Callable[[str, str], AnyRouteRequest]] = {
+    ConfigureRoute: configure,
+    Predict: predict,
+    CloseRoute: close_route,
+}
+LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
+EVERYTHING = [*KINDS, CloseModel, Unreadable]
+
+
+def session_with(state: RouteState) -> ModelSession:
+    return configured("a") if state is RouteState.CONFIGURED else ModelSession()
+
+
+def message(kind: type[Request], request_id: str, route: str = "a") -> ModelRequest | Unreadable:
+    if kind is Unreadable:
+        return Unreadable(request_id, "not a JoinRequest")
+    if kind is CloseModel:
+        return CloseModel(request_id)
+    return KINDS[kind](request_id, route)  # type: ignore[index]
+
+
+def test_the_tables_know_every_state_and_request() -> None:
+    assert set(REQUESTS) == set(RouteState)
+    assert {kind for row in REQUESTS.values() for kind in row} == set(KINDS) == set(ANSWERS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state", RouteState)
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_each_request_moves_its_route_as_the_table_says(
+    state: RouteState, kind: type[RouteRequest], succeeds: bool
+) -> None:
+    session = session_with(state)
+    request = KINDS[kind]("r", "a")
+    todo = session.receive(request)
+    after = state
+
+    if kind in REQUESTS[state]:
+        assert todo == Todo(ready=[request])
+        failed = ModelFailed("r", ModelErrorCode.INTERNAL, "no", True)
+        response = answer(request) if succeeds else failed
+        assert session.complete(request, response) == Todo([response])
+        after = REQUESTS[state][kind] if succeeds else state
+    else:
+        (refusal,) = todo.responses
+        assert isinstance(refusal, ModelFailed)
+        assert (refusal.request_id, refusal.code) == ("r", ModelErrorCode.NOT_CONFIGURED)
+        assert refusal.is_recoverable
+        assert todo.ready == []
+
+    # Predict tells where the route stands now.
+    assert bool(session.receive(predict("after")).ready) == (after is RouteState.CONFIGURED)
+
+
+@pytest.mark.parametrize("late", EVERYTHING)
+@pytest.mark.parametrize(("state", "working"), LEGAL)
+def test_what_comes_while_its_route_works_waits_or_is_refused_at_once(
+    state: RouteState, working: type[RouteRequest], late: type[Request]
+) -> None:
+    session = session_with(state)
+    first = KINDS[working]("1", "a")
+    session.receive(first)
+
+    at_once = session.receive(message(late, "2"))
+    then = session.complete(first, answer(first))
+
+    if late is Unreadable:
+        assert [type(response) for response in at_once.responses] == [ModelFailed]
+        assert then == Todo([answer(first)])
+    elif late is CloseModel:
+        assert at_once == Todo()
+        assert then == Todo([answer(first), ModelClosed("2")])
+    elif late in REQUESTS[REQUESTS[state][working]]:
+        assert at_once == Todo()
+        assert (then.responses, [ready.request_id for ready in then.ready]) == (
+            [answer(first)],
+            ["2"],
+        )
+    else:
+        assert at_once == Todo()
+        assert [response.request_id for response in then.responses] == ["1", "2"]
+        assert isinstance(then.responses[1], ModelFailed)
+        assert then.responses[1].code is ModelErrorCode.NOT_CONFIGURED
+
+
+@pytest.mark.parametrize("late", EVERYTHING)
+@pytest.mark.parametrize("is_draining", [True, False])
+@pytest.mark.parametrize("state", RouteState)
+def test_nothing_may_follow_close_whether_or_not_it_has_been_answered(
+    state: RouteState, is_draining: bool, late: type[Request]
+) -> None:
+    session = session_with(state)
+    unfinished = configure("1", "b")
+    if is_draining:
+        session.receive(unfinished)
+    session.receive(CloseModel("2"))
+
+    todo = session.receive(message(late, "3"))
+
+    (refusal,) = todo.responses
+    assert isinstance(refusal, ModelFailed)
+    assert (refusal.request_id, refusal.code) == ("3", ModelErrorCode.CLOSED)
+    assert not refusal.is_recoverable
+    assert todo.ready == []
+    assert session.is_closed != is_draining
+    if is_draining:
+        drained = session.complete(unfinished, answer(unfinished))
+        assert drained.responses == [answer(unfinished), ModelClosed("2")]
+
+
+@pytest.mark.parametrize("late", [*KINDS, CloseModel])
+@pytest.mark.parametrize("route", ["a", "b"])
+def test_an_id_that_is_outstanding_is_refused_on_every_route_and_for_every_kind(
+    route: str, late: type[Request]
+) -> None:
+    session = configured("a", "b")
+    first = predict("1", "a")
+    session.receive(first)
+
+    todo = session.receive(message(late, "1", route))
+
+    (refusal,) = todo.responses
+    assert isinstance(refusal, ModelFailed)
+    assert refusal.code is ModelErrorCode.INVALID_REQUEST
+    assert refusal.is_recoverable
+    assert session.num_outstanding == 1
+    assert session.complete(first, answer(first)) == Todo([answer(first)])
+
+
+@pytest.mark.parametrize("state", RouteState)
+@pytest.mark.parametrize("request_kind", KINDS)
+@pytest.mark.parametrize("response_kind", KINDS)
+def test_only_an_answer_of_its_own_kind_completes_a_request(
+    state: RouteState, request_kind: type[RouteRequest], response_kind: type[RouteRequest]
+) -> None:
+    session = session_with(state)
+    request = KINDS[request_kind]("1", "a")
+    is_working = bool(session.receive(request).ready)
+    response = answer(KINDS[response_kind]("1", "a"))
+
+    if is_working and response_kind is request_kind:
+        assert session.complete(request, response).responses == [response]
+        return
+    reason = "does not answer" if is_working else "not being worked on"
+    with pytest.raises(LocalProtocolError, match=reason):
+        session.complete(request, response)
+
+
+def test_routes_that_are_gone_leave_nothing_behind() -> None:
+    session = ModelSession()
+    for number in range(3):
+        for make in (predict, configure, close_route):
+            request = make(f"{make.__name__}{number}", str(number))
+            for ready in session.receive(request).ready:
+                session.complete(ready, answer(ready))
+
+    assert session.num_routes == 0
 
 
 def test_a_predict_on_an_unconfigured_route_is_not_configured_and_recoverable() -> None:

@@ -1,0 +1,103 @@
+"""The operating system's side of a worker: started, talked to, ended, and why it ended."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Self
+
+from rlmesh_ray.envs import last_words
+from rlmesh_ray.envs.channel import Channel
+
+_REAP_TIMEOUT_S = 1.0
+
+
+class ChildProcess:
+    """A process that runs ``rlmesh_ray.envs.worker``; made by ``start``, ended by ``end``."""
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", channel: Channel, last_words_descriptor: int
+    ) -> None:
+        self._process = process
+        self.channel = channel
+        """The road to it."""
+        self._last_words_descriptor = last_words_descriptor
+        self.last_words = ""
+        """The stacks of its threads, if a signal such as SIGSEGV has ended it; after ``end``."""
+
+    @classmethod
+    def start(cls) -> Self:
+        """Start the process; it waits for its first message."""
+        ours, theirs = socket.socketpair()
+        descriptor = last_words.create()
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), str(descriptor)]
+            try:
+                process = subprocess.Popen(
+                    # -u: what environments print shall appear when they print it. -P: the folder
+                    # we happen to be in is no place to import from, unless the parent does.
+                    [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=2,
+                    pass_fds=[theirs.fileno(), descriptor],
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
+                )
+            except BaseException:
+                ours.close()
+                os.close(descriptor)
+                raise
+        return cls(process, Channel(ours), descriptor)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def end(self, grace_s: float | None = None) -> str:
+        """End the process and let go of everything; return how it ended. Idempotent.
+
+        The process is reaped here and nowhere else, so that its id, which names its group too,
+        cannot belong to anybody else when the group is killed.
+
+        Args:
+            grace_s: How long it may take to end by itself; None: as long as a process takes
+                that has already died.
+        """
+        if self.channel.connection.fileno() >= 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_REAP_TIMEOUT_S if grace_s is None else grace_s)
+            # The group: simulators that the environment has started end with it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_REAP_TIMEOUT_S)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._hear_last_words()
+            self.channel.close()
+        return _how_it_ended(self._process.returncode)
+
+    def _hear_last_words(self) -> None:
+        descriptor, self._last_words_descriptor = self._last_words_descriptor, -1
+        if descriptor >= 0:
+            self.last_words = last_words.read(descriptor)
+            os.close(descriptor)
+
+
+def search_path() -> tuple[str, ...]:
+    """Return where this process finds its modules."""
+    return tuple(str(entry) for entry in sys.path)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "was killed, but the kernel still holds it"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,51 @@
+"""How an endpoint stops without leaving a request unanswered."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+
+class Drain:
+    """Counts what an endpoint owes its clients. To be used in the serving loop only.
+
+    Rule: once ``is_wanted``, a session takes at most one request more, and ends when it has
+    answered all that it took.
+    """
+
+    def __init__(self) -> None:
+        self._num_owed = 0
+        self._is_wanted = False
+        self._settled = asyncio.Event()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the endpoint is about to stop."""
+        return self._is_wanted
+
+    def owe(self) -> None:
+        """Note that a request was taken."""
+        self._num_owed += 1
+
+    def settle(self, count: int = 1) -> None:
+        """Note that ``count`` requests were answered, or have lost whoever waited for them."""
+        self._num_owed -= count
+        self._look()
+
+    @contextlib.contextmanager
+    def owing(self) -> Iterator[None]:
+        """Owe one answer within the context."""
+        self.owe()
+        try:
+            yield
+        finally:
+            self.settle()
+
+    async def run(self) -> None:
+        """Have the sessions take nothing new, and wait until every answer has been given."""
+        self._is_wanted = True
+        self._look()
+        await self._settled.wait()
+
+    def _look(self) -> None:
+        if self._is_wanted and not self._num_owed:
+            self._settled.set()

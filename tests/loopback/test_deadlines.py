@@ -1,0 +1,391 @@
+"""Deadlines, the time of grace after them, and everything else that goes wrong in a worker."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.envs.channel import Channel, encode
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.messages import (
+    Close,
+    EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    Render,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+)
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
+
+TOLERANCE_S = 0.25
+DEADLINE_MS = 150
+FOREVER_S = 1000.0
+
+
+class Session:
+    """A Join that measures how long each answer takes."""
+
+    def __init__(self, server: EnvServer) -> None:
+        assert server.contract is not None
+        self._contract = server.contract
+        self._channel = Dial(server.address).open()
+        path = "/rlmesh.env.v1.EnvService/Join"
+        self._stream = JoinStream(self._channel, path, (), server.address)
+        self.elapsed_s = 0.0
+
+    def send(self, request: EnvRequest) -> None:
+        self._sent_s = time.monotonic()
+        self._stream.send(wire.pack_request(request))
+
+    def receive(self) -> EnvResponse:
+        response = wire.parse_response(self._stream.receive(30.0))
+        self.elapsed_s = time.monotonic() - self._sent_s
+        return response
+
+    def receive_aside(self) -> "Future[EnvResponse]":
+        """Receive in a thread, so that nothing else delays the measurement."""
+        future: Future[EnvResponse] = Future()
+        threading.Thread(target=lambda: future.set_result(self.receive()), daemon=True).start()
+        return future
+
+    def ask(self, request: EnvRequest) -> EnvResponse:
+        self.send(request)
+        return self.receive()
+
+    def reset(self, timeout_ms: int = 0, **options: object) -> ResetDone:
+        done = self.ask(Reset("reset", (), options, timeout_ms))
+        assert isinstance(done, ResetDone), done
+        return done
+
+    def step(self, timeout_ms: int = 0) -> StepDone:
+        done = self.ask(self.step_request(timeout_ms))
+        assert isinstance(done, StepDone), done
+        return done
+
+    def step_request(self, timeout_ms: int, *columns: Column) -> Step:
+        space = self._contract.action_space
+        action = values.encode_batch(space, list(columns) or [np.zeros(1, np.int64)], 1)
+        return Step("step", action, timeout_ms)
+
+    def count(self, done: ResetDone | StepDone) -> float:
+        """Return the one number that the observation is."""
+        space = self._contract.observation_space
+        (column,) = values.decode_batch(space, done.observation, 1)
+        return float(np.asarray(column).item())
+
+    def close(self) -> None:
+        self._stream.close()
+        self._channel.close()
+
+
+def assert_timed_out(session: Session, response: EnvResponse, timeout_ms: int) -> None:
+    assert isinstance(response, EnvFailed), response
+    assert (response.code.name, response.is_recoverable) == ("TIMEOUT", True)
+    assert session.elapsed_s >= timeout_ms / 1000
+    assert session.elapsed_s <= timeout_ms / 1000 + TOLERANCE_S
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Return whether ``condition`` has come true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        os.sched_yield()
+    return True
+
+
+def pid_of(done: ResetDone) -> int:
+    return int(done.infos["pid"][0])  # type: ignore[index]
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
+def test_a_deadline_is_kept_whatever_the_environment_does(fault: Fault) -> None:
+    with (
+        EnvServer(lambda: FaultyEnv(fault, at_step=2), step_grace_s=0.0) as server,
+        closing(Session(server)) as session,
+        closing(Session(server)) as other,
+    ):
+        for _ in range(5):
+            session.reset()
+            assert session.count(session.step()) == pytest.approx(0.01)
+
+            session.send(session.step_request(DEADLINE_MS))
+            answer = session.receive_aside()
+            other.reset(timeout_ms=20_000)
+            other.step()
+            response = answer.result(20.0)
+
+            assert_timed_out(session, response, DEADLINE_MS)
+            assert isinstance(response, EnvFailed)
+            (interrupted,) = response.interrupted_episodes
+            assert interrupted.step_count == 1
+
+
+class Slow(gymnasium.Env[Any, Any]):
+    """Observes its step count; hangs when told so, for as long as ``gate`` is not opened."""
+
+    observation_space = spaces.Discrete(1000)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, gate: str) -> None:
+        self._gate = gate
+        self._hangs = False
+        self._count = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._hangs = bool(options and options.get("hangs"))
+        self._count = 0
+        return 0, {"pid": os.getpid()}
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        if self._hangs and self._count == 3:
+            with open(self._gate):
+                pass
+        return self._count, 1.0, False, False, {}
+
+    def render(self) -> Any:
+        return None
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    path = tmp_path / "gate"
+    os.mkfifo(path)
+    return path
+
+
+def slow_server(gate: Path, step_grace_s: float) -> EnvServer:
+    return EnvServer(lambda: Slow(str(gate)), step_grace_s=step_grace_s)
+
+
+def run_into_the_deadline(session: Session) -> int:
+    """Let the third step of an episode time out; return the worker's process id."""
+    pid = pid_of(session.reset(hangs=True))
+    session.step()
+    session.step()
+    response = session.ask(session.step_request(DEADLINE_MS))
+    assert_timed_out(session, response, DEADLINE_MS)
+    return pid
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before", "after"])
+def test_a_worker_that_finishes_in_the_time_of_grace_serves_on(gate: Path, is_early: bool) -> None:
+    with slow_server(gate, FOREVER_S) as server, closing(Session(server)) as session:
+        pid = run_into_the_deadline(session)
+
+        if is_early:
+            gate.write_text("")
+        session.send(Reset("again"))
+        if not is_early:
+            gate.write_text("")
+        again = session.receive()
+
+        assert isinstance(again, ResetDone)
+        assert pid_of(again) == pid
+        # Nothing of the late third step: neither its answer nor its count.
+        assert session.count(again) == 0
+        assert [session.count(session.step()) for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_worker_that_does_not_finish_in_the_time_of_grace_is_replaced(gate: Path) -> None:
+    with slow_server(gate, 0.2) as server, closing(Session(server)) as session:
+        pid = run_into_the_deadline(session)
+
+        again = session.reset()
+
+        assert pid_of(again) != pid
+        assert not is_running(pid)
+        assert [session.count(session.step()) for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_reset_in_the_time_of_grace_keeps_its_own_deadline(gate: Path) -> None:
+    with slow_server(gate, FOREVER_S) as server, closing(Session(server)) as session:
+        pid = run_into_the_deadline(session)
+
+        for kind in (Reset, Render):
+            request = kind("early", timeout_ms=DEADLINE_MS)
+            response = session.ask(request)
+            assert_timed_out(session, response, DEADLINE_MS)
+            assert isinstance(response, EnvFailed)
+            assert "still busy with an earlier request" in response.message
+        gate.write_text("")
+
+        assert pid_of(session.reset()) == pid
+
+
+@pytest.mark.parametrize("end", ["close", "vanish", "stop"])
+def test_a_session_that_ends_in_the_time_of_grace_leaves_nothing_behind(
+    gate: Path, end: str
+) -> None:
+    with slow_server(gate, FOREVER_S) as server, closing(Session(server)) as session:
+        pid = run_into_the_deadline(session)
+
+        if end == "close":
+            session.ask(Close("close"))
+        elif end == "vanish":
+            session.close()
+        else:
+            server.stop()
+
+        assert eventually(lambda: server.num_sessions == 0 and not is_running(pid))
+
+
+class Reader(gymnasium.Env[Any, Any]):
+    """Takes texts of any length; observes how many it has taken."""
+
+    observation_space = spaces.Discrete(1000)
+    action_space = spaces.Text(10**7, charset="x")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._count = 0
+        return 0, {"pid": os.getpid()}
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        return self._count, float(len(action)), False, False, {}
+
+
+def test_a_frozen_worker_that_reads_nothing_holds_nobody_up() -> None:
+    with (
+        EnvServer(Reader, step_grace_s=FOREVER_S) as server,
+        closing(Session(server)) as session,
+        closing(Session(server)) as other,
+    ):
+        text = "x" * 5_000_000
+        pid = pid_of(session.reset())
+        other.reset()
+        os.kill(pid, signal.SIGSTOP)
+
+        session.send(session.step_request(500, (text,)))
+        answer = session.receive_aside()
+        for _ in range(10):
+            other.ask(other.step_request(0, ("xxx",)))
+        response = answer.result(20.0)
+
+        assert_timed_out(session, response, 500)
+        os.kill(pid, signal.SIGCONT)
+        assert pid_of(session.reset()) == pid
+        done = session.ask(session.step_request(20_000, (text,)))
+        assert isinstance(done, StepDone)
+        assert (session.count(done), list(done.rewards)) == (1, [5_000_000.0])
+
+
+class Stammering(Slow):
+    """Starts to send a reply of its own in its first step, and hangs."""
+
+    def step(self, action: Any) -> Any:
+        (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
+        channel.send(encode("a reply that is cut off")[:20])
+        with open(self._gate):
+            pass
+
+
+def test_half_a_reply_holds_nobody_up(gate: Path) -> None:
+    with (
+        EnvServer(lambda: Stammering(str(gate)), step_grace_s=0.0) as server,
+        closing(Session(server)) as session,
+        closing(Session(server)) as other,
+    ):
+        pid = pid_of(session.reset())
+
+        session.send(session.step_request(500))
+        answer = session.receive_aside()
+        for _ in range(10):
+            other.reset()
+        response = answer.result(20.0)
+
+        assert_timed_out(session, response, 500)
+        assert pid_of(session.reset()) != pid
+
+
+class Breakable(FaultyEnv):
+    """Goes wrong where the reset's options say: at the reset itself (0) or at a step."""
+
+    def __init__(self) -> None:
+        super().__init__(Fault.PRINT, at_step=-1)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        wanted = options or {"fault": "PRINT", "at_step": -1}
+        self._fault, self._at_step = Fault[wanted["fault"]], wanted["at_step"]
+        return super().reset(seed=seed)
+
+
+@pytest.fixture(scope="module")
+def breakable() -> Iterator[Session]:
+    with (
+        EnvServer(Breakable, step_grace_s=0.0) as server,
+        closing(Session(server)) as session,
+    ):
+        yield session
+
+
+TRACEBACK = "Traceback (most recent call last)"
+CODES_AND_TRACES = {
+    Fault.RAISE: ("INTERNAL", TRACEBACK),
+    Fault.SYSTEM_EXIT: ("INTERNAL", TRACEBACK),
+    Fault.KEYBOARD_INTERRUPT: ("INTERNAL", TRACEBACK),
+    Fault.EXIT: ("CRASHED", ""),
+    Fault.ABORT: ("CRASHED", "Fatal Python error: Aborted"),
+    Fault.SEGFAULT: ("CRASHED", "Fatal Python error: Segmentation fault"),
+    Fault.HANG: ("TIMEOUT", ""),
+    Fault.SPIN: ("TIMEOUT", ""),
+}
+
+
+@pytest.mark.parametrize("at_step", [0, 1], ids=["at the reset", "at a step"])
+@pytest.mark.parametrize("fault", CODES_AND_TRACES)
+def test_whatever_breaks_is_told_and_the_same_stream_goes_on(
+    breakable: Session, fault: Fault, at_step: int
+) -> None:
+    code, trace = CODES_AND_TRACES[fault]
+    # A stream that one fault had ended would fail all tests after it.
+    timeout_ms = DEADLINE_MS if code == "TIMEOUT" else 20_000
+    reset = Reset("reset", (), {"fault": fault.name, "at_step": at_step}, timeout_ms)
+    breakable.reset()
+
+    response = breakable.ask(reset)
+    if at_step:
+        assert isinstance(response, ResetDone), response
+        response = breakable.ask(breakable.step_request(timeout_ms))
+
+    assert isinstance(response, EnvFailed)
+    assert (response.code.name, response.is_recoverable) == (code, True)
+    assert response.debug_info.startswith(trace)
+    assert ("testing/envs.py" in response.debug_info) == bool(trace)
+    assert len(response.interrupted_episodes) == 1
+    breakable.reset()
+    assert breakable.count(breakable.step()) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("grace_s", [-1.0, float("nan"), float("inf")])
+def test_a_grace_that_is_no_time_is_refused(grace_s: float) -> None:
+    with pytest.raises(ConfigurationError, match="step_grace_s"):
+        EnvServer("CartPole-v1", step_grace_s=grace_s)
