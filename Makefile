@@ -4,14 +4,19 @@
 PYTHON ?= python3
 VENV := .venv
 BASE_VENV := .venvs/base
+B3_VENV := .venvs/b3
+NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
+# How long `make fuzz` runs each target.
+FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test test-slow lint proto clean
+.PHONY: help setup demo test test-slow fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
+	@echo "make fuzz       fuzz every decoder, FUZZ_SECONDS=60 each"
 	@echo "make proto      regenerate the code under rlmesh_ray/wire/_pb"
 	@echo "make clean      remove the virtual environments and what the runs wrote"
 
@@ -30,13 +35,33 @@ $(BASE_VENV)/.ready: pyproject.toml constraints.txt
 	$(BASE_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
+# The published peer of this generation; gymnasium and NumPy as here, so that values can be compared.
+$(B3_VENV)/.ready: tests/peers/rlmesh_b3/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(B3_VENV)
+	$(B3_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	@touch $@
+
+# What the server in JavaScript needs; Node.js itself came with the development packages.
+$(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
+	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 demo: setup
 	$(BIN)/python -m rlmesh_ray.cli.demo --out runs/demo
 
-test: setup $(BASE_VENV)/.ready lint
+test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint
 	$(BIN)/python -m pytest -m 'not slow' --durations=10
 
-test-slow: setup $(BASE_VENV)/.ready
+fuzz: setup
+	@mkdir -p runs/fuzz
+	@for target in $$($(BIN)/python -c 'from tests.fuzz.targets import TARGETS; print(*TARGETS)'); do \
+	  echo "$$target, $(FUZZ_SECONDS) s"; \
+	  $(BIN)/python -m tests.fuzz.fuzz $$target runs/fuzz/$$target -max_total_time=$(FUZZ_SECONDS) \
+	    -max_len=4096 -timeout=20 -artifact_prefix=runs/fuzz/$$target- 2>runs/fuzz/$$target.log \
+	    || { tail -n 40 runs/fuzz/$$target.log; exit 1; }; \
+	done
+
+test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
@@ -49,4 +74,4 @@ proto: setup
 	$(BIN)/python proto/generate.py
 
 clean:
-	rm -rf $(VENV) .venvs runs build dist *.egg-info
+	rm -rf $(VENV) .venvs $(NODE_MODULES) runs build dist *.egg-info

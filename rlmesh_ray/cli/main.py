@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlmesh_ray import __version__
+from rlmesh_ray.cli.check import check
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.evaluate import evaluate
 from rlmesh_ray.cli.failures import describe, trace
@@ -26,6 +27,7 @@ app.command("serve-model")(serve_model)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("inspect")(inspect)
+app.command("check")(check)
 
 
 @app.callback(invoke_without_command=True)
@@ -46,6 +48,8 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 1 for an error, 2 for wrong usage.
+
+    A command may have more of them, which its help tells.
 
     Args:
         arguments: Without the program's name; default: those of the process.

@@ -154,10 +154,10 @@ def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> E
     """
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or code.name
-    if code is grpc.StatusCode.UNAUTHENTICATED:
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return AccessDeniedError(details, address)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return CapacityError(details, address)
+        return _exhausted(details, address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return EndpointTimeoutError(f"no answer in time ({details})", address)
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -167,8 +167,58 @@ def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> E
             address,
         )
     if code is grpc.StatusCode.UNAVAILABLE and not is_open:
-        return EndpointUnreachableError(
-            f"nothing answers there; check the address and that the server runs ({details})",
-            address,
-        )
+        return EndpointUnreachableError(f"{_who_is_there(details)} ({details})", address)
     return EndpointLostError(f"the session broke ({code.name}: {details})", address)
+
+
+# What gRPC writes about a connection that it could not use, and what it means. It has one status
+# for all of them, and only its words tell them apart.
+_STRANGERS = (
+    (
+        "Failed parsing HTTP/2",
+        "something answers there, but it does not speak gRPC; check the address and the port",
+    ),
+    (
+        "WRONG_VERSION_NUMBER",
+        "something answers there, but it does not speak TLS; use no authority (--tls-ca), or "
+        "check the address",
+    ),
+    (
+        "Hostname Verification Check failed",
+        "the endpoint's certificate is for another host name; dial it by a name that the "
+        "certificate has",
+    ),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the endpoint's certificate was not signed by the authority that is trusted here; name "
+        "the right one (--tls-ca)",
+    ),
+    (
+        "Tls handshake failed",
+        "something answers there, but TLS with it fails; check the authority (--tls-ca) and the "
+        "address",
+    ),
+    (
+        "Socket closed",
+        "something accepts the connection there and closes it; if the endpoint speaks TLS, name "
+        "its authority (--tls-ca), else check the address",
+    ),
+)
+
+
+def _who_is_there(details: str) -> str:
+    for words, meaning in _STRANGERS:
+        if words in details:
+            return meaning
+    return "nothing answers there; check the address and that the server runs"
+
+
+def _exhausted(details: str, address: str) -> EndpointError:
+    """Return the error for what is too large, or for an endpoint that is full."""
+    if "larger than max" not in details:
+        return CapacityError(details, address)
+    return EndpointError(
+        f"a message is larger than the size limit of the side that it went to ({details}); send "
+        "or serve fewer lanes at once, or smaller observations",
+        address,
+    )

@@ -1,0 +1,338 @@
+"""Checks of "Value Conformance": structure, range, dtype, warnings, in both directions."""
+
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.compliance import actions
+from rlmesh_ray.compliance.checks import Checks
+from rlmesh_ray.compliance.env_subject import EnvConversation, EnvSubject, ended_lanes
+from rlmesh_ray.compliance.probe import Command
+from rlmesh_ray.compliance.verdict import Broken, NotObservable, require
+from rlmesh_ray.errors import EndpointLostError
+from rlmesh_ray.protocol.messages import EnvFailed, EnvResponse, Reset, ResetDone, StepDone
+from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.spec import BoxSpec, MultiBinarySpec, MultiDiscreteSpec
+
+ENV: Checks[EnvSubject] = Checks()
+
+WARNING_KEY = "rlmesh.conformance.warning"
+
+_WRONG_OBSERVATIONS = (
+    Command.OBSERVE_NAN,
+    Command.OBSERVE_WRONG_SHAPE,
+    Command.OBSERVE_MISSING_KEY,
+)
+
+
+@ENV.holds("structure.dict-keys")
+def a_dict_without_a_declared_key_is_rejected(subject: EnvSubject) -> None:
+    """By an action whose first Dict lacks a key."""
+    _require_rejected(subject, actions.without_key(subject.contract), "Dict")
+
+
+@ENV.holds("structure.box-shape")
+def a_box_of_another_shape_is_rejected(subject: EnvSubject) -> None:
+    """By actions with an element too many, and one too few."""
+    _require_rejected(subject, actions.resized(subject.contract, BoxSpec), "Box")
+
+
+@ENV.holds("structure.multi-discrete-shape")
+def a_multi_discrete_of_another_shape_is_rejected(subject: EnvSubject) -> None:
+    """By actions with an element too many, and one too few."""
+    found = actions.resized(subject.contract, MultiDiscreteSpec)
+    _require_rejected(subject, found, "MultiDiscrete")
+
+
+@ENV.holds("structure.multi-binary-shape")
+def a_multi_binary_of_another_shape_is_rejected(subject: EnvSubject) -> None:
+    """By actions with an element too many, and one too few."""
+    found = actions.resized(subject.contract, MultiBinarySpec)
+    _require_rejected(subject, found, "MultiBinary")
+
+
+@ENV.holds("structure.tuple-arity")
+def a_tuple_with_more_or_fewer_parts_is_rejected(subject: EnvSubject) -> None:
+    """By actions whose first Tuple has a part less, and one more."""
+    _require_rejected(subject, actions.of_another_arity(subject.contract), "Tuple")
+
+
+@ENV.holds("structure.discrete-domain")
+def a_discrete_outside_its_domain_is_rejected(subject: EnvSubject) -> None:
+    """By actions one above, and one below."""
+    _require_rejected(subject, actions.outside_discrete(subject.contract), "Discrete")
+
+
+@ENV.holds("structure.multi-discrete-domain")
+def a_multi_discrete_element_outside_its_own_domain_is_rejected(subject: EnvSubject) -> None:
+    """By actions one above, where another element may be that large, and one below."""
+    found = actions.outside_multi_discrete(subject.contract)
+    _require_rejected(subject, found, "MultiDiscrete")
+
+
+@ENV.holds("structure.nan")
+def nan_is_rejected(subject: EnvSubject) -> None:
+    """Also beside an element that is merely out of range."""
+    _require_rejected(subject, actions.with_nan(subject.contract), "Box of floats")
+
+
+@ENV.holds("structure.non-recoverable")
+def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
+    """Of every kind that the action space allows; afterwards nothing is served any more."""
+    contract = subject.contract
+    found = [
+        *actions.without_key(contract),
+        *actions.outside_discrete(contract),
+        *actions.with_nan(contract),
+        *actions.resized(contract, BoxSpec),
+        *actions.resized(contract, MultiDiscreteSpec),
+        *actions.resized(contract, MultiBinarySpec),
+    ]
+    for action in _needed(found, "anything but Text"):
+        with subject.session() as session:
+            session.reset()
+            error = session.refused(session.step_request(action), "with a structural deviation")
+            require(not error.is_recoverable, f"recoverable: {error.message!r}")
+            # The server may also have ended the stream.
+            with suppress(EndpointLostError):
+                session.refused(session.step_request(), "after a non-recoverable error")
+
+
+@ENV.holds("range.policy")
+def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
+    """Actions beyond a finite bound; the operator tells which policy the server has."""
+    found = _needed(actions.out_of_range(subject.contract), "Box with a finite bound")
+    for action in found:
+        _require_policy(subject, action, "an action beyond its bound")
+    if subject.is_probe:
+        with subject.session() as session:
+            infinite = session.command(box=np.array([np.inf, 0.0], np.float32))
+        _require_policy(subject, infinite, "an infinity against a finite bound")
+
+
+@ENV.holds("range.infinite")
+def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> None:
+    """Delivered without a warning, whatever the policy."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        ray = np.array([np.inf, -np.inf], np.float32)
+        done = session.obey(ray=ray)
+        echo = session.part(done.observation, "echo", "ray")
+    require(WARNING_KEY not in done.infos, "an infinity within infinite bounds is warned about")
+    require(np.array_equal(echo[0], ray), f"{ray} has become {echo[0]}")
+
+
+@ENV.holds("range.text")
+def texts_follow_the_policy(subject: EnvSubject) -> None:
+    """One that is too long or too short, and one with a character outside the charset."""
+    for action in _needed(actions.odd_texts(subject.contract), "Text of limited length"):
+        _require_policy(subject, action, "a Text of a wrong length")
+    if subject.is_probe:
+        with subject.session() as session:
+            stranger = session.command(text="z")
+        _require_policy(subject, stranger, "a Text with a character outside its charset")
+
+
+@ENV.holds("range.shared")
+def observations_follow_the_same_policy(subject: EnvSubject) -> None:
+    """An observation above its bound, at a step and at a reset."""
+    subject.probe()
+    command = Command.OBSERVE_OUT_OF_RANGE
+    with subject.session() as session:
+        action = session.command(command)
+        response = session.ask(Reset(session.new_id(), options={"command": int(command)}))
+    _require_treated(subject, response, "an observation above its bound, at a Reset,")
+    _require_policy(subject, action, "an observation above its bound")
+
+
+@ENV.holds("enforcement.observations")
+def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
+    """NaN, a wrong shape, a missing key: an error in their place, at a step and at a reset."""
+    subject.probe()
+    for command in _WRONG_OBSERVATIONS:
+        with subject.session() as session:
+            session.reset()
+            step = session.step_request(session.command(command))
+            _require_fatal(session.refused(step, f"that gives {command.name}"), command)
+        with subject.session() as session:
+            reset = Reset(session.new_id(), options={"command": int(command)})
+            _require_fatal(session.refused(reset, f"that gives {command.name}"), command)
+
+
+@ENV.holds("enforcement.actions")
+def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None:
+    """By the probe's echo, part by part; a value out of range too, where it is delivered."""
+    subject.probe()
+    parts = {
+        "box": np.array([0.25, -0.75], np.float32),
+        "bits": np.array([1, 0, 1], np.int8),
+        "choices": np.array([1, 2], np.int64),
+        "text": "cab",
+    }
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(pair=(1, -1), **parts)
+        for name, value in parts.items():
+            _require_echo(session, done, name, value)
+        if subject.validation is not Policy.STRICT:
+            beyond = np.array([7.5, -8.5], np.float32)
+            _require_echo(session, session.obey(box=beyond), "box", beyond)
+
+
+@ENV.holds("dtype.declared")
+def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
+    """Every batch has just the bytes that the declared dtypes need."""
+    with subject.session() as session:
+        session.observation(session.reset().observation)
+        for _ in range(3):
+            done = session.step()
+            session.observation(done.observation)
+            if ended_lanes(done) and not subject.may_step_after_end:
+                break
+        if subject.is_probe:
+            done = session.obey(Command.OBSERVE_INTEGRAL_FLOAT)
+            session.observation(done.observation)
+
+
+@ENV.holds("dtype.exact-bytes")
+def bytes_of_another_dtype_are_rejected(subject: EnvSubject) -> None:
+    """A Box whose elements are sent at twice their width."""
+    _require_rejected(subject, actions.widened(subject.contract), "Box")
+
+
+@ENV.holds("dtype.integers")
+def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
+    """An integral float is coerced; a fraction and what is too large are rejected."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(Command.OBSERVE_INTEGRAL_FLOAT)
+        steps = session.steps_of(done)[0]
+        require(steps == 1, f"a float of value 1 has become {steps}")
+    for command in (Command.OBSERVE_FRACTION, Command.OBSERVE_TOO_LARGE):
+        with subject.session() as session:
+            session.reset()
+            request = session.step_request(session.command(command))
+            session.refused(request, f"that gives {command.name} for an integer")
+
+
+@ENV.holds("dtype.floats")
+def floats_are_narrowed(subject: EnvSubject) -> None:
+    """A double for a float32 loses precision and nothing else."""
+    subject.probe()
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(Command.OBSERVE_DOUBLE)
+        noise = session.part(done.observation, "noise")[0]
+    expected = np.array([0.25, 0.1], np.float32)
+    require(np.array_equal(noise, expected), f"the doubles 0.25 and 0.1 have become {noise}")
+
+
+@ENV.holds("warnings.place")
+def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
+    """Under the reserved key, of a step and of a reset."""
+    with _warned(subject) as session:
+        start = session.reset()
+        require(WARNING_KEY not in start.infos, "a Reset that conforms is warned about")
+        done = session.obey(Command.OBSERVE_OUT_OF_RANGE)
+        require(WARNING_KEY in done.infos, "a Step out of range has no warning in its infos")
+    with _warned(subject) as session:
+        start = session.reset(options={"command": int(Command.OBSERVE_OUT_OF_RANGE)})
+        require(WARNING_KEY in start.infos, "a Reset out of range has no warning in its infos")
+
+
+@ENV.holds("warnings.once")
+def each_deviation_is_told_once(subject: EnvSubject) -> None:
+    """By kind and path, for the life of the session; another path or kind is told anew."""
+    beyond = np.array([2.0, 0.0], np.float32)
+    with _warned(subject) as session:
+        session.reset()
+        told = [
+            WARNING_KEY in done.infos
+            for done in (
+                session.obey(Command.OBSERVE_OUT_OF_RANGE),
+                session.obey(Command.OBSERVE_OUT_OF_RANGE),
+                session.reset(),
+                session.obey(Command.OBSERVE_OUT_OF_RANGE),
+                session.obey(box=beyond),
+                session.obey(text="aaaaa"),
+                session.obey(text="z"),
+                session.obey(text="zzzzz"),
+            )
+        ]
+    require(told[0], "the first deviation is not warned about")
+    require(told[1:4] == [False] * 3, "the same deviation is warned about again")
+    require(told[4] and told[5], "a deviation of another path is not warned about")
+    require(told[6], "another kind of deviation of the same path is not warned about")
+    require(not told[7], "two deviations that were told before are warned about again")
+
+
+@ENV.holds("warnings.advisory")
+def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
+    """The value is delivered unaltered; Steps and Resets go on as before."""
+    with _warned(subject) as session:
+        session.reset()
+        done = session.obey(Command.OBSERVE_OUT_OF_RANGE)
+        noise = np.asarray(session.part(done.observation, "noise"))[0].tolist()
+        require(noise == [2.0, 0.5], f"[2, 0.5] is delivered as {noise}")
+        session.obey()
+        session.reset()
+
+
+def _warned(subject: EnvSubject) -> AbstractContextManager[EnvConversation]:
+    """Open a session with the probe on a server that warns."""
+    subject.probe()
+    if subject.validation is not Policy.WARN:
+        raise NotObservable(f"the server's policy is {subject.validation.value}")
+    return subject.session()
+
+
+def _require_rejected(subject: EnvSubject, found: list[bytes], what: str) -> None:
+    """Require an error for each of these actions, in a session of its own."""
+    for action in _needed(found, what):
+        with subject.session() as session:
+            session.reset()
+            session.refused(session.step_request(action), f"with a {what} that is none")
+
+
+def _require_fatal(error: EnvFailed, command: Command) -> None:
+    require(not error.is_recoverable, f"{command.name} is recoverable: {error.message!r}")
+
+
+def _require_policy(subject: EnvSubject, action: bytes, what: str) -> None:
+    """Require that a Step with ``action`` is treated as the policy says."""
+    with subject.session() as session:
+        session.reset()
+        response = session.ask(session.step_request(action))
+    _require_treated(subject, response, what)
+
+
+def _require_treated(subject: EnvSubject, response: EnvResponse, what: str) -> None:
+    policy = subject.validation
+    if isinstance(response, EnvFailed):
+        if response.is_recoverable and not subject.is_probe:
+            raise NotObservable(f"the environment itself refuses {what}: {response.message}")
+        says = f"{policy.value}: {what} is rejected: {response.message!r}"
+        require(policy is Policy.STRICT and not response.is_recoverable, says)
+        return
+    if not isinstance(response, ResetDone | StepDone):
+        raise Broken(f"{what} is answered with {type(response).__name__}")
+    require(policy is not Policy.STRICT, f"strict: {what} is not rejected")
+    is_warned = WARNING_KEY in response.infos
+    if policy is Policy.WARN:
+        require(is_warned, f"warn: {what} is delivered without a warning")
+    else:
+        require(not is_warned, f"off: {what} is warned about")
+
+
+def _require_echo(session: EnvConversation, done: StepDone, name: str, value: Any) -> None:
+    echo = session.part(done.observation, "echo", name)[0]
+    require(np.array_equal(echo, value), f"{name} {value!r} has become {echo!r}")
+
+
+def _needed(found: list[bytes], what: str) -> list[bytes]:
+    if not found:
+        raise NotObservable(f"there is no {what} in the action space")
+    return found

@@ -1,0 +1,300 @@
+"""The model endpoint under test: raw conversations with it, one request at a time or many."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+from uuid import uuid4
+
+from google.protobuf.message import DecodeError
+
+from rlmesh_ray import __version__
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.compliance.actions import conforming
+from rlmesh_ray.compliance.conversation import Conversation, call_once, joined
+from rlmesh_ray.compliance.verdict import Broken, NotObservable, require
+from rlmesh_ray.errors import CodecError, ConformanceError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.handshake import Answer, Offer, make_offer
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ConfigureRoute,
+    ModelErrorCode,
+    ModelFailed,
+    ModelRequest,
+    ModelResponse,
+    Predict,
+    PredictContext,
+    Predicted,
+    PredictSlot,
+    RouteConfigured,
+)
+from rlmesh_ray.spaces.batch import Column, leaves
+from rlmesh_ray.spaces.conformance import Policy, check
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
+from rlmesh_ray.wire.rlmesh_v1 import model as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
+
+SERVICE = "/rlmesh.model.v1.ModelService/"
+HANDSHAKE = SERVICE + "Handshake"
+ROUTE = "check-route"
+END_REMEDY = "allow it with --may-end-endpoint"
+"""What lets a check do what may end the endpoint."""
+
+
+@dataclass
+class ModelSubject:
+    """A ModelService at some address; each conversation is a session of its own."""
+
+    dial: Dial
+    contract: EnvContract
+    """Of an environment in which the policy can act: the handshake does not tell."""
+    may_ask_shutdown: bool = False
+    """Whether Shutdown and Close may be sent; after either the participant may be gone."""
+    answer_timeout_s: float = 60.0
+    """How long any answer may take; a check sets no deadline beyond it."""
+    is_shut_down: bool = field(default=False, init=False)
+    """Whether a Shutdown has been accepted: nothing is to be expected of the endpoint then."""
+
+    def shake_hands(self, **changes: Any) -> Answer:
+        """Return the answer to a handshake that differs from ours by ``changes``."""
+        return wire.parse_answer(
+            call_once(self.dial, HANDSHAKE, wire.pack_offer(self.offer(**changes)))
+        )
+
+    def offer(self, **changes: Any) -> Offer:
+        """Return our own offer with ``changes``."""
+        own = make_offer(
+            "rlmesh-ray check",
+            __version__,
+            {capabilities.SPACES_CORE: ""},
+            text=self.dial.text_sha256,
+        )
+        return replace(own, **changes)
+
+    def has_contract(self) -> bool:
+        """Tell whether the answer has a contract, where an EnvService has it (field 6)."""
+        reply = call_once(self.dial, HANDSHAKE, wire.pack_offer(self.offer()))
+        try:
+            return env_pb.HandshakeResponse.FromString(reply).HasField("env_contract")
+        except DecodeError as error:
+            raise Broken(f"the answer to the handshake does not decode: {error}") from error
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether routes are said to be served at once."""
+        return capabilities.CONCURRENT_PREDICT in self.shake_hands().capabilities
+
+    def ask_shutdown(self) -> tuple[bool, str]:
+        """Send Shutdown; return whether it was accepted, and the message."""
+        reply = call_once(
+            self.dial, SERVICE + "Shutdown", wire.pack_shutdown_request("rlmesh-ray check")
+        )
+        response = wire.parse_shutdown_response(reply)
+        self.is_shut_down = response.accepted
+        return response.accepted, response.message
+
+    @cached_property
+    def policy_problem(self) -> str:
+        """Why the policy cannot act in the contract's environment; empty when it can.
+
+        Found out once: everything that needs a prediction would fail for the same reason, which
+        is not the server's.
+        """
+        with self.session() as session:
+            response = session.ask(session.configure_request())
+            if isinstance(response, RouteConfigured):
+                response = session.ask(session.predict_request())
+        # NOT_CONFIGURED is no word about the policy, on a route that was configured.
+        if not isinstance(response, ModelFailed) or response.code is ModelErrorCode.NOT_CONFIGURED:
+            return ""
+        return (
+            f"the policy cannot act in {self.contract.id}; name an environment that it was made "
+            f"for with --env ({response.code.name}: {response.message})"
+        )
+
+    @property
+    def known_policy_problem(self) -> str | None:
+        """The ``policy_problem``; None where it has not been looked for."""
+        return self.__dict__.get("policy_problem") or None
+
+    @property
+    def wide_contract(self) -> EnvContract:
+        """The contract, with two lanes if it has only one: what is in order can be seen then."""
+        return replace(self.contract, num_envs=max(self.contract.num_envs, 2))
+
+    def converse(self) -> None:
+        """Open a session, predict once, leave."""
+        with self.acting() as session:
+            session.configure()
+            session.predict()
+
+    @contextmanager
+    def acting(self) -> "Iterator[ModelConversation]":
+        """Open a session in which the policy has to act.
+
+        Raises:
+            NotObservable: It cannot, in the contract's environment.
+        """
+        if self.policy_problem:
+            raise NotObservable(self.policy_problem)
+        with self.session() as session:
+            yield session
+
+    @contextmanager
+    def session(self) -> "Iterator[ModelConversation]":
+        """Open a session as a conforming runtime does.
+
+        It is left without Close, which may end the whole participant.
+        """
+        given = ""
+
+        def parse(frame: bytes) -> Answer:
+            nonlocal given
+            answer = wire.parse_answer(frame)
+            given = answer.capabilities.get(capabilities.SESSION, "")
+            return answer
+
+        with joined(self.dial, SERVICE, wire.pack_offer(self.offer()), parse) as stream:
+            yield ModelConversation(self, stream, given or uuid4().hex)
+
+
+class ModelConversation(Conversation[ModelRequest, ModelResponse]):
+    """One Join stream of a ModelService.
+
+    Args:
+        subject: Whose it is.
+        stream: Used, not owned.
+        session_id: That every context carries: the server's own, if it gave one.
+    """
+
+    def __init__(self, subject: ModelSubject, stream: JoinStream, session_id: str) -> None:
+        super().__init__(stream, wire.pack_request, wire.parse_response, subject.answer_timeout_s)
+        self._subject = subject
+        self._session_id = session_id
+        self._contracts: dict[str, EnvContract] = {}
+
+    def configure_request(
+        self, route_id: str = ROUTE, contract: EnvContract | None = None
+    ) -> ConfigureRoute:
+        """Return a ConfigureRoute that has not been sent; later requests follow its contract.
+
+        Args:
+            route_id: What to open.
+            contract: Default: the subject's.
+        """
+        self._contracts[route_id] = self._subject.contract if contract is None else contract
+        request_id = self.new_id()
+        return ConfigureRoute(
+            request_id, self._context(route_id, request_id), self._contracts[route_id]
+        )
+
+    def predict_request(
+        self,
+        route_id: str = ROUTE,
+        *,
+        slots: Sequence[PredictSlot] | None = None,
+        step: int = 0,
+        columns: list[Column] | None = None,
+    ) -> Predict:
+        """Return a Predict that has not been sent.
+
+        Args:
+            route_id: Where to.
+            slots: One a row; default: one a lane, at ``step``.
+            step: Of the default's episodes; 0 is their beginning.
+            columns: Of the observations, one row a slot; default: all alike.
+        """
+        contract = self._contract(route_id)
+        if slots is None:
+            slots = [slot(lane, step) for lane in range(contract.num_envs)]
+        spec = contract.observation_space
+        if columns is None:
+            columns = conforming(spec, len(slots))
+        data = values.encode_batch(spec, columns, len(slots))
+        request_id = self.new_id()
+        return Predict(request_id, self._context(route_id, request_id, tuple(slots)), data)
+
+    def close_route_request(self, route_id: str = ROUTE) -> CloseRoute:
+        """Return a CloseRoute that has not been sent."""
+        request_id = self.new_id()
+        return CloseRoute(request_id, self._context(route_id, request_id))
+
+    def close_request(self) -> CloseModel:
+        """Return a Close that has not been sent."""
+        return CloseModel(self.new_id())
+
+    def configure(self, route_id: str = ROUTE, contract: EnvContract | None = None) -> None:
+        """Open a route; by default with the subject's contract.
+
+        Raises:
+            NotObservable: The policy cannot act in this environment.
+        """
+        response = self.ask(self.configure_request(route_id, contract))
+        if isinstance(response, ModelFailed):
+            told = self._contracts.pop(route_id)
+            raise NotObservable(
+                f"the policy refuses {told.id} with {told.num_envs} lanes "
+                f"({response.code.name}: {response.message})"
+            )
+        if not isinstance(response, RouteConfigured):
+            raise Broken(f"ConfigureRoute is answered with {type(response).__name__}")
+
+    def predict(self, request: Predict | None = None) -> Predicted:
+        """Ask for actions and return them; by default one for every lane."""
+        response = self.ask(request or self.predict_request())
+        if isinstance(response, ModelFailed):
+            raise Broken(f"Predict fails ({response.code.name}: {response.message})")
+        if not isinstance(response, Predicted):
+            raise Broken(f"Predict is answered with {type(response).__name__}")
+        return response
+
+    def refused(self, request: ModelRequest, why: str) -> ModelFailed:
+        """Return the error that ``request`` must get, because of ``why``."""
+        response = self.ask(request)
+        if not isinstance(response, ModelFailed):
+            name = type(response).__name__
+            raise Broken(f"{type(request).__name__} {why} is answered with {name}, not an error")
+        return response
+
+    def must_be_unconfigured(self, request: ModelRequest, when: str) -> ModelFailed:
+        """Require NOT_CONFIGURED, and return the error."""
+        error = self.refused(request, when)
+        require(
+            error.code is ModelErrorCode.NOT_CONFIGURED,
+            f"{type(request).__name__} {when} has code {error.code.name}, not NOT_CONFIGURED",
+        )
+        return error
+
+    def actions(self, response: Predicted, num_slots: int, route_id: str = ROUTE) -> list[Column]:
+        """Return the columns of the actions: one action of the route's space a slot.
+
+        Raises:
+            Broken: They are something else.
+        """
+        spec = self._contract(route_id).action_space
+        try:
+            columns = values.decode_batch(spec, response.action, num_slots)
+            check(leaves(spec), columns, Policy.OFF)
+        except CodecError as error:
+            raise Broken(f"actions for {num_slots} slots do not decode: {error}") from error
+        except ConformanceError as error:
+            raise Broken(f"an action is not of the route's space: {error}") from error
+        return columns
+
+    def _contract(self, route_id: str) -> EnvContract:
+        return self._contracts.get(route_id, self._subject.contract)
+
+    def _context(
+        self, route_id: str, request_id: str, slots: tuple[PredictSlot, ...] = ()
+    ) -> PredictContext:
+        return PredictContext(self._session_id, route_id, request_id, slots)
+
+
+def slot(lane: int, step: int = 0, episode: str = "") -> PredictSlot:
+    """Return a row's slot; by default of the one episode of its lane."""
+    return PredictSlot(lane, episode or f"episode-{lane}", step, step == 0)

@@ -1,0 +1,91 @@
+"""The whole suite against one address."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TypeVar
+
+from rlmesh_ray.compliance import (
+    env_endings,
+    env_episodes,
+    env_flow,
+    env_values,
+    establishment,
+    model_flow,
+)
+from rlmesh_ray.compliance.checks import Check, Checks
+from rlmesh_ray.compliance.clauses import CLAUSES
+from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.verdict import Broken, Finding, NotObservable, Verdict
+from rlmesh_ray.errors import CapacityError, RlmeshError
+
+SubjectT = TypeVar("SubjectT")
+
+_MOST_RETRIES, _RETRY_S = 10, 0.5
+
+# What may end the endpoint comes last.
+_LAST = ("shutdown.refusal", "model.close-drains")
+
+
+def _gathered(parts: list[Checks[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
+    found: dict[str, Check[SubjectT]] = {}
+    for part in parts:
+        found.update(part.checks)
+    order = [key for key in CLAUSES if key not in _LAST]
+    return {key: found[key] for key in (*order, *_LAST) if key in found}
+
+
+ENV_CHECKS = _gathered(
+    [establishment.ENV, env_flow.ENV, env_episodes.ENV, env_endings.ENV, env_values.ENV]
+)
+"""Checks of an EnvService by clause, in the order in which they run."""
+MODEL_CHECKS = _gathered([establishment.MODEL, model_flow.MODEL])
+"""Checks of a ModelService, likewise."""
+
+
+def check_env(subject: EnvSubject) -> Iterator[Finding]:
+    """Run every check of an EnvService; yield what is found as it is found."""
+    return (check_env_clause(subject, clause) for clause in ENV_CHECKS)
+
+
+def check_model(subject: ModelSubject) -> Iterator[Finding]:
+    """Run every check of a ModelService; yield what is found as it is found."""
+    return (check_model_clause(subject, clause) for clause in MODEL_CHECKS)
+
+
+def check_env_clause(subject: EnvSubject, clause: str) -> Finding:
+    """Run the check of one clause of an EnvService."""
+    return _run(clause, "env", partial(ENV_CHECKS[clause], subject))
+
+
+def check_model_clause(subject: ModelSubject, clause: str) -> Finding:
+    """Run the check of one clause of a ModelService."""
+    return _run(clause, "model", partial(MODEL_CHECKS[clause], subject))
+
+
+def _run(clause: str, service: str, check: Callable[[], None]) -> Finding:
+    try:
+        _retried(check)
+    except Broken as broken:
+        return Finding(clause, service, Verdict.BROKEN, str(broken))
+    except NotObservable as reason:
+        return Finding(clause, service, Verdict.NOT_OBSERVABLE, str(reason))
+    except RlmeshError as error:
+        # What our own client stumbles over is the server's fault here.
+        return Finding(clause, service, Verdict.BROKEN, f"the conversation fails: {error}")
+    except Exception as error:  # noqa: BLE001  # one odd answer must not cost all other findings
+        says = f"what the server sent makes no sense: {type(error).__name__}: {error}"
+        return Finding(clause, service, Verdict.BROKEN, says)
+    return Finding(clause, service, Verdict.HOLDS)
+
+
+def _retried(check: Callable[[], None]) -> None:
+    """Run ``check``, again while the server has no room for a session yet."""
+    for _ in range(_MOST_RETRIES):
+        try:
+            return check()
+        except CapacityError:
+            # The session before may need a moment to leave its place.
+            time.sleep(_RETRY_S)
+    return check()

@@ -1,0 +1,107 @@
+"""Each clause's check fails against a server that breaks just this clause."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.suite import (
+    ENV_CHECKS,
+    MODEL_CHECKS,
+    check_env,
+    check_env_clause,
+    check_model_clause,
+)
+from rlmesh_ray.compliance.verdict import Verdict
+from rlmesh_ray.protocol.messages import Rendered, StepDone
+from tests.compliance import env_saboteurs, model_saboteurs
+from tests.compliance.tampering import Sabotage, TamperingServer
+
+# A server that cannot be talked to properly breaks what others hold as well.
+MOST_BROKEN = 15
+CONTRACT = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))
+
+
+def test_every_clause_has_a_saboteur() -> None:
+    assert set(env_saboteurs.SABOTEURS) == set(ENV_CHECKS)
+    assert set(model_saboteurs.SABOTEURS) == set(MODEL_CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("clause", "sabotage"),
+    [*env_saboteurs.SABOTEURS.items(), *env_saboteurs.OTHERS],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_an_env_server_that_breaks_a_clause_is_found_out(
+    clause: str, sabotage: type[Sabotage], probe: EnvServer
+) -> None:
+    with TamperingServer(probe.address, "env", sabotage) as server:
+        finding = check_env_clause(EnvSubject(Dial(server.address), may_ask_shutdown=True), clause)
+
+    assert finding.verdict is Verdict.BROKEN
+    assert "makes no sense" not in finding.message
+
+
+@pytest.mark.parametrize(
+    ("clause", "sabotage"),
+    [*model_saboteurs.SABOTEURS.items(), *model_saboteurs.OTHERS],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_model_server_that_breaks_a_clause_is_found_out(
+    clause: str, sabotage: type[Sabotage], model: ModelServer
+) -> None:
+    with TamperingServer(model.address, "model", sabotage) as server:
+        subject = ModelSubject(Dial(server.address), CONTRACT, may_ask_shutdown=True)
+        finding = check_model_clause(subject, clause)
+
+    assert finding.verdict is Verdict.BROKEN
+    assert "makes no sense" not in finding.message
+
+
+class NamesALaneThatIsNotThere(Sabotage):
+    def response(self, response: Any) -> Iterable[Any]:
+        if isinstance(response, StepDone):
+            records = tuple(replace(one, env_index=99) for one in response.completed_episodes)
+            response = replace(response, completed_episodes=records)
+        return [response]
+
+
+class AnswersStepsWithPictures(Sabotage):
+    def response(self, response: Any) -> Iterable[Any]:
+        return [Rendered(response.request_id, None) if isinstance(response, StepDone) else response]
+
+
+class CutsItsHandshake(Sabotage):
+    def answer_frame(self, frame: bytes) -> bytes:
+        return frame[:-1] + b"\xff"
+
+
+@pytest.mark.parametrize(
+    "sabotage", [NamesALaneThatIsNotThere, AnswersStepsWithPictures, CutsItsHandshake]
+)
+def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
+    sabotage: type[Sabotage], probe: EnvServer
+) -> None:
+    with TamperingServer(probe.address, "env", sabotage) as server:
+        findings = list(check_env(EnvSubject(Dial(server.address))))
+
+    assert [finding.clause for finding in findings] == list(ENV_CHECKS)
+    assert any(finding.verdict is Verdict.BROKEN for finding in findings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clause", env_saboteurs.SABOTEURS)
+def test_whoever_breaks_one_clause_is_accused_of_few_others(clause: str, probe: EnvServer) -> None:
+    with TamperingServer(probe.address, "env", env_saboteurs.SABOTEURS[clause]) as server:
+        findings = list(check_env(EnvSubject(Dial(server.address), may_ask_shutdown=True)))
+
+    broken = {finding.clause for finding in findings if finding.verdict is Verdict.BROKEN}
+    assert clause in broken
+    assert len(broken) <= MOST_BROKEN

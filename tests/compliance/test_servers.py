@@ -1,0 +1,140 @@
+"""Our servers hold every clause, with spaces of all kinds and under every policy."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Space, Text
+
+from rlmesh_ray import EnvServer, ModelServer
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.compliance.clauses import CLAUSES, Party
+from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.model_subject import ModelSubject
+from rlmesh_ray.compliance.suite import check_env, check_model
+from rlmesh_ray.compliance.verdict import Finding, Verdict
+from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.testing.envs import EchoEnv
+from tests.compliance.conftest import PROBE, leaning
+from tests.compliance.model_saboteurs import without_concurrency
+from tests.compliance.tampering import Sabotage, TamperingServer
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """What an EnvServer shall serve."""
+
+    env: Any
+    num_envs: int
+    validation: str = "warn"
+
+
+def echo(space: Space[Any]) -> EchoEnv:
+    return EchoEnv(Box(-1.0, 1.0, (3,), np.float32), space, max_length=40)
+
+
+HOSTED = {
+    "the probe": Hosted(PROBE, 2),
+    "one lane of the probe, strict": Hosted(PROBE, 1, "strict"),
+    "the probe, off": Hosted(PROBE, 3, "off"),
+    "Discrete actions": Hosted("CartPole-v1", 2),
+    "Box actions": Hosted(partial(echo, Box(-1.0, 1.0, (2,), np.float32)), 2),
+    "MultiDiscrete actions": Hosted(partial(echo, MultiDiscrete([3, 4])), 2, "strict"),
+    "MultiBinary actions": Hosted(partial(echo, MultiBinary(4)), 1),
+    "Text actions": Hosted(partial(echo, Text(3)), 2),
+}
+
+
+class KeepsTheOrder(Sabotage):
+    """No saboteur: a model server that answers in the order of arrival, and says so."""
+
+    def __init__(self, memory: dict[str, Any]) -> None:
+        super().__init__(memory)
+        self.asked: list[str] = []
+        self.ready: dict[str, Any] = {}
+
+    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+        return without_concurrency(answer)
+
+    def request(self, request: Any) -> Iterable[Any]:
+        self.asked.append(request.request_id)
+        return [request]
+
+    def response(self, response: Any) -> Iterable[Any]:
+        self.ready[response.request_id] = response
+        while self.asked and self.asked[0] in self.ready:
+            yield self.ready.pop(self.asked.pop(0))
+
+
+@pytest.fixture(scope="module")
+def env_findings() -> dict[str, list[Finding]]:
+    findings = {}
+    for name, hosted in HOSTED.items():
+        server = EnvServer(hosted.env, num_envs=hosted.num_envs, validation=hosted.validation)
+        with server:
+            dial, policy = Dial(server.address), Policy(hosted.validation)
+            findings[name] = list(check_env(EnvSubject(dial, policy, may_ask_shutdown=True)))
+    return findings
+
+
+@pytest.fixture(scope="module")
+def model_findings() -> dict[str, list[Finding]]:
+    def findings_at(address: str) -> list[Finding]:
+        return list(check_model(ModelSubject(Dial(address), contract, may_ask_shutdown=True)))
+
+    contract = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    with (
+        ModelServer(leaning) as server,
+        TamperingServer(server.address, "model", KeepsTheOrder) as orderly,
+    ):
+        return {
+            "concurrent": findings_at(server.address),
+            "in order": findings_at(orderly.address),
+        }
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_an_env_server_breaks_no_clause(name: str, env_findings: dict[str, list[Finding]]) -> None:
+    assert not list(broken(env_findings[name]))
+
+
+@pytest.mark.parametrize("name", ["concurrent", "in order"])
+def test_a_model_server_breaks_no_clause(
+    name: str, model_findings: dict[str, list[Finding]]
+) -> None:
+    assert not list(broken(model_findings[name]))
+
+
+@pytest.mark.parametrize(
+    "clause", [key for key in CLAUSES if CLAUSES[key].binds in (Party.ENV_SERVER, Party.SERVERS)]
+)
+def test_a_clause_is_seen_to_hold_at_an_env_server(
+    clause: str, env_findings: dict[str, list[Finding]]
+) -> None:
+    assert Verdict.HOLDS in verdicts(clause, env_findings)
+
+
+@pytest.mark.parametrize(
+    "clause", [key for key in CLAUSES if CLAUSES[key].binds in (Party.MODEL_SERVER, Party.SERVERS)]
+)
+def test_a_clause_is_seen_to_hold_at_a_model_server(
+    clause: str, model_findings: dict[str, list[Finding]]
+) -> None:
+    assert Verdict.HOLDS in verdicts(clause, model_findings)
+
+
+def broken(findings: list[Finding]) -> Iterator[str]:
+    for finding in findings:
+        if finding.verdict is Verdict.BROKEN:
+            yield f"{finding.clause}: {finding.message}"
+
+
+def verdicts(clause: str, findings: dict[str, list[Finding]]) -> set[Verdict]:
+    everything = [one for of_server in findings.values() for one in of_server]
+    return {one.verdict for one in everything if one.clause == clause}

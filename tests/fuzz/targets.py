@@ -1,0 +1,345 @@
+"""What the network reaches, as functions of bytes: one target a decoder.
+
+Each takes any bytes and raises only what the decoder declares, which is caught here; whatever
+else comes out is a finding. What a decoder lets through must be usable: it is encoded again.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import Message
+from gymnasium import spaces
+
+from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
+from rlmesh_ray.protocol import messages as m
+from rlmesh_ray.protocol.handshake import answer_offer, check_answer, make_offer
+from rlmesh_ray.spaces.batch import leaves, stack
+from rlmesh_ray.spaces.conformance import Policy, check
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.testing.mutation import mutated
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
+from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb
+from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as model_pb
+from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_service_pb
+from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2, spaces_pb2, value_pb2
+from rlmesh_ray.wire.rlmesh_v1 import env, model
+from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
+from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One decoder."""
+
+    run: Callable[[bytes], object]
+    seeds: Callable[[], Iterable[bytes]]
+    """Inputs to start from, from this package's own encoders."""
+    kind: type[Message]
+    """What an input holds, for mutations that keep it valid."""
+    prefix_bytes: int = 0
+    """What stands before it."""
+
+    def mutated(self, data: bytes, chance: random.Random) -> bytes:
+        """Return another input that is a valid message."""
+        own = data[self.prefix_bytes :]
+        return data[: self.prefix_bytes] + mutated(self.kind, own, chance)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What the seeds are made of."""
+
+    gymnasium_spaces: Sequence[spaces.Space[Any]] = (
+        spaces.Box(np.array([-1.0, -np.inf]), np.array([1.0, np.inf]), dtype=np.float64),
+        spaces.Box(0, 255, (2, 2, 3), np.uint8),
+        spaces.Box(-np.inf, np.inf, (1,), np.float16),
+        spaces.Discrete(5, start=-2, dtype=np.int8),
+        spaces.MultiBinary((2, 2)),
+        spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+        spaces.Text(4, min_length=1, charset="abc"),
+        spaces.Tuple([spaces.Discrete(3), spaces.Text(2), spaces.Box(0, 1, (2,))]),
+        spaces.Dict(arm=spaces.Dict(grip=spaces.MultiBinary(2)), name=spaces.Text(3)),
+        spaces.Dict(),
+    )
+    infos: dict[str, Any] = field(
+        default_factory=lambda: {
+            "scalars": [None, True, -1, 2**62, 0.5, float("nan"), "ä", b"\xff"],
+            "arrays": {"b": np.array([True]), "f": np.zeros((2, 0), "<f2"), "c": np.complex64(1j)},
+            "objects": np.array([None, {"deep": [1]}], object),
+        }
+    )
+
+
+SAMPLES = Samples()
+EPISODE = m.EpisodeRecord("e", 1, 2, 0.5, True, False, 5, 9, seed=-3, final_info={"a": 1})
+SLOTS = (m.PredictSlot(0, "e", 3, False), m.PredictSlot(1, "", 0, True))
+CONTEXT = m.PredictContext("session", "route", "r", SLOTS)
+NUM_LANES = 2
+
+
+def specs() -> list[SpaceSpec]:
+    """Return the specs of the sample spaces."""
+    return [from_gymnasium(space) for space in SAMPLES.gymnasium_spaces]
+
+
+def contracts() -> Iterator[EnvContract]:
+    """Yield contracts with every sample space on either side."""
+    own = specs()
+    for observation, action in zip(own, reversed(own), strict=True):
+        yield EnvContract(
+            "Maze-v0",
+            observation,
+            action,
+            NUM_LANES,
+            AutoresetMode.NEXT_STEP,
+            "rgb_array",
+            {"render_fps": 30, "render_modes": ["rgb_array"]},
+        )
+
+
+def env_request(data: bytes) -> None:
+    """Read what an EnvService receives; never raises."""
+    request = env.parse_request(data)
+    if not isinstance(request, m.Unreadable):
+        env.parse_request(env.pack_request(request))
+
+
+def env_request_seeds() -> Iterator[bytes]:
+    """Yield requests of every kind."""
+    yield env.pack_request(m.Reset("r", (1, -2), {"level": [1, {"b": b"x"}]}, 500, (0, 1)))
+    yield env.pack_request(m.Step("r", bytes(8), 250, (1,)))
+    yield env.pack_request(m.Render("r", b"\1", 9))
+    yield env.pack_request(m.Close("r", "done"))
+
+
+def env_response(data: bytes) -> None:
+    """Read what a client of an EnvService receives."""
+    try:
+        response = env.parse_response(data)
+    except CodecError:
+        return
+    for tag_arrays in (False, True):
+        env.parse_response(env.pack_response(response, tag_arrays=tag_arrays))
+
+
+def env_response_seeds() -> Iterator[bytes]:
+    """Yield responses of every kind."""
+    failed = m.EnvFailed("r", m.EnvErrorCode.TIMEOUT, "why", True, "trace", (EPISODE,))
+    step = m.StepDone("r", b"o", [0.5], b"\1", b"\0", SAMPLES.infos, (EPISODE,), ("", "e"))
+    for response in (
+        m.ResetDone("r", b"o", SAMPLES.infos, ("e", "f")),
+        step,
+        m.Rendered("r", b"png"),
+        m.Rendered("r", None),
+        m.Closed("r", (EPISODE,)),
+        failed,
+    ):
+        yield env.pack_response(response, tag_arrays=True)
+
+
+def model_request(data: bytes) -> None:
+    """Read what a ModelService receives; never raises."""
+    request = model.parse_request(data)
+    if not isinstance(request, m.Unreadable):
+        model.parse_request(model.pack_request(request))
+
+
+def model_request_seeds() -> Iterator[bytes]:
+    """Yield requests of every kind, ConfigureRoute with contracts of every space."""
+    for contract in contracts():
+        yield model.pack_request(m.ConfigureRoute("r", CONTEXT, contract))
+    yield model.pack_request(m.Predict("r", CONTEXT, bytes(8)))
+    yield model.pack_request(m.CloseRoute("r", CONTEXT, "done"))
+    yield model.pack_request(m.CloseModel("r", "done"))
+
+
+def model_response(data: bytes) -> None:
+    """Read what a client of a ModelService receives."""
+    try:
+        response = model.parse_response(data)
+    except CodecError:
+        return
+    model.parse_response(model.pack_response(response))
+
+
+def model_response_seeds() -> Iterator[bytes]:
+    """Yield responses of every kind."""
+    yield model.pack_response(m.RouteConfigured("r"))
+    yield model.pack_response(m.Predicted("r", CONTEXT, bytes(8)))
+    yield model.pack_response(m.RouteClosed("r"))
+    yield model.pack_response(m.ModelClosed("r"))
+    yield model.pack_response(
+        m.ModelFailed("r", m.ModelErrorCode.NOT_CONFIGURED, "why", True, "trace")
+    )
+
+
+def _offer(service: Any) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        """Read what a client says first, and answer it."""
+        try:
+            offer = service.parse_offer(data)
+        except CodecError:
+            return
+        service.parse_answer(service.pack_answer(answer_offer(offer, **_SERVER)))
+        service.parse_offer(service.pack_offer(offer))
+
+    return run
+
+
+def _answer(service: Any) -> Callable[[bytes], None]:
+    offer = make_offer("tests", "1", {})
+
+    def run(data: bytes) -> None:
+        """Read what a server replies, and judge it."""
+        try:
+            answer = service.parse_answer(data)
+        except CodecError:
+            return
+        service.parse_answer(service.pack_answer(answer))
+        try:
+            check_answer(offer, answer)
+        except HandshakeRefusedError as error:
+            str(error)
+
+    return run
+
+
+_SERVER: dict[str, Any] = {"server_version": "1", "capabilities": {"x": "y"}}
+
+
+def offer_seeds() -> Iterator[bytes]:
+    """Yield offers; both services have the same fields here."""
+    yield env.pack_offer(make_offer("tests", "1.2", {"a": "b"}))
+
+
+def env_answer_seeds() -> Iterator[bytes]:
+    """Yield answers with contracts of every space."""
+    offer = make_offer("tests", "1.2", {})
+    for contract in contracts():
+        yield env.pack_answer(answer_offer(offer, contract=contract, **_SERVER))
+
+
+def model_answer_seeds() -> Iterator[bytes]:
+    """Yield an answer without a contract."""
+    yield model.pack_answer(answer_offer(make_offer("tests", "1.2", {}), **_SERVER))
+
+
+def shutdown(data: bytes) -> None:
+    """Read both frames of Shutdown."""
+    for read in (env.parse_shutdown_request, env.parse_shutdown_response):
+        try:
+            read(data)
+        except CodecError:
+            continue
+
+
+def shutdown_seeds() -> Iterator[bytes]:
+    """Yield both frames of Shutdown."""
+    yield env.pack_shutdown_request("done")
+    yield env.pack_shutdown_response(accepted=False, message="no")
+
+
+def spec(data: bytes) -> None:
+    """Read a description of a space; what passes makes a gymnasium space."""
+    try:
+        own = spec_from_proto(parse(spaces_pb2.SpaceSpec, data))
+    except CodecError:
+        return
+    assert spec_from_proto(spec_to_proto(own)) == own
+    if sum(leaf.lane_bytes for leaf in leaves(own)) < 2**16:
+        to_gymnasium(own)
+
+
+def spec_seeds() -> Iterator[bytes]:
+    """Yield the sample spaces."""
+    for own in specs():
+        yield spec_to_proto(own).SerializeToString()
+
+
+def contract(data: bytes) -> None:
+    """Read a contract."""
+    try:
+        own = contract_from_proto(parse(contract_pb2.EnvContract, data))
+    except CodecError:
+        return
+    contract_from_proto(contract_to_proto(own))
+
+
+def contract_seeds() -> Iterator[bytes]:
+    """Yield contracts of every sample space."""
+    for own in contracts():
+        yield contract_to_proto(own).SerializeToString()
+
+
+def values(data: bytes) -> None:
+    """Read a batch of one of the sample spaces, which the first byte picks, and check it."""
+    own = _SPECS[data[0] % len(_SPECS)] if data else _SPECS[0]
+    try:
+        columns = decode_batch(own, data[1:], NUM_LANES)
+    except CodecError:
+        return
+    again = decode_batch(own, encode_batch(own, columns, NUM_LANES), NUM_LANES)
+    for left, right in zip(columns, again, strict=True):
+        assert np.array_equal(np.asarray(left), np.asarray(right), equal_nan=_is_float(left))
+    for policy in Policy:
+        try:
+            check(leaves(own), columns, policy)
+        except ConformanceError as error:
+            str(error)
+
+
+def _is_float(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.kind == "f"
+
+
+_SPECS = specs()
+
+
+def values_seeds() -> Iterator[bytes]:
+    """Yield a batch of each sample space."""
+    for number, (space, own) in enumerate(zip(SAMPLES.gymnasium_spaces, _SPECS, strict=True)):
+        space.seed(number)
+        batch = stack(own, [space.sample() for _ in range(NUM_LANES)])
+        yield bytes([number]) + encode_batch(own, batch, NUM_LANES)
+
+
+def meta(data: bytes) -> None:
+    """Read infos."""
+    try:
+        infos = decode_meta(parse(meta_pb2.MetaMap, data))
+    except CodecError:
+        return
+    for tag_arrays in (False, True):
+        decode_meta(encode_meta(infos, tag_arrays=tag_arrays))
+
+
+def meta_seeds() -> Iterator[bytes]:
+    """Yield infos with arrays in both forms."""
+    for tag_arrays in (False, True):
+        yield encode_meta(SAMPLES.infos, tag_arrays=tag_arrays).SerializeToString()
+
+
+TARGETS = {
+    "env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
+    "env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
+    "model_request": Target(model_request, model_request_seeds, model_pb.JoinRequest),
+    "model_response": Target(model_response, model_response_seeds, model_pb.JoinResponse),
+    "env_offer": Target(_offer(env), offer_seeds, env_service_pb.HandshakeRequest),
+    "env_answer": Target(_answer(env), env_answer_seeds, env_service_pb.HandshakeResponse),
+    "model_offer": Target(_offer(model), offer_seeds, model_service_pb.HandshakeRequest),
+    "model_answer": Target(_answer(model), model_answer_seeds, model_service_pb.HandshakeResponse),
+    "shutdown": Target(shutdown, shutdown_seeds, env_service_pb.ShutdownResponse),
+    "spec": Target(spec, spec_seeds, spaces_pb2.SpaceSpec),
+    "contract": Target(contract, contract_seeds, contract_pb2.EnvContract),
+    "values": Target(values, values_seeds, value_pb2.ValueList, prefix_bytes=1),
+    "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
+}
