@@ -1,0 +1,140 @@
+// An EnvService server: the gRPC shell round session.js.
+//
+//     node server.js --address 127.0.0.1:0 --num-envs 2
+
+import { pathToFileURL } from 'node:url';
+import { parseArgs } from 'node:util';
+import grpc from '@grpc/grpc-js';
+import { Lanes } from './lanes.js';
+import { Session } from './session.js';
+import { message, pack, toMetaMap } from './wire.js';
+
+const GENERATION = 'rlmesh.protocol.v1';
+const EDITIONS = [ // oldest first
+  {
+    name: '2026.06',
+    sha256: '3827ecdfb7ad3c756c88587101675a412083252027720e4d0f7daa588f431d1e',
+    status: 'provisional',
+  },
+];
+const CAPABILITIES = {
+  'rlmesh.env.service.v1': '', 'rlmesh.spaces.core.v1': '', 'rlmesh_ray.partial_reset.v1': '',
+};
+
+const { values: options } = parseArgs({
+  options: {
+    address: { type: 'string', default: '127.0.0.1:0' },
+    'num-envs': { type: 'string', default: '2' },
+    env: { type: 'string' }, // a file like probe_env.js, which is the default
+    validation: { type: 'string', default: 'warn' }, // or strict, off
+  },
+});
+const numLanes = Number(options['num-envs']);
+if (!(numLanes >= 1)) throw new Error('--num-envs must be 1 or more');
+if (!['warn', 'strict', 'off'].includes(options.validation)) {
+  throw new Error('--validation must be warn, strict or off');
+}
+const probe = import.meta.resolve('./probe_env.js');
+const module = options.env ? pathToFileURL(options.env).href : probe;
+const { default: Environment } = await import(module);
+const contract = {
+  id: Environment.id,
+  action_space: Environment.actionSpace.spec,
+  observation_space: Environment.observationSpace.spec,
+  metadata: toMetaMap(Environment.metadata),
+  render_mode: Environment.renderMode,
+  num_envs: numLanes,
+  autoreset_mode: 'AUTORESET_MODE_NEXT_STEP',
+};
+
+function handshake({ protocol_generation: theirs, supported_workflow_editions: names, ...offer }) {
+  const edition = EDITIONS.findLast(({ name }) => names.includes(name));
+  const pin = offer.offered_edition_spec_sha256;
+  let objection = '';
+  if (theirs !== GENERATION) objection = `generation '${theirs}' is not '${GENERATION}'`;
+  else if (!edition) objection = `no mutual workflow edition (offered: ${names.join(', ')})`;
+  else if (edition.status === 'provisional' && pin && pin !== edition.sha256) {
+    objection = `edition ${edition.name} is provisional, and the peer means the text ${pin}`;
+  }
+  return {
+    compatible: !objection,
+    error_message: objection,
+    server_protocol_generation: GENERATION,
+    min_supported_protocol_generation: GENERATION,
+    supported_workflow_editions: EDITIONS.map(({ name }) => name),
+    server_version: '0.1.0',
+    ...(!objection && {
+      capabilities: CAPABILITIES,
+      env_contract: contract,
+      selected_workflow_edition: edition.name,
+      selected_edition_spec_sha256: edition.sha256,
+      selected_edition_status: edition.status,
+    }),
+  };
+}
+
+async function join(call) {
+  call.sendMetadata(new grpc.Metadata()); // some clients wait for the headers before they send
+  const lanes = new Lanes(module, numLanes);
+  const session = new Session(Environment, lanes, numLanes, options.validation);
+  const stop = () => lanes.stop('CRASHED', 'the client has gone');
+  call.on('cancelled', stop);
+  try {
+    // One frame is taken, answered and written before the next one is taken.
+    for await (const frame of call.iterator({ destroyOnReturn: false })) {
+      const response = await session.answer(frame);
+      await new Promise((resolve) => { call.write(response, resolve); });
+      if (session.isClosed) break;
+    }
+  } catch (error) {
+    if (!call.cancelled) console.error(error); // a client that has gone is no error
+  }
+  stop();
+  call.end();
+}
+
+// Frames come and go as bytes: for one that is malformed gRPC would end the stream, whereas the
+// session answers it.
+const asIs = (bytes) => bytes;
+const method = (name, isStream) => ({
+  path: `/rlmesh.env.v1.EnvService/${name}`,
+  requestStream: isStream,
+  responseStream: isStream,
+  requestSerialize: asIs,
+  requestDeserialize: asIs,
+  responseSerialize: asIs,
+  responseDeserialize: asIs,
+});
+
+const unary = (name, answer) => ({ request: bytes }, respond) => {
+  try {
+    const request = message(`env.v1.${name}Request`).decode(bytes);
+    respond(null, pack(message(`env.v1.${name}Response`), answer(request)));
+  } catch (error) {
+    respond({ code: grpc.status.INVALID_ARGUMENT, details: `${name}: ${error.message}` });
+  }
+};
+
+const server = new grpc.Server({
+  // A client that is frozen or out of reach must not keep its session.
+  'grpc.keepalive_time_ms': 10_000,
+  'grpc.keepalive_timeout_ms': 5_000,
+});
+server.addService(
+  {
+    Handshake: method('Handshake', false),
+    Join: method('Join', true),
+    Shutdown: method('Shutdown', false),
+  },
+  {
+    Handshake: unary('Handshake', handshake),
+    Join: join,
+    Shutdown: unary('Shutdown', () => ({ message: 'remote shutdown is disabled here' })),
+  },
+);
+server.bindAsync(options.address, grpc.ServerCredentials.createInsecure(), (error, port) => {
+  if (error) throw error;
+  const host = options.address.slice(0, options.address.lastIndexOf(':'));
+  console.log(JSON.stringify({ event: 'serving', address: `${host}:${port}` }));
+});
+for (const signal of ['SIGTERM', 'SIGINT']) process.on(signal, () => server.forceShutdown());
