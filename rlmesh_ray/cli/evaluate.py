@@ -93,6 +93,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     from rlmesh_ray.client.evaluation import evaluate as run
 
     console: Console = context.obj
+    _require_address(env, edition_text, "--edition-text")
+    _require_address(model, model_edition_text, "--model-edition-text")
     token = read_token(token_file)
     model_token = read_token(model_token_file) if model_token_file else token
     tls = client_tls(tls_ca)
@@ -109,6 +111,18 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                 remote_env, remote_model, episodes=episodes, seed=seed, on_episode=meter.advance
             )
         _tell(console, result, remote_env.address, model_address)
+
+
+def _require_address(name: str, edition_text: str | None, option: str) -> None:
+    """Refuse an option that would be ignored.
+
+    Raises:
+        typer.BadParameter: A text is given for what is no endpoint.
+    """
+    if edition_text is not None and not looks_like_address(name):
+        raise typer.BadParameter(
+            f"it is for an endpoint, and {name} is none; leave it out", param_hint=option
+        )
 
 
 def _check_width(

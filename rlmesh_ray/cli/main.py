@@ -16,7 +16,7 @@ from rlmesh_ray.cli.logs import set_up
 from rlmesh_ray.cli.options import DebugFlag, JsonFlag
 from rlmesh_ray.cli.serve_env import serve_env
 from rlmesh_ray.cli.serve_model import serve_model
-from rlmesh_ray.cli.signals import interrupt_on_sigterm
+from rlmesh_ray.cli.signals import has_interrupt, interrupt_on_sigterm
 from rlmesh_ray.cli.train import train
 
 INTERRUPTED = 130
@@ -64,10 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.error(_usage(error), "UsageError")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the outermost frame: every error ends in one line
-        if "--debug" in words:
-            console.trace(trace(error))
-        console.error(*describe(error))
-        return 1
+        if not has_interrupt(error):
+            if "--debug" in words:
+                console.trace(trace(error))
+            console.error(*describe(error))
+            return 1
+        code = INTERRUPTED
     if code == INTERRUPTED:
         console.event("interrupted")
         console.say("interrupted", style="yellow")

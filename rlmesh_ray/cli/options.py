@@ -95,8 +95,11 @@ def read_token(file: Path | None) -> str | None:
     Raises:
         ConfigurationError: It cannot travel in a header.
     """
-    token = (file.read_text() if file else os.environ.get(TOKEN_VARIABLE, "")).strip()
     source = str(file) if file else TOKEN_VARIABLE
+    try:
+        token = (file.read_text() if file else os.environ.get(TOKEN_VARIABLE, "")).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the token in {source}: {error}") from error
     if file and not token:
         raise ConfigurationError(f"{file} is empty; write the token into it, on one line")
     if not (token.isascii() and token.isprintable()) or " " in token:

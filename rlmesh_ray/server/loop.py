@@ -53,7 +53,9 @@ def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "a
         try:
             outcome.set_result(function(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001  # handed to whoever awaits it
-            outcome.set_exception(error)
+            # Others would end the loop, or have no place in a future.
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            outcome.set_exception(error if is_plain else RuntimeError(repr(error)))
 
     threading.Thread(target=work, name=f"rlmesh-ray-{function.__name__}", daemon=True).start()
     return asyncio.wrap_future(outcome)

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from rlmesh_ray.errors import ConformanceError, PolicyError
+from rlmesh_ray.errors import ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -16,6 +18,7 @@ from rlmesh_ray.spaces.conformance import Policy as Validation
 from rlmesh_ray.spaces.conformance import check, coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
 
+ResultT = TypeVar("ResultT")
 # One job's actions, or why there are none.
 _Result = list[Column] | BaseException
 
@@ -92,9 +95,9 @@ class ModelHost:
         """End the thread, after what it is doing."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, function: object, *arguments: object) -> None:
+    async def _run(self, function: Callable[..., None], *arguments: object) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, function, *arguments)  # type: ignore[arg-type]
+        await loop.run_in_executor(self._thread, partial(_guarded, function, *arguments))
 
     def _drive(self) -> None:
         """Run whatever waits, if the thread is free."""
@@ -102,7 +105,8 @@ class ModelHost:
         if not batch:
             return
         jobs = [item.payload for item in batch]
-        running = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, jobs)
+        work = partial(_guarded, self._predict, jobs)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
         running.add_done_callback(lambda done: self._finish(jobs, done))
 
     def _finish(self, jobs: list[_Job], done: asyncio.Future[list[_Result]]) -> None:
@@ -135,6 +139,24 @@ class ModelHost:
             return list(parts)
         # Those who share a batch with a client of whom the policy makes nonsense do not share it.
         return [_nonsense(contract, part) or part for part in parts]
+
+
+def _guarded(function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Call what belongs to the policy, whatever it raises.
+
+    SystemExit and KeyboardInterrupt would end the serving loop, and with it every endpoint of the
+    process; a future cannot hold StopIteration.
+
+    Raises:
+        RlmeshError: As the policy raised it, or a PolicyError in place of anything else.
+    """
+    try:
+        return function(*arguments)
+    except RlmeshError:
+        raise
+    except BaseException as error:
+        name = type(error).__name__
+        raise PolicyError(f"the policy raised {name}: {error}") from error
 
 
 def _nonsense(contract: EnvContract, columns: list[Column]) -> PolicyError | None:

@@ -151,7 +151,10 @@ class _Conversation:
         # Else one of them could still hand the policy rows of a route that is forgotten below.
         await asyncio.gather(*working, return_exceptions=True)
         for route_id in list(self._contracts):
-            await self._host.forget(self._route_key(route_id))
+            try:
+                await self._host.forget(self._route_key(route_id))
+            except PolicyError as error:  # nobody is there any more whom it would concern
+                _LOG.warning("the policy failed: %s", error)
 
     def _follow(self, todo: Todo) -> None:
         for response in todo.responses:

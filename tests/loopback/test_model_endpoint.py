@@ -247,6 +247,48 @@ def test_actions_outside_their_domain_never_leave_the_server(action: int) -> Non
         assert (caught.value.code, caught.value.is_recoverable) == ("INTERNAL", True)
 
 
+class Leaving:
+    """A policy that raises what would end a loop, in one of its methods."""
+
+    def __init__(self, place: str, kind: type[BaseException]) -> None:
+        self._place, self._kind = place, kind
+
+    def check_contract(self, contract: EnvContract) -> None:
+        self._maybe_leave("check_contract")
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        self._maybe_leave("predict")
+        return np.ones(rows.num_rows, np.int64)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        self._maybe_leave("forget")
+
+    def _maybe_leave(self, place: str) -> None:
+        if place == self._place:
+            raise self._kind("enough")
+
+
+def live_through_a_route(address: str) -> None:
+    with RemoteModel(address) as model:
+        model.configure_route(CONTRACT)
+        model.predict(observations(1, 2, 3, 4))
+        model.close_route()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration])
+@pytest.mark.parametrize("place", ["check_contract", "predict", "forget"])
+def test_a_policy_that_wants_to_leave_takes_nobody_with_it(
+    place: str, kind: type[BaseException]
+) -> None:
+    with ModelServer(Leaving(place, kind)) as leaving, ModelServer(sign) as other:
+        for _ in range(2):
+            with pytest.raises(RemoteModelError, match=f"raised {kind.__name__}: enough"):
+                live_through_a_route(leaving.address)
+        with RemoteModel(other.address) as model:
+            model.configure_route(CONTRACT)
+            assert model.predict(observations(1, -1, 0, 0)).tolist() == [2, 0, 1, 1]
+
+
 def test_a_policy_that_diverges_for_one_client_fails_that_client_only() -> None:
     may_act = threading.Event()
     torque = dataclasses.replace(CONTRACT, action_space=CONTRACT.observation_space)
