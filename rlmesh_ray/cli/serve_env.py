@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import math
 import os
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,13 @@ class Validation(enum.StrEnum):
     OFF = "off"
 
 
+def _seconds(value: float) -> float:
+    # Not ``min``: it lets infinity pass, and what is no number.
+    if not 0 <= value < math.inf:
+        raise typer.BadParameter(f"{value} is not a finite number of seconds, 0 or more")
+    return value
+
+
 EnvArgument = Annotated[
     str, typer.Argument(metavar="ENV", help="A Gymnasium id, also as module:Env-v0.")
 ]
@@ -59,7 +67,7 @@ GraceOption = Annotated[
     typer.Option(
         "--step-grace",
         metavar="SECONDS",
-        min=0.0,
+        callback=_seconds,
         help="How long a step may go on, in vain, after its deadline; then its worker is killed.",
     ),
 ]

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from rlmesh_ray.envs.shallow import shallow
-
 _HEADER = struct.Struct("!Q")
 _RECEIVE_BYTES = 64 * 1024
 _KNOWN_ROOTS = frozenset({"numpy", "rlmesh_ray"})
@@ -177,18 +175,11 @@ class Channel:
 
 
 def encode(message: object) -> bytes:
-    """Return the frame of ``message``.
+    """Return the frame of ``message``. Objects of foreign classes become their ``repr``.
 
-    Objects of foreign classes become their ``repr``; what is nested too deep to be pickled becomes
-    the name of its class.
+    Raises:
+        RecursionError: It is nested too deep to be pickled.
     """
-    try:
-        return _frame(message)
-    except RecursionError:
-        return _frame(shallow(message))
-
-
-def _frame(message: object) -> bytes:
     stream = io.BytesIO()
     stream.write(bytes(_HEADER.size))
     _PlainPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)

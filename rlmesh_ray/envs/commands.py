@@ -45,8 +45,13 @@ class RenderCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class ClearCommand:
+    """Close the environment; only a RenewCommand may follow, or the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewCommand:
-    """Replace the environment by a fresh one, for the next session."""
+    """Create a fresh environment, for the next session; the old one is closed if it is not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class StopCommand:
     """Close the environment and end the process; has no reply."""
 
 
-Command = ResetCommand | StepCommand | RenderCommand | RenewCommand | StopCommand
+Command = ResetCommand | StepCommand | RenderCommand | ClearCommand | RenewCommand | StopCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,16 @@ class RenderReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ClearReply:
+    """Answers ClearCommand."""
+
+
+@dataclass(frozen=True, slots=True)
 class RenewReply:
     """Answers RenewCommand."""
 
 
-Reply = ResetReply | StepReply | RenderReply | RenewReply
+Reply = ResetReply | StepReply | RenderReply | ClearReply | RenewReply
 Outcome = Reply | Failure
 
 

@@ -6,6 +6,7 @@ straight into columns that may lie in shared memory, and the last info of every 
 is kept.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -202,15 +203,21 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Add ``info`` to ``infos`` as gymnasium does; what it cannot join stays an object.
 
         It fails for integers beyond int64, for what contains itself, and where lanes have values
-        of different kinds under one key; no info is worth an episode.
+        of different kinds under one key; no info is worth an episode. All keys go at once; only
+        if it fails one after the other, which takes several times as long and overwrites what
+        has been joined before the failure with the same.
         """
+        with contextlib.suppress(Exception):
+            self._add_info(infos, info, lane)
+            return
         for key, value in info.items():
             try:
                 self._add_info(infos, {key: value}, lane)
             except Exception:  # noqa: BLE001  # whatever users put there
                 array = np.full(self.num_envs, None, object)
+                own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
                 for other in np.flatnonzero(infos.get(f"_{key}", ())):
-                    array[other] = lane_info(infos, int(other))[key]
+                    array[other] = lane_info(own, int(other))[key]
                 array[lane] = value
                 mask = infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))
                 mask[lane] = True

@@ -16,8 +16,11 @@ from typing import Any
 
 from rlmesh_ray.envs import last_words, lifeline
 from rlmesh_ray.envs.block import Block
+from rlmesh_ray.envs.bounded import MAX_BYTES, encode_reply
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.commands import (
+    ClearCommand,
+    ClearReply,
     Outcome,
     RenderCommand,
     RenewCommand,
@@ -50,11 +53,14 @@ class Worker:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._host = self._new_host()
+        self._is_cleared = False
         self._block: Block | None = None
+        self._max_info_bytes = MAX_BYTES
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: lambda command: self._host.reset(command),
             StepCommand: lambda command: self._host.step(command),
             RenderCommand: lambda _: self._host.render(),
+            ClearCommand: lambda _: self._clear(),
             RenewCommand: lambda _: self._renew(),
         }
 
@@ -66,18 +72,26 @@ class Worker:
     def use(self, block: Block) -> None:
         """Keep the arrays in ``block`` from now on."""
         self._block = block
+        columns = (column for column in block.observations if not isinstance(column, tuple))
+        self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
         self._host.use(block)
 
     def answer(self, command: object) -> bytes:
         """Return the encoded reply to ``command``."""
         try:
-            return encode(self._handlers[type(command)](command))
+            return encode_reply(self._handlers[type(command)](command), self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-            return encode(failure(error))
+            return encode_reply(failure(error))
 
     def close(self) -> None:
-        """Close the environment."""
-        self._host.close()
+        """Close the environment, once."""
+        if not self._is_cleared:
+            self._is_cleared = True
+            self._host.close()
+
+    def _clear(self) -> Outcome:
+        self.close()
+        return ClearReply()
 
     def _renew(self) -> Outcome:
         if not self._start.is_renewable:
@@ -85,7 +99,7 @@ class Worker:
                 FailureKind.BAD_REQUEST,
                 "an environment that was handed in as an instance cannot be created anew",
             )
-        self._host.close()
+        self.close()
         host = self._new_host()
         if host.contract != self._host.contract:
             raise ConfigurationError(
@@ -93,6 +107,7 @@ class Worker:
                 "the same environment every time"
             )
         self._host = host
+        self._is_cleared = False
         if self._block is not None:
             host.use(self._block)
         return RenewReply()

@@ -52,21 +52,19 @@ class _Deadline:
 
 
 class EnvHost:
-    """The environment of one session.
+    """The environment of one session, from the first Reset on.
 
     Args:
-        pool: Where workers come from.
-        worker: The session's first one.
+        pool: Where workers come from; it has a place for the session.
         contract: What the endpoint promised.
         grace_s: How long a request may go on after its deadline, for nobody, before its worker
             is killed.
     """
 
-    def __init__(
-        self, pool: WorkerPool, worker: WorkerProcess, contract: EnvContract, grace_s: float
-    ) -> None:
+    def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:
         self._pool = pool
-        self._worker = worker
+        # None: no Reset has got one yet.
+        self._worker: WorkerProcess | None = None
         self._contract = contract
         self._grace_s = grace_s
         self._is_idle = True
@@ -117,8 +115,8 @@ class EnvHost:
             async with asyncio.timeout_at(deadline.at_s):
                 message = "still busy with an earlier request after"
                 await self._finished()
-                if not self._worker.is_alive:
-                    message = "not started anew within"
+                if self._worker is None or not self._worker.is_alive:
+                    message = "the environment has not started within"
                     self._worker = await self._pool.replace(self._worker)
         except TimeoutError:
             # It goes on finishing or starting; the next Reset finds it.
@@ -135,13 +133,14 @@ class EnvHost:
 
     async def _step(self, request: Step, deadline: _Deadline) -> EnvOutcome:
         try:
-            text_columns = self._write_action(request.action)
+            worker = self._require_worker()
+            text_columns = self._write_action(worker, request.action)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
         reply = await self._call(StepCommand(text_columns), deadline)
         if not isinstance(reply, StepReply):
             return _as_failure(reply)
-        block = self._worker.results
+        block = worker.results
         return StepOutcome(
             observation=self._observation(reply.text_columns),
             rewards=block.rewards.tolist(),
@@ -158,13 +157,13 @@ class EnvHost:
         except TimeoutError:
             message = f"still busy with an earlier request after {deadline.timeout_ms} ms"
             return Failure(FailureKind.TIMEOUT, message)
-        if not self._worker.is_alive:
+        if self._worker is None or not self._worker.is_alive:
             return RenderOutcome(None)
         reply = await self._call(RenderCommand(), deadline)
         return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else _as_failure(reply)
 
     async def _call(self, command: Command, deadline: _Deadline) -> Reply | Failure:
-        worker = self._worker
+        worker = self._require_worker()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self._is_idle = False
@@ -190,11 +189,15 @@ class EnvHost:
             await in_thread(worker.kill)
         self._is_idle = True
 
-    def _write_action(self, action: bytes) -> tuple[tuple[str, ...], ...]:
-        """Put the array columns into the worker's block; return the text columns."""
+    def _require_worker(self) -> WorkerProcess:
+        assert self._worker is not None, "the session lets no Step through before a Reset is done"
+        return self._worker
+
+    def _write_action(self, worker: WorkerProcess, action: bytes) -> tuple[tuple[str, ...], ...]:
+        """Put the array columns into the block of ``worker``; return the text columns."""
         columns = values.decode_batch(self._contract.action_space, action, self._contract.num_envs)
         texts = []
-        for target, column in zip(self._worker.action_columns, columns, strict=True):
+        for target, column in zip(worker.action_columns, columns, strict=True):
             if isinstance(column, tuple):
                 texts.append(column)
             else:
@@ -205,7 +208,7 @@ class EnvHost:
         texts = iter(text_columns)
         columns: list[Column] = [
             next(texts) if isinstance(column, tuple) else column
-            for column in self._worker.observation_columns
+            for column in self._require_worker().observation_columns
         ]
         return values.encode_batch(
             self._contract.observation_space, columns, self._contract.num_envs

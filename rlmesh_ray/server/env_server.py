@@ -69,7 +69,9 @@ class EnvServer:
         accept_edition_texts: Collection[str] = (),
     ) -> None:
         if not 0 <= step_grace_s < math.inf:
-            raise ConfigurationError(f"step_grace_s={step_grace_s} must be 0 or more seconds")
+            raise ConfigurationError(
+                f"step_grace_s={step_grace_s} must be a finite number of seconds, 0 or more"
+            )
         self._step_grace_s = step_grace_s
         self._source = make_source(env, num_envs, env_kwargs)
         allowed = _num_sessions(max_sessions, self._source.max_sessions)

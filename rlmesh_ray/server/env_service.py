@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from rlmesh_ray.errors import CapacityError, EnvStartError
+from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.env_session import EnvSession, State
 from rlmesh_ray.protocol.messages import EnvResponse
@@ -28,6 +28,7 @@ _ABLE = {
     capabilities.NDARRAY: "",
     capabilities.PARTIAL_RESET: "",
 }
+_STOPPING = "the endpoint is stopping"
 _SAME_STEP_REFUSAL = (
     "this environment resets its lanes within the step that ends an episode (autoreset mode "
     "SAME_STEP), which edition 2026.06 reserves and this client does not know: serve it with "
@@ -78,12 +79,10 @@ class EnvService:
         if self._is_same_step and capabilities.SAME_STEP not in offered:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _SAME_STEP_REFUSAL)
         try:
-            worker = await self._pool.acquire()
+            await self._pool.reserve()
         except CapacityError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
-        except EnvStartError as error:
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
-        host = EnvHost(self._pool, worker, self._contract, self._step_grace_s)
+        host = EnvHost(self._pool, self._contract, self._step_grace_s)
         session = EnvSession(self._contract.num_envs, _new_episode_id)
         try:
             async for data in requests:
@@ -93,8 +92,11 @@ class EnvService:
                         # Before the answer: whoever reads it may open the next session at once.
                         host.release()
                     yield wire.pack_response(response, tag_arrays=capabilities.NDARRAY in offered)
-                if session.state is State.CLOSED or self._drain.is_wanted:
+                if session.state is State.CLOSED:
                     break
+                if self._drain.is_wanted:
+                    # Not an orderly end: there may be requests that were never taken.
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         finally:
             session.interrupt(time.time_ns())
             host.release()

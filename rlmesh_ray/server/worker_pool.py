@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rlmesh_ray.envs.commands import RenewCommand, RenewReply
+from rlmesh_ray.envs.commands import ClearCommand, ClearReply, RenewCommand, RenewReply
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
@@ -11,8 +11,11 @@ from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
 _RENEW_TIMEOUT_S = 30.0
-_RENEWAL_HEAD_START_S = 0.1  # a new process takes several times as long
 _CLOSE_TIMEOUT_S = 1.0
+_CLEAR_TIMEOUT_S = 5.0  # environments write videos when a session ends, and have time for it
+_CLEARING_HEAD_START_S = 0.1  # a new process takes several times as long
+# What leaves is gone by then: its environment may try to close twice, and is killed.
+_PLACE_TIMEOUT_S = _CLEAR_TIMEOUT_S + 2 * _CLOSE_TIMEOUT_S
 
 
 class WorkerPool:
@@ -34,7 +37,7 @@ class WorkerPool:
         self._num_sessions = 0
         self._out: set[WorkerProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        # Starts that nobody waits for any more; whoever needs a worker next takes one over.
+        # Starts and renewals that nobody waits for; whoever needs a worker next takes one over.
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
@@ -53,29 +56,34 @@ class WorkerPool:
         self._spare = WorkerProcess.start(self._source, policy=self._policy)
         return self._spare.contract
 
-    async def acquire(self) -> WorkerProcess:
-        """Return a worker for a new session; a session that is just ending is waited for.
+    async def reserve(self) -> None:
+        """Take a place for a session, without a worker; ``release`` gives it back.
+
+        A session that is just ending is waited for, as long as that can take.
 
         Raises:
             CapacityError: All sessions are taken.
-            EnvStartError: A new worker's environment could not be created.
         """
+        deadline_s = asyncio.get_running_loop().time() + _PLACE_TIMEOUT_S
         while self._num_sessions >= self._max_sessions and self._leaving:
-            await asyncio.wait(self._leaving, return_when=asyncio.FIRST_COMPLETED)
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await asyncio.wait(self._leaving, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if self._num_sessions >= self._max_sessions:
             raise CapacityError(
                 f"all {self._max_sessions} sessions are taken; close one, or serve the "
                 "environment from a factory or id with a larger max_sessions"
             )
         self._num_sessions += 1
-        try:
-            return await self.replace(None)
-        except BaseException:
-            self._num_sessions -= 1
-            raise
 
     async def replace(self, gone: WorkerProcess | None) -> WorkerProcess:
-        """Return a fresh worker for a session; ``gone`` is the one that it has lost, if any.
+        """Return a fresh worker for a session that has a place.
+
+        When the caller is cancelled, a start goes on and serves whoever comes next.
+
+        Args:
+            gone: The one that it has lost; None: it had none yet.
 
         Raises:
             EnvStartError: The environment could not be created, or the endpoint is closing.
@@ -83,9 +91,9 @@ class WorkerPool:
         if gone is not None:
             self._out.discard(gone)
         if self._spare is None and self._leaving and self._source.is_renewable:
-            # A session that has just ended leaves a worker that is renewed in no time.
+            # A session that has just ended leaves a worker that is cleared and renewed in no time.
             await asyncio.wait(
-                self._leaving, timeout=_RENEWAL_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED
+                self._leaving, timeout=_CLEARING_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED
             )
         worker, self._spare = self._spare, None
         if worker is None or not worker.is_alive:
@@ -96,15 +104,19 @@ class WorkerPool:
         self._out.add(worker)
         return worker
 
-    def release(self, worker: WorkerProcess, *, is_idle: bool) -> None:
+    def release(self, worker: WorkerProcess | None, *, is_idle: bool) -> None:
         """End a session; its worker becomes the spare, renewed, if that is possible.
 
-        The place is free when that is done; ``acquire`` waits for it.
+        The place is free when the worker's environment is closed, or killed because that takes
+        too long; ``reserve`` waits for it. The renewal holds no place.
 
         Args:
-            worker: The session's.
+            worker: The session's; None: it never had one.
             is_idle: Whether it has replied to every command; if not, it is killed at once.
         """
+        if worker is None:
+            self._num_sessions -= 1
+            return
         leaving = asyncio.ensure_future(self._retire(worker, is_idle))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
@@ -128,12 +140,16 @@ class WorkerPool:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            self._orphans.add(starting)
-            starting.add_done_callback(self._adopt)
+            self._leave(starting)
             raise
 
+    def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
+        """Let ``starting`` go on for whoever comes next."""
+        self._orphans.add(starting)
+        starting.add_done_callback(self._adopt)
+
     def _adopt(self, started: "asyncio.Future[WorkerProcess]") -> None:
-        """Keep or end a worker whose session left before it was there."""
+        """Keep or end a worker that nobody waits for."""
         if started not in self._orphans:
             return  # somebody has taken it over
         self._orphans.remove(started)
@@ -146,27 +162,52 @@ class WorkerPool:
 
     async def _retire(self, worker: WorkerProcess, is_idle: bool) -> None:
         try:
-            if not is_idle:
-                await in_thread(worker.kill)
-            elif await self._is_renewed(worker):
-                self._spare = worker
+            if await self._is_cleared(worker, is_idle):
+                self._leave(asyncio.ensure_future(self._renewed(worker)))
             else:
-                await in_thread(worker.close, _CLOSE_TIMEOUT_S)
+                self._out.discard(worker)
         finally:
-            self._out.discard(worker)
             self._num_sessions -= 1
 
-    async def _is_renewed(self, worker: WorkerProcess) -> bool:
-        """Try to make ``worker`` the spare; return whether it can be."""
-        if not (worker.is_alive and self._has_room_for_spare()):
+    async def _is_cleared(self, worker: WorkerProcess, is_idle: bool) -> bool:
+        """Have ``worker`` close its environment; return whether it waits for another, or has ended.
+
+        A hanging ``close`` costs it its life: somebody may wait for the place.
+        """
+        if not is_idle:
+            await in_thread(worker.kill)
             return False
-        return await in_thread(self._renew, worker) and self._has_room_for_spare()
+        is_cleared = True
+        if worker.is_alive and self._has_room_for_spare():
+            is_cleared = await in_thread(_clear, worker)
+            if is_cleared and self._has_room_for_spare():
+                return True
+        await in_thread(worker.close, _CLOSE_TIMEOUT_S if is_cleared else 0.0)
+        return False
+
+    async def _renewed(self, worker: WorkerProcess) -> WorkerProcess:
+        """Return a cleared ``worker`` with a fresh environment, or else another worker."""
+        try:
+            if await in_thread(_renew, worker):
+                return worker
+            await in_thread(worker.kill)
+        finally:
+            self._out.discard(worker)
+        if self._is_closed:
+            raise EnvStartError("the endpoint is closing")
+        return await in_thread(WorkerProcess.start, self._source, policy=self._policy)
 
     def _has_room_for_spare(self) -> bool:
         # An instance that was handed in cannot be made anew.
-        return self._spare is None and not self._is_closed and self._source.is_renewable
+        is_wanted = self._spare is None and not self._orphans and not self._is_closed
+        return is_wanted and self._source.is_renewable
 
-    def _renew(self, worker: WorkerProcess) -> bool:
-        """Give ``worker`` a fresh environment."""
-        worker.submit(RenewCommand())
-        return worker.poll(_RENEW_TIMEOUT_S) and isinstance(worker.receive(), RenewReply)
+
+def _clear(worker: WorkerProcess) -> bool:
+    worker.submit(ClearCommand())
+    return worker.poll(_CLEAR_TIMEOUT_S) and isinstance(worker.receive(), ClearReply)
+
+
+def _renew(worker: WorkerProcess) -> bool:
+    worker.submit(RenewCommand())
+    return worker.poll(_RENEW_TIMEOUT_S) and isinstance(worker.receive(), RenewReply)

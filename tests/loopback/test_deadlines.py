@@ -23,6 +23,7 @@ from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.messages import (
     Close,
+    Closed,
     EnvFailed,
     EnvRequest,
     EnvResponse,
@@ -385,7 +386,135 @@ def test_whatever_breaks_is_told_and_the_same_stream_goes_on(
     assert breakable.count(breakable.step()) == pytest.approx(0.01)
 
 
+class SlowToStart(Slow):
+    """Its constructor, its close or neither waits until ``gate`` is opened, as a file says."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__(gate)
+        self._wait("constructor")
+
+    def close(self) -> None:
+        self._wait("close")
+
+    def _wait(self, place: str) -> None:
+        if Path(f"{self._gate}.{place}").exists():
+            with open(self._gate):
+                pass
+
+
+@pytest.fixture
+def start_server(gate: Path) -> Callable[[int], EnvServer]:
+    return lambda max_sessions: EnvServer(
+        lambda: SlowToStart(str(gate)), max_sessions=max_sessions, step_grace_s=0.0
+    )
+
+
+def assert_reset_times_out(session: Session, why: str) -> None:
+    response = session.ask(Reset("reset", timeout_ms=DEADLINE_MS))
+    assert_timed_out(session, response, DEADLINE_MS)
+    assert isinstance(response, EnvFailed)
+    assert why in response.message
+
+
+def test_the_first_reset_keeps_its_deadline_while_the_environment_starts(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with (
+        start_server(2) as server,
+        closing(Session(server)) as first,
+        closing(Session(server)) as second,
+    ):
+        first.reset()
+        Path(f"{gate}.constructor").touch()
+
+        assert_reset_times_out(second, "has not started within")
+        assert_reset_times_out(second, "has not started within")
+        gate.write_text("")  # for one process: a second one would wait for ever
+        second.reset()
+
+        assert second.count(second.step()) == 1
+
+
+def test_a_session_without_a_worker_draws_nothing_closes_and_leaves_its_place(
+    start_server: Callable[[int], EnvServer],
+) -> None:
+    with start_server(1) as server:
+        for _ in range(3):
+            with closing(Session(server)) as session:
+                early = session.ask(session.step_request(0))
+                drawn = session.ask(Render("render"))
+                closed = session.ask(Close("close"))
+
+                assert isinstance(early, EnvFailed)
+                assert early.code.name == "NOT_READY"
+                assert not getattr(drawn, "png", None)
+                assert isinstance(closed, Closed)
+        assert eventually(lambda: server.num_sessions == 0)
+
+
+def test_a_session_that_leaves_while_its_worker_starts_leaves_it_to_the_next(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with start_server(2) as server, closing(Session(server)) as first:
+        first.reset()
+        Path(f"{gate}.constructor").touch()
+        with closing(Session(server)) as second:
+            assert_reset_times_out(second, "has not started within")
+        assert eventually(lambda: server.num_sessions == 1)
+
+        with closing(Session(server)) as third:
+            gate.write_text("")
+            third.reset()
+
+
+def test_an_environment_that_hangs_when_it_closes_holds_no_place(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with start_server(1) as server:
+        with closing(Session(server)) as session:
+            pid = pid_of(session.reset())
+            Path(f"{gate}.close").touch()
+            session.ask(Close("close"))
+        start_s = time.monotonic()
+        with closing(Session(server)) as session:
+            session.reset()
+
+            assert not is_running(pid)
+            assert time.monotonic() - start_s < 10.0
+        Path(f"{gate}.close").unlink()
+
+
+def test_an_environment_that_is_slow_to_be_renewed_holds_no_place(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with start_server(1) as server:
+        with closing(Session(server)) as session:
+            pid = pid_of(session.reset())
+            Path(f"{gate}.constructor").touch()
+            session.ask(Close("close"))
+        assert eventually(lambda: server.num_sessions == 0, 5.0)
+
+        with closing(Session(server)) as session:
+            assert_reset_times_out(session, "has not started within")
+            gate.write_text("")
+            assert pid_of(session.reset()) == pid
+
+
+def test_stopping_ends_a_worker_that_is_being_renewed(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with start_server(1) as server:
+        with closing(Session(server)) as session:
+            pid = pid_of(session.reset())
+            Path(f"{gate}.constructor").touch()
+            session.ask(Close("close"))
+        assert eventually(lambda: server.num_sessions == 0, 5.0)
+        assert is_running(pid)
+
+    assert not is_running(pid)
+
+
 @pytest.mark.parametrize("grace_s", [-1.0, float("nan"), float("inf")])
 def test_a_grace_that_is_no_time_is_refused(grace_s: float) -> None:
-    with pytest.raises(ConfigurationError, match="step_grace_s"):
+    with pytest.raises(ConfigurationError, match=r"finite number of seconds, 0 or more"):
         EnvServer("CartPole-v1", step_grace_s=grace_s)

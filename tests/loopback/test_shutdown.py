@@ -131,6 +131,27 @@ def test_a_shutdown_that_does_not_decode_stops_nothing(path: str) -> None:
         assert not server.wait(0.0)
 
 
+def test_requests_that_a_stopping_endpoint_does_not_take_are_not_dropped_in_silence(
+    pipes: tuple[Path, Path],
+) -> None:
+    gate, bell = pipes
+    server = EnvServer(lambda: Slow(str(gate), str(bell)), allow_shutdown=True).start()
+    client = EnvClient(Dial(server.address))
+    client.reset()
+    first, second = (client.send_step([np.zeros(1, np.int64)]) for _ in range(2))
+    bell.read_text()
+
+    shut_down(server.address, ENV)
+    assert not server.wait(0.3)
+    gate.write_text("")
+
+    client.receive_step(first)
+    with pytest.raises(EndpointError, match="the endpoint is stopping"):
+        client.receive_step(second)
+    assert server.wait(20.0)
+    client.close()
+
+
 def test_an_accepted_shutdown_answers_the_step_that_is_outstanding_and_stops(
     pipes: tuple[Path, Path],
 ) -> None:

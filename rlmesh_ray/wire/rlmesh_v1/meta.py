@@ -4,15 +4,24 @@ Users put anything into infos, and a step must not fail for it: what the wire ha
 becomes text. Only what a peer sends is judged.
 """
 
+import contextlib
+import itertools
 import math
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.brief import (
+    CONTAINERS,
+    LEFT_OUT_KEY,
+    brief,
+    class_name,
+    left_out,
+    long_cost,
+)
 from rlmesh_ray.spaces.spec import DTYPES, MAX_RANK
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8
@@ -22,18 +31,24 @@ ARRAY_KEY = "rlmesh_ray.ndarray"
 MAX_BYTES = 2**26
 """What the infos of one message may take, about; what goes beyond becomes text. Lists that hold
 each other twice grow without end on the wire, which has no references."""
+MAX_NODES = 2**16
+"""What the infos of one message may count, about, in values as small as a number. It is written
+in the serving loop, where every other session waits for it: this takes tenths of a second."""
 
 # protobuf parsers stop at 100 nested messages; a level here takes three.
 _MAX_DEPTH = 24
 _ENTRY_BYTES = 64
 _BRIEF_BYTES = 4096
 """What the text of a container counts as: it takes time, however short it is."""
+_BRIEF_NODES = 200
+_ARRAY_NODES = 16
+_MAP_ENTRY_NODES = 4
+_CONTAINER_NODES = 4
 _OBJECT = "object"
 _ARRAY_DTYPES = {
     name: np.dtype(name).newbyteorder("<") for name in (*DTYPES, "complex64", "complex128")
 }
 _INT64 = range(-(2**63), 2**63)
-_CONTAINERS = (Mapping, list, tuple, set, frozenset, np.ndarray)
 
 
 class Budget:
@@ -41,17 +56,30 @@ class Budget:
 
     Args:
         size_bytes: Of all of them together, about.
+        num_nodes: Values in all of them together, about.
     """
 
-    def __init__(self, size_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, size_bytes: int = MAX_BYTES, num_nodes: int = MAX_NODES) -> None:
         self.bytes_left = size_bytes
+        self.nodes_left = num_nodes
 
-    def affords(self, size_bytes: int) -> bool:
-        """Take ``size_bytes`` if so much is left; nothing or less is always there."""
-        if size_bytes > self.bytes_left:
+    def affords(self, size_bytes: int, num_nodes: int = 0) -> bool:
+        """Take so much if it is left; nothing or less is always there."""
+        if size_bytes > self.bytes_left or num_nodes > self.nodes_left:
             return False
         self.bytes_left -= max(size_bytes, 0)
+        self.nodes_left -= num_nodes
         return True
+
+    @contextlib.contextmanager
+    def halved(self) -> Iterator[None]:
+        """Leave at most half of the rest to what happens in the context."""
+        kept_bytes, kept_nodes = self.bytes_left // 2, self.nodes_left // 2
+        self.bytes_left -= kept_bytes
+        self.nodes_left -= kept_nodes
+        yield
+        self.bytes_left += kept_bytes
+        self.nodes_left += kept_nodes
 
 
 def encode_meta(
@@ -63,15 +91,15 @@ def encode_meta(
         infos: Scalars, text, bytes, None, arrays, and nested mappings and sequences of these.
             Anything else (integers beyond int64, sets, objects, what contains itself, is
             nested too deep or larger than the budget) becomes text, and so does a key that
-            is none; of keys with one text the last counts.
+            is none; of keys with one text the last counts. Of more keys than the budget has
+            room for the first remain, and ``LEFT_OUT_KEY`` says so.
         tag_arrays: Whether arrays keep dtype and shape, for a peer that knows the form; else
             they become nested lists.
-        budget: Shared with the other maps of the message; default: ``MAX_BYTES`` for this one.
+        budget: Shared with the other maps of the message; default: a new one for this.
     """
     message = pb.MetaMap()
     encoder = _Encoder(tag_arrays, budget or Budget())
-    for key, value in infos.items():
-        encoder.fill_half(message, key, value)
+    encoder.fill_infos(message, infos)
     return message
 
 
@@ -96,16 +124,22 @@ class _Encoder:
         self._open: set[int] = set()
         """Ids of the containers that the current value stands in."""
 
-    def fill_half(self, message: pb.MetaMap, key: Any, value: Any) -> None:
-        """Add an entry, with at most half of what is left, so that it cannot cost the others."""
-        kept_bytes = self._budget.bytes_left // 2
-        self._budget.bytes_left -= kept_bytes
-        self._fill(_entry(message, key), value, 0)
-        self._budget.bytes_left += kept_bytes
+    def fill_infos(self, message: pb.MetaMap, infos: Mapping[Any, Any]) -> None:
+        """Add all entries, each with at most half of what is left, so that none costs the others.
+
+        The keys take half at most, too.
+        """
+        num_kept = min(len(infos), self._budget.nodes_left // 2 // _MAP_ENTRY_NODES)
+        self._budget.affords(0, num_kept * _MAP_ENTRY_NODES)
+        for key, value in itertools.islice(infos.items(), num_kept):
+            with self._budget.halved():
+                self._fill(self._entry(message, key), value, 0)
+        if num_kept < len(infos):
+            message.entries[LEFT_OUT_KEY].str = left_out(len(infos) - num_kept)
 
     def _fill_map(self, message: pb.MetaMap, infos: Mapping[Any, Any], depth: int) -> None:
         for key, value in infos.items():
-            self._fill(_entry(message, key), value, depth)
+            self._fill(self._entry(message, key), value, depth)
 
     def _fill(self, message: pb.MetaValue, value: Any, depth: int) -> None:
         try:
@@ -113,9 +147,19 @@ class _Encoder:
                 self._fill_other(message, value, depth)
         except Exception:  # noqa: BLE001  # a user's own class may do anything; the step goes on
             message.Clear()
-            message.str = _class_name(value)
+            message.str = class_name(value)
+
+    def _entry(self, message: pb.MetaMap, key: Any) -> pb.MetaValue:
+        text = as_utf8(str.__str__(key)) if isinstance(key, str) else self._text(key)
+        is_affordable = self._budget.affords(len(text) - _ENTRY_BYTES)
+        entry = message.entries[text if is_affordable else class_name(key)]
+        entry.Clear()
+        return entry
 
     def _fill_scalar(self, message: pb.MetaValue, value: Any) -> bool:
+        if isinstance(value, (int, np.integer)) and int(value) not in _INT64:
+            message.str = self._text(int(value))
+            return True
         scalar = _scalar(value)
         if scalar is None:
             return False
@@ -140,7 +184,8 @@ class _Encoder:
         if isinstance(value, np.ndarray):
             self._fill_array(message, value, depth)
         elif isinstance(value, Mapping) and not _looks_tagged(value):
-            if self._budget.affords(len(value) * _ENTRY_BYTES):
+            num_nodes = _CONTAINER_NODES + len(value) * _MAP_ENTRY_NODES
+            if self._budget.affords(len(value) * _ENTRY_BYTES, num_nodes):
                 message.map.SetInParent()
                 self._fill_map(message.map, value, depth + 1)
             else:
@@ -151,7 +196,7 @@ class _Encoder:
             self._fill_text(message, value)
 
     def _fill_list(self, message: pb.MetaValue, items: Sequence[Any], depth: int) -> None:
-        if not self._budget.affords(len(items) * _ENTRY_BYTES):
+        if not self._budget.affords(len(items) * _ENTRY_BYTES, _CONTAINER_NODES + len(items)):
             self._fill_text(message, items)
             return
         message.list.SetInParent()
@@ -162,7 +207,10 @@ class _Encoder:
         dtype = _ARRAY_DTYPES.get(array.dtype.name)
         is_tagged = self._tag_arrays and array.ndim <= MAX_RANK
         item_bytes = array.itemsize if is_tagged and dtype is not None else _ENTRY_BYTES
-        if array.size * item_bytes > self._budget.bytes_left:
+        # Lists of Python objects are made before they are charged; fields and texts have parts.
+        num_nodes = 0 if is_tagged and dtype is not None else max(array.size, array.nbytes // 64)
+        is_small = array.size * item_bytes <= self._budget.bytes_left
+        if not (is_small and _ARRAY_NODES + num_nodes <= self._budget.nodes_left):
             self._fill_text(message, array)
         elif is_tagged:
             self._fill_tagged(message, array, dtype, depth)
@@ -172,6 +220,7 @@ class _Encoder:
     def _fill_tagged(
         self, message: pb.MetaValue, array: NDArray[Any], dtype: np.dtype[Any] | None, depth: int
     ) -> None:
+        self._budget.affords(0, _ARRAY_NODES)
         entries = message.map.entries[ARRAY_KEY].map.entries
         entries["dtype"].str = _OBJECT if dtype is None else array.dtype.name
         self._fill_list(entries["shape"], array.shape, 0)
@@ -182,18 +231,19 @@ class _Encoder:
             entries["data"].bytes = np.asarray(array, dtype).tobytes()
 
     def _fill_text(self, message: pb.MetaValue, value: Any) -> None:
-        is_large = isinstance(value, _CONTAINERS)
-        text = (
-            _as_text(value) if self._budget.affords(is_large * _BRIEF_BYTES) else _class_name(value)
-        )
+        text = self._text(value)
         is_affordable = self._budget.affords(len(text) - _ENTRY_BYTES)
-        message.str = text if is_affordable else _class_name(value)
+        message.str = text if is_affordable else class_name(value)
 
-
-def _entry(message: pb.MetaMap, key: Any) -> pb.MetaValue:
-    entry = message.entries[as_utf8(str.__str__(key)) if isinstance(key, str) else _as_text(key)]
-    entry.Clear()
-    return entry
+    def _text(self, value: Any) -> str:
+        """Return the text of a value that takes more time than it looks."""
+        if isinstance(value, CONTAINERS):
+            is_affordable = self._budget.affords(_BRIEF_BYTES, _BRIEF_NODES)
+        else:
+            is_affordable = self._budget.affords(
+                0, long_cost(value) if isinstance(value, int) else 0
+            )
+        return _as_text(value) if is_affordable else class_name(value)
 
 
 def _looks_tagged(value: Mapping[Any, Any]) -> bool:
@@ -206,8 +256,7 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, (bool, np.bool_)):
         return "bool", bool(value)
     if isinstance(value, (int, np.integer)):
-        number = int(value)
-        return ("int", number) if number in _INT64 else ("str", _as_text(number))
+        return "int", int(value)
     if isinstance(value, (float, np.floating)):
         return "float", float(value)
     if isinstance(value, str):
@@ -217,34 +266,11 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
     return None
 
 
-class _Brief(reprlib.Repr):
-    """Text of containers, in bounded time whatever they hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 2
-        self.maxdict = self.maxlist = self.maxtuple = 16
-        self.maxset = self.maxfrozenset = 256
-        self.maxstring = self.maxother = self.maxlong = 200
-
-    def repr_instance(self, x: Any, level: int) -> str:
-        """Name containers of other classes; their own ``repr`` would go through all they hold."""
-        return _class_name(x) if isinstance(x, _CONTAINERS) else super().repr_instance(x, level)
-
-
-_BRIEF = _Brief()
-
-
 def _as_text(value: Any) -> str:
     try:
-        is_large = isinstance(value, _CONTAINERS)
-        return as_utf8(_BRIEF.repr(value) if is_large else str(value))
+        return as_utf8(brief(value) if isinstance(value, CONTAINERS) else str(value))
     except Exception:  # noqa: BLE001  # a user's __str__ may do anything; the step goes on
-        return _class_name(value)
-
-
-def _class_name(value: Any) -> str:
-    return f"<{type(value).__name__}>"
+        return class_name(value)
 
 
 def _decode(message: pb.MetaValue) -> Any:

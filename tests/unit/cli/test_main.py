@@ -43,6 +43,7 @@ def test_the_version_is_told(capsys: Capture) -> None:
         (["serve-env", "CartPole-v1", "--num-envs", "0"], ["--num-envs"]),
         (["serve-env", "CartPole-v1", "--env-kwargs", "{a"], ["--env-kwargs", "JSON"]),
         (["serve-env", "CartPole-v1", "--validation", "maybe"], ["--validation", "strict"]),
+        (["serve-env", "CartPole-v1", "--step-grace", "inf"], ["finite number of seconds, 0 or"]),
         (["inspect", "127.0.0.1:1", "--token-file", "no/such/file"], ["no/such/file"]),
         (["evaluate", "--env", "CartPole-v1"], ["--model"]),
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),

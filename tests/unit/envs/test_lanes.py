@@ -180,7 +180,7 @@ def test_columns_reach_the_lanes_as_gymnasium_would_pass_them(
 class InfoEnv(EchoEnv):
     """Gives these infos at every reset."""
 
-    def __init__(self, infos: dict[str, Any]) -> None:
+    def __init__(self, infos: dict[Any, Any]) -> None:
         super().__init__(next(iter(SPACES.values())))
         self._infos = infos
 
@@ -217,6 +217,15 @@ def test_infos_that_gymnasium_cannot_join_stay_what_they_are(first: Any, second:
     assert_identical(infos["x"][1], second)
     assert_identical(infos["_x"], np.array([True, True]))
     assert_identical(infos["y"], np.array([1, 2]))
+
+
+def test_what_stands_beside_infos_that_cannot_be_joined_is_not_looked_at() -> None:
+    lanes = LaneVectorEnv([InfoEnv({1: 1, "x": 1}), InfoEnv({1: 2, "x": "text"})])
+
+    infos: dict[Any, Any] = lanes.reset()[1]
+
+    assert infos["x"].tolist() == [1, "text"]
+    assert infos[1].tolist() == [1, 2]
 
 
 def test_infos_that_contain_themselves_cost_no_episode() -> None:

@@ -7,11 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.brief import LEFT_OUT_KEY
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.strategies import arrays, damaged, plain_infos
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1.frames import parse
-from rlmesh_ray.wire.rlmesh_v1.meta import ARRAY_KEY, MAX_BYTES, decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import (
+    ARRAY_KEY,
+    MAX_BYTES,
+    MAX_NODES,
+    decode_meta,
+    encode_meta,
+)
 
 
 class Color(enum.Enum):
@@ -179,6 +186,70 @@ def test_what_is_larger_than_a_frame_should_be_becomes_text(
     value: Any, expected: str, tag_arrays: bool
 ) -> None:
     assert there_and_back({"x": value, "y": 2}, tag_arrays=tag_arrays) == {"x": expected, "y": 2}
+
+
+def _num_values(message: pb.MetaMap) -> int:
+    return sum(
+        1 + _num_values(value.map) + len(value.list.items) + sum(map(_parts, value.list.items))
+        for value in message.entries.values()
+    )
+
+
+def _parts(value: pb.MetaValue) -> int:
+    return len(value.list.items) + sum(map(_parts, value.list.items)) + _num_values(value.map)
+
+
+@pytest.mark.parametrize("tag_arrays", [False, True])
+@pytest.mark.parametrize(
+    "infos",
+    [
+        pytest.param({"x": list(range(500_000))}, id="list"),
+        pytest.param({"x": [[1] * 1000 for _ in range(1000)]}, id="lists"),
+        pytest.param({"x": dict.fromkeys(map(str, range(100_000)))}, id="dict"),
+        pytest.param({str(key): [key] for key in range(100_000)}, id="keys"),
+        pytest.param({str(key): np.zeros(2) for key in range(10_000)}, id="arrays"),
+        pytest.param({"x": [np.full(1000, "text")] * 1000}, id="arrays of texts"),
+    ],
+)
+def test_what_takes_too_long_to_write_becomes_text(infos: dict[str, Any], tag_arrays: bool) -> None:
+    message = encode_meta({"first": 1, **infos}, tag_arrays=tag_arrays)
+
+    assert _num_values(message) <= MAX_NODES
+    assert message.entries["first"].int == 1
+
+
+def test_an_array_for_a_stranger_counts_as_what_it_becomes() -> None:
+    infos = {"image": np.zeros((300, 300)), "small": np.zeros(2), "last": 1}
+
+    assert there_and_back(infos) == {"image": "<ndarray>", "small": [0.0, 0.0], "last": 1}
+    assert_identical(there_and_back(infos, tag_arrays=True)["image"], infos["image"])
+
+
+def test_of_too_many_keys_the_first_remain_and_the_rest_is_counted() -> None:
+    back = there_and_back({str(key): key for key in range(10_000)})
+
+    assert back["0"] == 0
+    assert back[LEFT_OUT_KEY].startswith(f"{10_000 - len(back) + 1} entries ")
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        pytest.param({"x": [10**4000] * 20_000}, id="values"),
+        pytest.param({"x": [{10**4000: 1}] * 8_000}, id="keys"),
+    ],
+)
+def test_integers_that_take_long_to_write_share_the_room(infos: dict[str, Any]) -> None:
+    data = encode_meta(infos, tag_arrays=False).SerializeToString()
+
+    assert 0 < data.count(str(10**4000).encode()) < 500
+    assert b"<int>" in data
+
+
+def test_keys_count_as_what_they_take() -> None:
+    infos = {"x": [{"k" * 2**20: 1}] * 100}
+
+    assert encode_meta(infos, tag_arrays=False).ByteSize() < MAX_BYTES
 
 
 class Broken:
