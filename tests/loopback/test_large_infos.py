@@ -77,7 +77,13 @@ class Raw:
         self._channel.close()
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one lane", "two lanes"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(1, id="one lane", marks=pytest.mark.slow),
+        pytest.param(2, id="two lanes"),
+    ],
+)
 def server(request: pytest.FixtureRequest) -> Iterator[EnvServer]:
     with EnvServer(Talkative, num_envs=request.param) as server:
         yield server

@@ -258,7 +258,7 @@ def _verdict(answer: EnvResponse) -> str:
 @pytest.mark.parametrize(
     "amount",
     [
-        NUM_FRAMES // 5,
+        NUM_FRAMES // 10,
         pytest.param(NUM_FRAMES, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],
 )
