@@ -58,7 +58,8 @@ def _saboteur(clause: Clause) -> str:
         return "a client in the same test"
     tables = (env_saboteurs.SABOTEURS, model_saboteurs.SABOTEURS)
     names = dict.fromkeys(table[clause.key].__name__ for table in tables if clause.key in table)
-    return ", ".join(f"`{name}`" for name in names)
+    # A bar would end the cell.
+    return ", ".join(f"`{name}`" for name in names).replace("|", "\\|")
 
 
 def main() -> int:

@@ -21,6 +21,11 @@ const CAPABILITIES = {
   'rlmesh.env.service.v1': '', 'rlmesh.spaces.core.v1': '', 'rlmesh_ray.partial_reset.v1': '',
 };
 
+function giveUp(message) {
+  console.error(`error: ${message}`);
+  process.exit(2);
+}
+
 const { values: options } = parseArgs({
   options: {
     address: { type: 'string', default: '127.0.0.1:0' },
@@ -30,13 +35,15 @@ const { values: options } = parseArgs({
   },
 });
 const numLanes = Number(options['num-envs']);
-if (!(numLanes >= 1)) throw new Error('--num-envs must be 1 or more');
+if (!(Number.isInteger(numLanes) && numLanes >= 1)) giveUp('--num-envs must be 1, 2, 3 …');
 if (!['warn', 'strict', 'off'].includes(options.validation)) {
-  throw new Error('--validation must be warn, strict or off');
+  giveUp('--validation must be warn, strict or off');
 }
 const probe = import.meta.resolve('./probe_env.js');
 const module = options.env ? pathToFileURL(options.env).href : probe;
-const { default: Environment } = await import(module);
+const { default: Environment } = await import(module).catch((error) => {
+  giveUp(`cannot load ${options.env}: ${error.message}`);
+});
 const contract = {
   id: Environment.id,
   action_space: Environment.actionSpace.spec,
@@ -133,7 +140,7 @@ server.addService(
   },
 );
 server.bindAsync(options.address, grpc.ServerCredentials.createInsecure(), (error, port) => {
-  if (error) throw error;
+  if (error) giveUp(`cannot listen on ${options.address}: ${error.message}; write HOST:PORT`);
   const host = options.address.slice(0, options.address.lastIndexOf(':'));
   console.log(JSON.stringify({ event: 'serving', address: `${host}:${port}` }));
 });

@@ -16,10 +16,10 @@ from rlmesh_ray.cli.options import (
     JsonFlag,
     TlsAuthority,
     TokenFile,
+    Validation,
     client_tls,
     read_token,
 )
-from rlmesh_ray.cli.serve_env import Validation
 from rlmesh_ray.errors import (
     AccessDeniedError,
     EndpointError,
@@ -116,8 +116,8 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
 ) -> int:
     """Hold an endpoint, in any language, to every clause of edition 2026.06.
 
-    It opens some sixty sessions, one after the other, and sends actions out of range and malformed
-    ones: not for an environment that moves a real machine.
+    It opens up to a hundred sessions, one after the other, and sends actions out of range and
+    malformed ones: not for an environment that moves a real machine.
 
     What only a special environment shows is seen when the endpoint serves the probe
     (rlmesh_ray.testing.probe:RLMeshProbe-v0).

@@ -1,5 +1,6 @@
 """Options that several commands share, and what is made of them."""
 
+import enum
 import json
 import os
 import ssl
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from rlmesh_ray.server.access import ServerTls
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
+
+
+class Validation(enum.StrEnum):
+    """What happens to values out of range."""
+
+    WARN = "warn"
+    STRICT = "strict"
+    OFF = "off"
+
 
 # main() reads these two from the arguments itself: usage errors must honour them too, and are
 # found before any option has a value. They are declared for the parser and for --help.

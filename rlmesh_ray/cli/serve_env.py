@@ -1,7 +1,6 @@
 """``rlmesh-ray serve-env``: an environment as an endpoint."""
 
 import contextlib
-import enum
 import math
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +18,7 @@ from rlmesh_ray.cli.options import (
     TlsCertificate,
     TlsKey,
     TokenFile,
+    Validation,
     parse_env_kwargs,
     read_token,
     server_tls,
@@ -28,14 +28,6 @@ from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.env_server import EnvServer
-
-
-class Validation(enum.StrEnum):
-    """What happens to values out of range."""
-
-    WARN = "warn"
-    STRICT = "strict"
-    OFF = "off"
 
 
 def _seconds(value: float) -> float:

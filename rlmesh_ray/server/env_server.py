@@ -26,7 +26,8 @@ class EnvServer:
     """Serves an environment over gRPC: a fixed-width vector of lanes to each session.
 
     The environment runs in worker processes, one a session; the first one starts with the
-    server and the others when a session needs one. Usable as a context manager.
+    server and the others when a session needs one. At the end of a session its environment has
+    5 s to close, then it is killed. Usable as a context manager.
 
     Args:
         env: A Gymnasium id (``"CartPole-v1"``, ``"module:Env-v0"``), a factory that returns an

@@ -475,6 +475,7 @@ def lets_through(pattern: str) -> type[Sabotage]:
                 self.last = response
             return [response]
 
+    LetsThrough.__name__ = f"lets_through({pattern!r})"
     return LetsThrough
 
 
@@ -513,6 +514,7 @@ def does_not_warn_about(pattern: str) -> type[Sabotage]:
                 response = _with_warnings(response, told)
             return [response]
 
+    DoesNotWarn.__name__ = f"does_not_warn_about({pattern!r})"
     return DoesNotWarn
 
 

