@@ -1,4 +1,4 @@
-"""``rlmesh-ray inspect``: what an endpoint is."""
+"""``rlmesh-ray inspect``: what an endpoint is, and whether it serves."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -19,9 +19,16 @@ from rlmesh_ray.errors import EndpointUnreachableError
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
+    from rlmesh_ray.client.health import EndpointHealth
     from rlmesh_ray.protocol.handshake import Answer
 
 _TIMEOUT_S = 10.0
+_NOT_SERVING = 1
+
+HealthFlag = Annotated[
+    bool,
+    typer.Option("--health", help="Only ask whether it serves: exit code 0 if so, else 1."),
+]
 
 
 def inspect(
@@ -29,19 +36,39 @@ def inspect(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, unix:PATH or rlmesh://HOST:PORT.")
     ],
+    health: HealthFlag = False,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
     edition_text: EditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
-) -> None:
-    """Show what an endpoint serves: contract, spaces, editions, capabilities."""
+) -> int:
+    """Show what an endpoint serves: contract, spaces, editions, capabilities, health.
+
+    With --health it is a probe for containers: the exit code is 0 if the endpoint would serve a
+    new session now, and 1 if not, or if it does not tell.
+    """
     from rlmesh_ray.client.channel import Dial
+    from rlmesh_ray.client.health import check_health
 
     console: Console = context.obj
     dial = Dial(address, read_token(token_file), client_tls(tls_ca), _TIMEOUT_S, edition_text)
+    if health:
+        return _probe(console, dial.address, check_health(dial))
     for service, answer in _services(dial):
-        _tell(console, dial.address, service, answer)
+        _tell(console, dial.address, service, answer, check_health(dial))
+    return 0
+
+
+def _probe(console: Console, address: str, health: "EndpointHealth") -> int:
+    console.event("health", address=address, status=health.status.value, reason=health.reason)
+    console.say(f"{address}: {_health_text(health)}")
+    return 0 if health.is_serving else _NOT_SERVING
+
+
+def _health_text(health: "EndpointHealth") -> str:
+    text = health.status.value.lower().replace("_", " ")
+    return f"{text} ({health.reason})" if health.reason else text
 
 
 def _services(dial: "Dial") -> "list[tuple[str, Answer]]":
@@ -66,7 +93,9 @@ def _services(dial: "Dial") -> "list[tuple[str, Answer]]":
     return answers
 
 
-def _tell(console: Console, address: str, service: str, answer: "Answer") -> None:
+def _tell(
+    console: Console, address: str, service: str, answer: "Answer", health: "EndpointHealth"
+) -> None:
     from rlmesh_ray.cli.describe import contract_facts, contract_json
     from rlmesh_ray.spaces.contract import EnvContract
 
@@ -75,6 +104,8 @@ def _tell(console: Console, address: str, service: str, answer: "Answer") -> Non
         "endpoint",
         address=address,
         service=service,
+        health=health.status.value,
+        health_reason=health.reason,
         server_version=answer.server_version,
         generation=answer.generation,
         edition=answer.selected_edition,
@@ -88,6 +119,7 @@ def _tell(console: Console, address: str, service: str, answer: "Answer") -> Non
         f"{'EnvService' if service == 'env' else 'ModelService'} on {address}",
         {
             **(contract_facts(contract) if contract else {}),
+            "health": _health_text(health),
             "server version": answer.server_version or "not told",
             "generation": answer.generation,
             "edition": edition or answer.selected_edition,

@@ -174,6 +174,7 @@ def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> E
 # What gRPC writes about a connection that it could not use, and what it means. It has one status
 # for all of them, and only its words tell them apart.
 _STRANGERS = (
+    ("draining:", "the endpoint takes no new sessions and is about to stop; dial another one"),
     (
         "Failed parsing HTTP/2",
         "something answers there, but it does not speak gRPC; check the address and the port",

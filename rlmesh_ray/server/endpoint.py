@@ -11,7 +11,9 @@ import grpc
 from rlmesh_ray.errors import AddressError, LocalProtocolError
 from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.access import ServerTls, TokenGate, check_exposure, is_wildcard
+from rlmesh_ray.server.admission import Admission
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, ask
 from rlmesh_ray.server.loop import in_thread, shared_loop
 
 _OPTIONS = [
@@ -34,6 +36,7 @@ _OPTIONS = [
 
 _DRAIN_S = 10.0  # for a stop that a client has asked for
 _FLUSH_S = 0.1
+_HEALTH_S = 5.0
 
 
 class Endpoint:
@@ -44,6 +47,7 @@ class Endpoint:
         token: What every call must carry; None for no check (loopback only).
         tls: Files for TLS; None for plain text.
         on_stop: Ends what the services are made of; called once, after the last call.
+        probe: Tells the health of what the services are made of, from the serving loop.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
@@ -57,14 +61,21 @@ class Endpoint:
         token: str | None = None,
         tls: ServerTls | None = None,
         on_stop: Callable[[], None],
+        probe: Probe = always_serving,
     ) -> None:
         self._wanted = parse_address(address)
         check_exposure(self._wanted, token)
-        self._interceptors = [] if token is None else [TokenGate(token)]
+        self._admission = Admission()
+        # The first one is the outermost: strangers do not learn that an endpoint drains.
+        gate = [] if token is None else [TokenGate(token)]
+        self._interceptors = [*gate, self._admission]
         self._tls = tls
         self._server: grpc.aio.Server | None = None
         self._bound: Address | None = None
         self._on_stop = on_stop
+        self._probe = probe
+        self._health: HealthService | None = None
+        self._is_stopping = False
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self.drain = Drain()
@@ -90,8 +101,8 @@ class Endpoint:
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
 
-    def start(self, services: Sequence[grpc.GenericRpcHandler], *, max_receive_bytes: int) -> None:
-        """Bind and serve.
+    def start(self, services: Sequence[grpc.ServiceRpcHandler], *, max_receive_bytes: int) -> None:
+        """Bind and serve, ``grpc.health.v1`` besides ``services``.
 
         Args:
             services: What the server dispatches to.
@@ -108,6 +119,36 @@ class Endpoint:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the server has stopped; return whether it has."""
         return self._stopped.wait(timeout_s)
+
+    def health(self) -> Health:
+        """Tell whether it would serve a new client now, as ``grpc.health.v1`` tells on its port.
+
+        Blocks until the serving loop has answered; one that does not within 5 s serves nobody.
+        """
+        if self._stopped.is_set():
+            return Health(False, "it has stopped")
+        if self._bound is None:
+            return Health(False, "it has not been started")
+        try:
+            return shared_loop().run(self._look(), _HEALTH_S)
+        except TimeoutError:
+            return Health(False, f"the serving loop has not answered within {_HEALTH_S:g} s")
+
+    def begin_drain(self) -> None:
+        """Refuse new sessions from now on, for good; those that are open go on. Idempotent.
+
+        Whoever sees a refusal and asks for the health then is told that it does not serve.
+        """
+        shared_loop().run(self._close_door())
+
+    def finish_sessions(self, timeout_s: float | None = None) -> bool:
+        """Begin to drain, and block until the last session has ended; return whether it has.
+
+        Args:
+            timeout_s: How long to wait; None: as long as it takes.
+        """
+        self.begin_drain()
+        return shared_loop().run(self._admission.wait_empty(timeout_s))
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Accept nothing new, answer what is outstanding, end. Idempotent; blocks.
@@ -131,7 +172,25 @@ class Endpoint:
         """Begin to stop, from the serving loop; ``wait`` tells when it is done."""
         in_thread(self.stop, _DRAIN_S)
 
+    async def _look(self) -> Health:
+        return ask(self._current_health)
+
+    def _current_health(self) -> Health:
+        if self._is_stopping:
+            return Health(False, "it is stopping")
+        if self._admission.is_closed:
+            return Health(False, "it is draining: no new sessions")
+        return self._probe()
+
+    async def _close_door(self) -> None:
+        self._admission.close()
+        if self._health is not None:
+            self._health.refresh()
+
     async def _end(self, server: grpc.aio.Server, grace_s: float) -> None:
+        self._is_stopping = True
+        if self._health is not None:
+            self._health.end()
         ending = asyncio.ensure_future(server.stop(grace_s))
         draining = asyncio.ensure_future(self.drain.run())
         await asyncio.wait({ending, draining}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,11 +201,13 @@ class Endpoint:
         await ending
 
     async def _start(
-        self, services: Sequence[grpc.GenericRpcHandler], max_receive_bytes: int
+        self, services: Sequence[grpc.ServiceRpcHandler], max_receive_bytes: int
     ) -> None:
         options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
         server = grpc.aio.server(interceptors=self._interceptors, options=options)
-        server.add_generic_rpc_handlers(tuple(services))
+        names = [service.service_name() for service in services]
+        self._health = HealthService(self._current_health, names)
+        server.add_generic_rpc_handlers((*services, self._health.handlers()))
         port = self._bind(server)
         await server.start()
         self._server = server

@@ -11,6 +11,7 @@ from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_service import EnvService
+from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.worker_pool import WorkerPool
@@ -123,6 +124,24 @@ class EnvServer:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the server has stopped; return whether it has."""
         return self._endpoint.wait(timeout_s)
+
+    def health(self) -> Health:
+        """Tell whether a new client would be served now, as ``grpc.health.v1`` tells it.
+
+        An environment that hangs costs its own session, not the others: the server serves on.
+        """
+        return self._endpoint.health()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Refuse new sessions, for good, and wait until the open ones have ended; then ``stop``.
+
+        Args:
+            timeout_s: How long to wait; None: as long as it takes.
+
+        Returns:
+            Whether no session is open any more.
+        """
+        return self._endpoint.finish_sessions(timeout_s)
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Answer what is outstanding, then end the sessions and the workers. Idempotent; blocks.

@@ -1,0 +1,89 @@
+"""Asks an endpoint for its health, by grpc.health.v1."""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from rlmesh_ray.client.channel import Dial, translate
+from rlmesh_ray.errors import AccessDeniedError, CodecError
+from rlmesh_ray.wire import health_v1 as wire
+from rlmesh_ray.wire.health_v1 import ServingStatus
+
+_NOT_TOLD = "the endpoint does not tell its health (it has no grpc.health.v1)"
+
+
+class HealthStatus(enum.Enum):
+    """What is known of an endpoint's health."""
+
+    SERVING = "SERVING"
+    """It would serve a new session now."""
+    NOT_SERVING = "NOT_SERVING"
+    """It says that it would not."""
+    UNKNOWN = "UNKNOWN"
+    """It answers, but does not tell: other servers, older versions, no such service."""
+    UNREACHABLE = "UNREACHABLE"
+    """No answer, or none in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointHealth:
+    """The health of an endpoint, or of one of its services, when it was asked."""
+
+    status: HealthStatus
+    reason: str = ""
+    """Why it is not SERVING, as far as anybody has told."""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it would serve a new session now."""
+        return self.status is HealthStatus.SERVING
+
+
+def check_health(dial: Dial, service: str = wire.WHOLE_ENDPOINT) -> EndpointHealth:
+    """Ask for the health of an endpoint; blocks for ``dial.timeout_s`` at most.
+
+    Args:
+        dial: How to reach it.
+        service: Full name of one service, such as ``rlmesh.env.v1.EnvService``; default: all.
+
+    Raises:
+        AccessDeniedError: The endpoint wants another token.
+        AddressError: The address is malformed.
+    """
+    with dial.open() as channel:
+        method = channel.unary_unary(wire.CHECK)
+        try:
+            data, call = method.with_call(
+                wire.pack_request(service), timeout=dial.timeout_s, metadata=dial.metadata
+            )
+        except grpc.RpcError as error:
+            return _without_answer(error, dial.address)
+    try:
+        status = wire.parse_response(data)
+    except CodecError as error:
+        return EndpointHealth(HealthStatus.UNKNOWN, str(error))
+    if status is ServingStatus.SERVING:
+        return EndpointHealth(HealthStatus.SERVING)
+    is_told = status is ServingStatus.NOT_SERVING
+    known = HealthStatus.NOT_SERVING if is_told else HealthStatus.UNKNOWN
+    return EndpointHealth(known, _reason(call.trailing_metadata() or ()))
+
+
+def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:
+    code = error.code() if isinstance(error, grpc.Call) else None
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return EndpointHealth(HealthStatus.UNKNOWN, _NOT_TOLD)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return EndpointHealth(HealthStatus.UNKNOWN, error.details() or "no such service")
+    translated = translate(error, address)
+    if isinstance(translated, AccessDeniedError):
+        raise translated from error
+    return EndpointHealth(HealthStatus.UNREACHABLE, translated.message)
+
+
+def _reason(metadata: Iterable[tuple[str, Any]]) -> str:
+    told = dict(metadata).get(wire.REASON_METADATA_KEY, b"")
+    return bytes(told).decode(errors="replace")

@@ -1,0 +1,123 @@
+"""grpc.health.v1 on an endpoint's port: asked when a client asks, so that it cannot go stale.
+
+Like every call it needs the endpoint's token. Probes that cannot show one, such as Kubernetes'
+``grpc`` kind, run ``rlmesh-ray inspect --health`` beside the endpoint instead (kind ``exec``).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+
+import grpc
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire import health_v1 as wire
+from rlmesh_ray.wire.health_v1 import ServingStatus
+
+WATCH_PERIOD_S = 1.0
+"""How often the probe is asked on behalf of a Watch."""
+
+# All metadata of a call together must stay below 8 KiB, or the call fails.
+_MAX_REASON_BYTES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether somebody can be served, now."""
+
+    is_serving: bool
+    reason: str = ""
+    """Why not; empty while it serves."""
+
+
+Probe = Callable[[], Health]
+"""Looks at what an endpoint serves with. Called in the serving loop: it must not block."""
+
+
+def always_serving() -> Health:
+    """Return the health of what has no way to fail but to end."""
+    return Health(is_serving=True)
+
+
+def ask(probe: Probe) -> Health:
+    """Return what ``probe`` says; one that raises says that nobody can be served."""
+    try:
+        return probe()
+    except Exception as error:  # noqa: BLE001  # whoever asks for health wants an answer
+        return Health(False, f"the health probe raised {type(error).__name__}: {error}")
+
+
+class HealthService:
+    """Answers Check and Watch. To be used in the serving loop only.
+
+    Args:
+        probe: Tells the health of the endpoint, which is that of each of its services.
+        services: Their full names; the empty name, for all together, is understood.
+    """
+
+    def __init__(self, probe: Probe, services: Collection[str]) -> None:
+        self._probe = probe
+        self._services = frozenset((wire.WHOLE_ENDPOINT, *services))
+        self._news = asyncio.Event()
+        self._is_over = False
+
+    def handlers(self) -> grpc.ServiceRpcHandler:
+        """Return what a gRPC server dispatches to."""
+        return grpc.method_handlers_generic_handler(
+            wire.SERVICE,
+            {
+                "Check": grpc.unary_unary_rpc_method_handler(self.check),
+                "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
+            },
+        )
+
+    def refresh(self) -> None:
+        """Have every Watch look now: the health may have changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def end(self) -> None:
+        """Have every Watch tell the health once more, if it has changed, and end."""
+        self._is_over = True
+        self.refresh()
+
+    async def check(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Tell the health now; the reason stands in the trailing metadata."""
+        service = await _parse(data, context)
+        if service not in self._services:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service!r} here")
+        health = ask(self._probe)
+        if health.reason:
+            reason = health.reason.encode(errors="replace")[:_MAX_REASON_BYTES]
+            context.set_trailing_metadata(((wire.REASON_METADATA_KEY, reason),))
+        return wire.pack_response(_status(health))
+
+    async def watch(self, data: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        """Tell the health now, and again whenever it has changed, until the endpoint stops."""
+        service = await _parse(data, context)
+        is_known = service in self._services
+        told: ServingStatus | None = None
+        while True:
+            # What is read first cannot be missed while a response is on its way.
+            news, is_last = self._news, self._is_over
+            status = _status(ask(self._probe)) if is_known else ServingStatus.SERVICE_UNKNOWN
+            if status is not told:
+                yield wire.pack_response(status)
+                told = status
+            if is_last:
+                break
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), WATCH_PERIOD_S)
+
+
+async def _parse(data: bytes, context: grpc.aio.ServicerContext) -> str:
+    try:
+        return wire.parse_request(data)
+    except CodecError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise  # never reached: abort raises
+
+
+def _status(health: Health) -> ServingStatus:
+    return ServingStatus.SERVING if health.is_serving else ServingStatus.NOT_SERVING

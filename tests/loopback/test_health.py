@@ -1,0 +1,512 @@
+"""Health that tells the truth, and endpoints that take no new sessions but finish the old ones."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import gymnasium
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.health import EndpointHealth, HealthStatus, check_health
+from rlmesh_ray.client.remote_model import contract_of
+from rlmesh_ray.errors import AccessDeniedError, EndpointError
+from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.env_service import SERVICE as ENV
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.model_service import SERVICE as MODEL
+from tests.loopback.raw_join import ENV_JOIN, RawJoin
+from tests.loopback.test_server_lifecycle import worker_pids
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Plain:
+    """A client that knows nothing of this package: gRPC's own stubs over a plain channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub: Any = health_pb2_grpc.HealthStub(channel)
+
+    def check(self, service: str = "", **options: Any) -> int:
+        request = health_pb2.HealthCheckRequest(service=service)
+        status: int = self._stub.Check(request, timeout=20.0, **options).status
+        return status
+
+    def watch(self, service: str = "", **options: Any) -> Any:
+        request = health_pb2.HealthCheckRequest(service=service)
+        return self._stub.Watch(request, timeout=60.0, **options)
+
+
+def zeros(batch: Any) -> Any:
+    return np.zeros(len(batch), np.int64)
+
+
+def env_server() -> EnvServer:
+    return EnvServer("CartPole-v1")
+
+
+def model_server() -> ModelServer:
+    return ModelServer(zeros)
+
+
+def drained(server: EnvServer | ModelServer, timeout_s: float) -> bool:
+    return server._endpoint.finish_sessions(timeout_s)
+
+
+def endpoint(probe: Callable[[], Health]) -> Endpoint:
+    """Return an endpoint that offers nothing but its health."""
+    started = Endpoint("127.0.0.1:0", on_stop=lambda: None, probe=probe)
+    started.start([], max_receive_bytes=1 << 20)
+    return started
+
+
+@pytest.fixture
+def aside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as executor:
+        yield executor
+
+
+# --- asking ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "name"), [(env_server, ENV), (model_server, MODEL)])
+def test_any_grpc_client_can_ask_for_the_health(
+    make: Callable[[], EnvServer | ModelServer], name: str
+) -> None:
+    with make() as server, grpc.insecure_channel(server.address) as channel:
+        plain = Plain(channel)
+
+        assert plain.check() == SERVING
+        assert plain.check(name) == SERVING
+        assert check_health(Dial(server.address)).is_serving
+        assert check_health(Dial(server.address), name).is_serving
+
+
+def test_a_service_that_is_not_there_has_no_health() -> None:
+    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+        plain = Plain(channel)
+        watch = plain.watch(MODEL)
+
+        with pytest.raises(grpc.RpcError) as caught:
+            plain.check(MODEL)
+
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert check_health(Dial(server.address), MODEL).status is HealthStatus.UNKNOWN
+        assert next(watch).status == SERVICE_UNKNOWN
+        watch.cancel()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_a_question_that_does_not_decode_is_refused(method: str) -> None:
+    served = endpoint(lambda: Health(True))
+    with grpc.insecure_channel(served.address) as channel:
+        answers = channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff", timeout=20.0)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(answers)
+
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    served.stop()
+
+
+def test_a_server_that_does_not_run_is_not_healthy() -> None:
+    server = EnvServer("CartPole-v1")
+    before = server.health()
+    server.start()
+    while_serving = server.health()
+    server.stop()
+
+    assert (before.is_serving, before.reason) == (False, "it has not been started")
+    assert while_serving == Health(True)
+    assert (server.health().is_serving, server.health().reason) == (False, "it has stopped")
+
+
+# --- the truth -------------------------------------------------------------------------
+
+
+def test_the_reason_reaches_who_asks_however_long_it_is() -> None:
+    served = endpoint(lambda: Health(False, "ä" * 100_000))
+
+    health = check_health(Dial(served.address))
+
+    assert health.status is HealthStatus.NOT_SERVING
+    assert health.reason.startswith("äää")
+    served.stop()
+
+
+def test_a_probe_that_raises_tells_that_nobody_is_served() -> None:
+    def probe() -> Health:
+        raise OSError("the device is gone")
+
+    served = endpoint(probe)
+
+    told = check_health(Dial(served.address))
+
+    assert told.status is HealthStatus.NOT_SERVING
+    assert told.reason == "the health probe raised OSError: the device is gone"
+    assert served.health() == Health(False, told.reason)
+    served.stop()
+
+
+def test_a_watch_sees_what_only_the_probe_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)
+    health = Health(True)
+    served = endpoint(lambda: health)
+    with grpc.insecure_channel(served.address) as channel:
+        watch = Plain(channel).watch()
+        first = next(watch).status
+        health = Health(False, "stuck")
+        second = next(watch).status
+        health = Health(True)
+        third = next(watch).status
+
+    assert [first, second, third] == [SERVING, NOT_SERVING, SERVING]
+    served.stop()
+
+
+def test_watches_that_were_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)
+    asked = threading.Semaphore(0)
+
+    def probe() -> Health:
+        asked.release()
+        return Health(True)
+
+    served = endpoint(probe)
+    with grpc.insecure_channel(served.address) as channel:
+        next(Plain(channel).watch())
+    while asked.acquire(timeout=0.5):
+        pass  # whoever still watches asks again and again
+
+    served.stop()
+
+
+def test_an_environment_that_hangs_is_no_reason_to_send_clients_away(
+    aside: ThreadPoolExecutor,
+) -> None:
+    with EnvServer("CartPole-v1") as server:
+        frozen = RemoteEnv(server.address)
+        frozen.reset()
+        (worker,) = worker_pids()
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            step = aside.submit(frozen.step, 0)
+
+            assert check_health(Dial(server.address)).is_serving
+            other = RemoteEnv(server.address)
+            other.reset()
+            other.step(0)
+            other.close()
+            assert not step.done()
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        step.result(20.0)
+        frozen.close()
+
+
+# --- draining --------------------------------------------------------------------------
+
+
+def test_a_draining_env_endpoint_finishes_what_it_has_and_takes_nobody_else(
+    aside: ThreadPoolExecutor,
+) -> None:
+    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+        env = RemoteEnv(server.address)
+        env.reset()
+        watch = Plain(channel).watch(ENV)
+        assert next(watch).status == SERVING
+
+        draining = aside.submit(server.drain, 60.0)
+
+        assert next(watch).status == NOT_SERVING
+        assert Plain(channel).check() == NOT_SERVING
+        assert "draining" in server.health().reason
+        with pytest.raises(EndpointError, match=r"draining: .* dial another endpoint"):
+            RemoteEnv(server.address)
+        env.step(0)
+        env.reset()
+        assert not draining.done()
+        env.close()
+        assert draining.result(20.0)
+
+
+def test_a_draining_model_endpoint_finishes_what_it_has_and_takes_nobody_else() -> None:
+    with ModelServer(zeros) as server:
+        model = RemoteModel(server.address)
+        model.configure_route(contract_of(gymnasium.make("CartPole-v1")))
+
+        is_empty = drained(server, 0.0)
+
+        assert not is_empty
+        assert check_health(Dial(server.address), MODEL).status is HealthStatus.NOT_SERVING
+        with pytest.raises(EndpointError, match=r"draining: .* dial another endpoint"):
+            RemoteModel(server.address)
+        assert model.predict(np.zeros((1, 4), np.float32)).tolist() == [0]
+        model.close()
+        assert drained(server, 20.0)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.05])
+def test_a_drain_that_takes_too_long_says_so_and_stays(timeout_s: float) -> None:
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteEnv(server.address)
+
+        assert not server.drain(timeout_s)
+        assert not server.drain(timeout_s)
+
+        env.reset()
+        env.close()
+        assert server.drain(20.0)
+
+
+def test_who_has_shaken_hands_before_the_drain_is_turned_away_at_the_join() -> None:
+    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+        server.drain(0.0)
+
+        with RawJoin(channel, ENV_JOIN) as join, pytest.raises(grpc.RpcError) as caught:
+            join.receive()
+
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert caught.value.details().startswith("draining")
+        assert server.num_sessions == 0
+
+
+def test_a_drain_does_not_wait_for_who_has_vanished() -> None:
+    with EnvServer("CartPole-v1") as server:
+        client = EnvClient(Dial(server.address))
+        client.reset()
+        client._channel.close()
+
+        assert server.drain(20.0)
+        client.close()
+
+
+def test_a_server_without_sessions_is_drained_at_once() -> None:
+    with EnvServer("CartPole-v1") as server:
+        RemoteEnv(server.address).close()
+
+        assert server.drain(20.0)
+        assert server.drain(0.0)
+
+    assert server.drain(0.0)
+
+
+def test_a_stop_ends_the_drain(aside: ThreadPoolExecutor) -> None:
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+        draining = aside.submit(server.drain, 60.0)
+
+    assert draining.result(20.0)
+    env.close()
+
+
+def test_a_watch_hears_of_a_stop_and_ends_well() -> None:
+    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+        watch = Plain(channel).watch()
+        assert next(watch).status == SERVING
+
+        server.stop(grace_s=1000.0)
+
+        assert [response.status for response in watch] == [NOT_SERVING]
+        assert watch.code() is grpc.StatusCode.OK
+
+
+def env_session(address: str) -> None:
+    with contextlib.closing(RemoteEnv(address)) as env:
+        env.reset()
+        for _ in range(5):
+            env.step(0)
+
+
+def model_session(address: str) -> None:
+    with RemoteModel(address) as model:
+        model.configure_route(contract_of(gymnasium.make("CartPole-v1")))
+        for _ in range(5):
+            model.predict(np.zeros((1, 4), np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "session"), [(env_server, env_session), (model_server, model_session)]
+)
+def test_a_drain_under_load_breaks_nothing_and_is_told_before_anybody_is_refused(
+    make: Callable[[], EnvServer | ModelServer],
+    session: Callable[[str], None],
+    aside: ThreadPoolExecutor,
+) -> None:
+    def work(address: str, done: threading.Semaphore) -> tuple[str, HealthStatus]:
+        """Open sessions until one fails; return its error, and the health from then on."""
+        try:
+            while True:
+                session(address)
+                done.release()
+        except EndpointError as error:
+            return str(error), check_health(Dial(address)).status
+
+    for _ in range(10):
+        done = threading.Semaphore(0)
+        with make() as server:
+            working = [aside.submit(work, server.address, done) for _ in range(4)]
+            for _ in working:
+                assert done.acquire(timeout=60.0)
+
+            assert drained(server, 60.0)
+
+            for task in working:
+                error, health = task.result(60.0)
+                assert "draining" in error
+                assert health is HealthStatus.NOT_SERVING
+
+
+# --- tokens ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metadata", [None, (("authorization", "Bearer wron"),)])
+def test_the_health_is_behind_the_token_as_all_calls_are(metadata: Any) -> None:
+    with (
+        EnvServer("CartPole-v1", token="wrong") as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        plain = Plain(channel)
+        with pytest.raises(grpc.RpcError) as check:
+            plain.check(metadata=metadata)
+        with pytest.raises(grpc.RpcError) as watch:
+            next(plain.watch(metadata=metadata))
+        with pytest.raises(AccessDeniedError):
+            check_health(Dial(server.address))
+
+        assert check.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert watch.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert plain.check(metadata=(("authorization", "Bearer wrong"),)) == SERVING
+        assert check_health(Dial(server.address, "wrong")).is_serving
+
+
+def test_strangers_do_not_learn_that_an_endpoint_drains() -> None:
+    with EnvServer("CartPole-v1", token="right") as server:
+        server.drain(0.0)
+
+        with pytest.raises(AccessDeniedError):
+            RemoteEnv(server.address, token="other")
+
+
+# --- endpoints that do not tell --------------------------------------------------------
+
+
+def test_an_endpoint_that_does_not_know_the_question_has_unknown_health() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        foreign = grpc.server(executor)
+        port = foreign.add_insecure_port("127.0.0.1:0")
+        foreign.start()
+
+        health = check_health(Dial(f"127.0.0.1:{port}"))
+
+        foreign.stop(None).wait()
+    assert health.status is HealthStatus.UNKNOWN
+    assert "grpc.health.v1" in health.reason
+
+
+@pytest.mark.parametrize("answer", [b"\xff", b"\x08\x63", b""])
+def test_an_answer_that_makes_no_sense_is_unknown_health(answer: bytes) -> None:
+    handler = grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
+    with ThreadPoolExecutor(1) as executor:
+        foreign = grpc.server(executor)
+        port = foreign.add_insecure_port("127.0.0.1:0")
+        foreign.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": handler}),)
+        )
+        foreign.start()
+
+        health = check_health(Dial(f"127.0.0.1:{port}"))
+
+        foreign.stop(None).wait()
+    assert health.status is HealthStatus.UNKNOWN
+
+
+def test_an_address_where_nobody_answers_is_unreachable() -> None:
+    health = check_health(Dial("127.0.0.1:9"))
+
+    assert health.status is HealthStatus.UNREACHABLE
+    assert "nothing answers" in health.reason
+
+
+def test_who_accepts_and_says_nothing_is_unreachable_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dial = Dial(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.5)
+
+        assert check_health(dial).status is HealthStatus.UNREACHABLE
+
+
+def test_a_unix_socket_tells_its_health(tmp_path: Any) -> None:
+    address = f"unix:{tmp_path / 'env.sock'}"
+    with EnvServer("CartPole-v1", address=address):
+        assert check_health(Dial(address)) == EndpointHealth(HealthStatus.SERVING)
+
+
+# --- the command -----------------------------------------------------------------------
+
+
+class Inspect:
+    """The command, in this process; programs read ``told``."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._patch = patch
+        self.told: dict[str, Any] = {}
+        self.errors = ""
+
+    def __call__(self, *arguments: str, token: str = "") -> int:
+        self._patch.setenv("RLMESH_RAY_TOKEN", token)
+        code = main(["inspect", *arguments, "--json"])
+        output, self.errors = self._capsys.readouterr()
+        self.told = json.loads(output)
+        return code
+
+
+@pytest.fixture
+def inspect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Inspect:
+    return Inspect(capsys, monkeypatch)
+
+
+def test_inspect_is_a_probe_for_containers(inspect: Inspect) -> None:
+    with EnvServer("CartPole-v1") as server:
+        assert inspect("--health", server.address) == 0
+        expected = {"event": "health", "address": server.address, "status": "SERVING", "reason": ""}
+        assert inspect.told == expected
+
+        server.drain(0.0)
+
+        assert inspect("--health", server.address) == 1
+        assert inspect.told["status"] == "NOT_SERVING"
+        assert "not serving (it is draining" in inspect.errors
+    assert inspect("--health", server.address) == 1
+    assert inspect.told["status"] == "UNREACHABLE"
+
+
+def test_a_probe_for_containers_shows_the_token(inspect: Inspect) -> None:
+    with EnvServer("CartPole-v1", token="secret") as server:
+        assert inspect("--health", server.address, token="secret") == 0
+        assert inspect("--health", server.address, token="other") == 1
+        assert inspect.told["type"] == "AccessDeniedError"
+
+
+def test_inspect_shows_the_health_with_everything_else(inspect: Inspect) -> None:
+    with EnvServer("CartPole-v1") as server:
+        assert inspect(server.address) == 0
+
+    assert inspect.told["health"] == "SERVING"
+    assert inspect.told["service"] == "env"
+    assert "serving" in inspect.errors

@@ -1,0 +1,100 @@
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.server.health import Health, HealthService, ask
+from rlmesh_ray.wire import health_v1 as wire
+from rlmesh_ray.wire.health_v1 import ServingStatus
+
+NAME = "some.v1.Service"
+
+
+class Changing:
+    """A probe whose answer the test sets."""
+
+    def __init__(self) -> None:
+        self.health = Health(True)
+
+    def __call__(self) -> Health:
+        return self.health
+
+
+async def told(watch: AsyncIterator[bytes]) -> ServingStatus:
+    return wire.parse_response(await anext(watch))
+
+
+def watch(service: HealthService, name: str) -> Any:
+    # Whoever only watches needs nothing of the call's context.
+    return service.watch(wire.pack_request(name), None)
+
+
+def test_a_probe_is_believed() -> None:
+    assert ask(lambda: Health(False, "stuck")) == Health(False, "stuck")
+
+
+def test_a_probe_that_raises_is_no_health() -> None:
+    def probe() -> Health:
+        raise KeyError("device")
+
+    assert ask(probe) == Health(False, "the health probe raised KeyError: 'device'")
+
+
+@pytest.mark.parametrize("name", ["", NAME])
+def test_a_watch_is_told_at_once_when_it_is_refreshed(name: str) -> None:
+    async def scenario() -> list[ServingStatus]:
+        probe = Changing()
+        service = HealthService(probe, [NAME])
+        responses = watch(service, name)
+        first = await told(responses)
+        waiting = asyncio.ensure_future(told(responses))
+        await asyncio.sleep(0)
+        probe.health = Health(False)
+        service.refresh()
+        async with asyncio.timeout(0.5):  # less than the period
+            return [first, await waiting]
+
+    assert asyncio.run(scenario()) == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
+
+
+def test_the_end_is_told_before_a_watch_ends() -> None:
+    async def scenario() -> list[bytes]:
+        probe = Changing()
+        service = HealthService(probe, [NAME])
+        responses = watch(service, NAME)
+        first = await anext(responses)
+        probe.health = Health(False, "it is stopping")
+        service.end()
+        return [first, *[response async for response in responses]]
+
+    statuses = [wire.parse_response(response) for response in asyncio.run(scenario())]
+    assert statuses == [ServingStatus.SERVING, ServingStatus.NOT_SERVING]
+
+
+def test_a_refresh_without_news_tells_nothing() -> None:
+    async def scenario() -> list[bytes]:
+        service = HealthService(Changing(), [NAME])
+        responses = watch(service, NAME)
+        await anext(responses)
+        service.refresh()
+        service.end()
+        return [response async for response in responses]
+
+    assert asyncio.run(scenario()) == []
+
+
+def test_a_watch_on_an_unknown_service_stays_open() -> None:
+    async def scenario() -> tuple[ServingStatus, bool]:
+        service = HealthService(Changing(), [NAME])
+        responses = watch(service, "other.v1.Service")
+        first = await told(responses)
+        rest = asyncio.ensure_future(anext(responses, None))
+        service.refresh()
+        await asyncio.sleep(0)
+        is_open = not rest.done()
+        service.end()
+        await rest
+        return first, is_open
+
+    assert asyncio.run(scenario()) == (ServingStatus.SERVICE_UNKNOWN, True)
