@@ -21,9 +21,41 @@ from rlmesh_ray.cli.options import (
     read_token,
     server_tls,
 )
+from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.model_server import ModelServer
+
+
+Explore = Annotated[
+    bool,
+    typer.Option(
+        "--explore", help="Sample actions instead of taking the likeliest (RLlib checkpoints)."
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="Where torch runs, such as cuda:0.", show_default="cpu"),
+]
+Buckets = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--bucket",
+        min=1,
+        help="Pad batches to this many rows, so that the device sees few sizes; may be repeated.",
+    ),
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Run the module through torch.compile, with --bucket.")
+]
+Threads = Annotated[
+    int,
+    typer.Option("--threads", min=1, help="Of torch; more pay for large modules only."),
+]
+MaxBatchRows = Annotated[
+    int,
+    typer.Option("--max-batch-rows", min=1, help="Most rows in a batch that joins requests."),
+]
 
 
 def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
@@ -37,6 +69,12 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         ),
     ],
     address: AddressToListen = "127.0.0.1:0",
+    explore: Explore = False,
+    device: Device = None,
+    bucket: Buckets = None,
+    compile_module: Compile = False,
+    threads: Threads = 1,
+    max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
     allow_shutdown: AllowShutdown = False,
     stop_on_close: Annotated[
         bool,
@@ -60,12 +98,20 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
 
         token, tls = read_token(token_file), server_tls(tls_cert, tls_key)
         with muted():
-            policy = load_policy(checkpoint)
+            policy = load_policy(
+                checkpoint,
+                explore=explore,
+                device=device,
+                buckets=sorted(set(bucket or ())),
+                compile=compile_module,
+            )
         server = ModelServer(
             policy,
             address=address,
             token=token,
             tls=tls,
+            max_batch_rows=max_batch_rows,
+            torch_threads=threads,
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,
             accept_edition_texts=accept_edition_text or (),

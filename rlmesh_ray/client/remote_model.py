@@ -29,6 +29,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import Answer, check_answer, make_offer
 from rlmesh_ray.protocol.messages import (
+    BatchRun,
     CloseModel,
     CloseRoute,
     ConfigureRoute,
@@ -69,6 +70,22 @@ class Slots:
         """Return them in the protocol's form."""
         fields = zip(self.env_indices, self.episode_ids, self.steps, self.resets, strict=True)
         return tuple(PredictSlot(*row) for row in fields)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictTelemetry:
+    """How an endpoint made a prediction."""
+
+    policy_version: int
+    """Of the weights that acted; 0 for those that the policy was loaded with."""
+    queue_s: float
+    """Time from the request's arrival there to the beginning of its batch."""
+    forward_s: float
+    """Time that the policy took for the whole batch."""
+    batch_rows: int
+    """Rows in the batch, those of others included."""
+    server: str
+    """Names the server, as long as it lives."""
 
 
 def shake_hands(dial: Dial) -> Answer:
@@ -120,6 +137,7 @@ class RemoteModel:
         self._dial = Dial(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
+        self._telemetry: dict[str, PredictTelemetry] = {}
         self._futures: dict[str, Future[ModelResponse]] = {}
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
@@ -140,6 +158,11 @@ class RemoteModel:
             target=self._read, name="rlmesh-ray-model-client", daemon=True
         )
         self._reader.start()
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint was dialed."""
+        return self._dial.address
 
     def configure_route(self, env: Any, *, route_id: str = DEFAULT_ROUTE) -> str:
         """Open a route for one environment.
@@ -192,17 +215,30 @@ class RemoteModel:
         response = self._ask(lambda rid: Predict(rid, _with_id(context, rid), data))
         if not isinstance(response, Predicted):
             raise LocalProtocolError(f"{type(response).__name__} does not answer Predict")
+        if response.run is not None:
+            self._telemetry[route_id] = _telemetry(response.run, response.queue_ns)
         actions = values.decode_batch(contract.action_space, response.action, len(rows))
         return unflatten(
             contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
         )
 
+    def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
+        """Return how the route's latest prediction was made.
+
+        None before the first one, and when the endpoint does not tell (rlmesh-ray does).
+        """
+        return self._telemetry.get(route_id)
+
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         context = PredictContext(self._session_id, route_id, "")
+        contract = self._contracts.get(route_id)
         self._ask(lambda rid: CloseRoute(rid, _with_id(context, rid)))
-        self._contracts.pop(route_id, None)
+        # Another thread may have configured it anew already.
+        if self._contracts.get(route_id) is contract:
+            self._contracts.pop(route_id, None)
+            self._telemetry.pop(route_id, None)
 
     def close(self) -> None:
         """End the session, not the service. Idempotent."""
@@ -300,6 +336,16 @@ def contract_of(env: Any) -> EnvContract:
         action_space=from_gymnasium(env.single_action_space if is_vector else env.action_space),
         num_envs=env.num_envs if is_vector else 1,
         autoreset_mode=AutoresetMode.DISABLED,
+    )
+
+
+def _telemetry(run: BatchRun, queue_ns: int) -> PredictTelemetry:
+    return PredictTelemetry(
+        policy_version=run.policy_version,
+        queue_s=queue_ns * 1e-9,
+        forward_s=run.forward_ns * 1e-9,
+        batch_rows=run.num_rows,
+        server=run.component_id,
     )
 
 

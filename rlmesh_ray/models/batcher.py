@@ -1,7 +1,8 @@
 """Which waiting predictions run together: work-conserving, first come first served.
 
-Rule 1: whenever the device is free and anything waits, a batch goes out; nothing ever waits for
-company (so there are no timers here, and the clock serves the statistics alone).
+Rule 1: whenever the device is free and anything waits, a batch goes out. What arrives while it is
+busy goes with the next one. Nothing ever waits for company, not even for a route that is about to
+ask: so there are no timers here, and the clock serves the statistics alone.
 Rule 2: the batch belongs to the item that has waited longest: it takes the others of its group
 in arrival order, up to ``max_rows``, and stops at the first that does not fit.
 Rule 3: a batch holds at most one item of a route, and never one that another of the same route
@@ -16,8 +17,10 @@ from rlmesh_ray.errors import ConfigurationError
 
 T = TypeVar("T")
 
+DEFAULT_MAX_ROWS = 1024
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class Item(Generic[T]):
     """One prediction that waits. Items are told apart by identity."""
 
@@ -68,6 +71,11 @@ class Batcher(Generic[T]):
         self._busy_since_s: float | None = None
         self._batches = self._items = self._rows = self._cancelled = 0
         self._waited_s = self._longest_wait_s = self._busy_s = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """How many items wait."""
+        return len(self._waiting)
 
     def offer(self, item: Item[T], now_s: float) -> None:
         """Add an item at the end of the queue.

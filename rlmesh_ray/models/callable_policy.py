@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.spaces.contract import EnvContract
 
 
@@ -15,6 +15,8 @@ class CallablePolicy:
         function: Takes observations of N lanes and returns N actions, both batched as gymnasium's
             vector environments do it. The arrays it gets may be read-only.
     """
+
+    traits = Traits(is_repeatable=True)
 
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function

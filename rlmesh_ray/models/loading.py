@@ -1,55 +1,122 @@
 """Policies from what an operator names or hands in.
 
-**Loading runs code**: RLlib checkpoints are unpickled, TorchScript is executed, a factory is
-called. Nothing here is ever to be fed with a name or a path from the network.
+**Loading runs code**: RLlib checkpoints are unpickled, programs of torch are executed, a factory
+is called. Nothing here is ever to be fed with a name or a path from the network. RLlib checkpoints
+are the only thing that is unpickled (see ``program_files``); a factory does what it likes.
 """
 
 import importlib
 import re
 import sys
-import zipfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.callable_policy import CallablePolicy
 from rlmesh_ray.models.policy import Policy
+from rlmesh_ray.models.program_files import KINDS, load_program
 
-if TYPE_CHECKING:
-    import torch
-
-_KINDS = (
-    "an RLlib checkpoint folder, a TorchScript file, a torch.export file, or module:factory "
-    "of your own code"
-)
 _RLLIB_METADATA = "rllib_checkpoint.json"
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _URL = re.compile(r"[A-Za-z][\w+.-]*://")
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """How a policy that runs on torch is to run."""
+
+    device: str | None = None
+    buckets: Sequence[int] = ()
+    compile: bool = False
+
+    def refuse_for(self, kind: str) -> None:
+        """Raise unless nothing was asked for that only torch policies can do."""
+        asked = {
+            "device": self.device not in (None, "cpu"),
+            "buckets": bool(self.buckets),
+            "compile": self.compile,
+        }
+        names = [name for name, is_asked in asked.items() if is_asked]
+        if names:
+            raise ConfigurationError(
+                f"{' and '.join(names)} cannot be used with {kind}, which runs its own code: leave "
+                "them out, and do the like there"
+            )
 
 
 def as_policy(policy: object) -> Policy:
     """Make a policy of what the operator hands in.
 
     Args:
-        policy: A ``Policy``, which is returned as it is, a ``torch.nn.Module``, or a function:
-            a batch of observations in, a batch of actions out.
+        policy: A ``Policy``, which is returned as it is, a ``torch.nn.Module`` (with memory, if it
+            has an ``initial_state``; see ``RecurrentTorchPolicy``), or a function: a batch of
+            observations in, a batch of actions out.
 
     Raises:
         ConfigurationError: It is something else.
     """
+    return _as_policy(policy, _Options())
+
+
+def load_policy(
+    checkpoint: str,
+    *,
+    explore: bool = False,
+    device: str | None = None,
+    buckets: Sequence[int] = (),
+    compile: bool = False,
+) -> Policy:
+    """Load the policy that an operator names.
+
+    Args:
+        checkpoint: An RLlib checkpoint folder (of an Algorithm, or of an RLModule), a TorchScript
+            file, a torch.export file, or ``module:factory``: the module is imported from the
+            current folder or the Python path, and ``factory()`` returns what ``as_policy`` takes.
+        explore: Whether to sample actions instead of taking the likeliest; for RLlib only.
+        device: Where torch runs, such as ``"cuda:0"``; None: the CPU, or where a factory has put
+            its module.
+        buckets: See ``TorchPolicy``; not for functions.
+        compile: See ``TorchPolicy``; not for functions, nor for TorchScript.
+
+    Raises:
+        ConfigurationError: The name leads nowhere, or to something else, or the policy cannot use
+            an option; says what to do.
+        PolicyError: The policy is there, and loading it failed.
+    """
+    path = Path(checkpoint).expanduser()
+    options = _Options(device, tuple(buckets), compile)
+    if path.is_dir():
+        return _from_folder(path, explore, options)
+    if explore:
+        raise ConfigurationError(
+            f"explore is for RLlib checkpoints; {checkpoint} chooses its own actions"
+        )
+    if path.is_file():
+        return _torch_policy(load_program(path, device or "cpu"), options)
+    if _FACTORY.fullmatch(checkpoint):
+        return _from_factory(checkpoint, options)
+    if _URL.match(checkpoint):
+        raise ConfigurationError(f"{checkpoint} is not a local path; copy it to this machine first")
+    raise ConfigurationError(f"{checkpoint} does not exist; name {KINDS}")
+
+
+def _as_policy(policy: object, options: _Options) -> Policy:
     if isinstance(policy, type):
         raise ConfigurationError(
             f"the policy is the class {policy.__name__} itself; hand in an instance of it"
         )
     if isinstance(policy, Policy):
+        options.refuse_for(f"a {type(policy).__name__}")
         return policy
     # A module object cannot exist without torch having been imported.
     torch_package: Any = sys.modules.get("torch")
     if torch_package is not None and isinstance(policy, torch_package.nn.Module):
-        return _torch_policy(policy)
+        return _torch_policy(policy, options)
     if callable(policy):
+        options.refuse_for("a function")
         return CallablePolicy(policy)
     hint = ""
     if isinstance(policy, str | Path):
@@ -60,40 +127,27 @@ def as_policy(policy: object) -> Policy:
     )
 
 
-def load_policy(checkpoint: str, *, explore: bool = False) -> Policy:
-    """Load the policy that an operator names.
-
-    Args:
-        checkpoint: An RLlib checkpoint folder, a TorchScript file, a torch.export file, or
-            ``module:factory``: the module is imported from the current folder or the Python
-            path, and ``factory()`` returns what ``as_policy`` takes.
-        explore: Whether to sample actions instead of taking the likeliest; for RLlib only.
-
-    Raises:
-        ConfigurationError: The name leads nowhere, or to something else; says what to name.
-        PolicyError: The policy is there, and loading it failed.
-    """
-    path = Path(checkpoint).expanduser()
-    if path.is_dir():
-        return _from_folder(path, explore)
-    if explore:
+def _torch_policy(module: Any, options: _Options) -> Policy:
+    if hasattr(module, "forward_inference"):
         raise ConfigurationError(
-            f"explore is for RLlib checkpoints; {checkpoint} chooses its own actions"
+            "the policy is an RLModule, which does not act without its connectors; save the "
+            "Algorithm with save_to_path and name that folder (or the module, if it was trained "
+            "with RLlib's default connectors)"
         )
-    if path.is_file():
-        return _from_file(path)
-    if _FACTORY.fullmatch(checkpoint):
-        return _from_factory(checkpoint)
-    if _URL.match(checkpoint):
-        raise ConfigurationError(f"{checkpoint} is not a local path; copy it to this machine first")
-    raise ConfigurationError(f"{checkpoint} does not exist; name {_KINDS}")
+    from rlmesh_ray.models.recurrent_policy import RecurrentTorchPolicy
+    from rlmesh_ray.models.torch_policy import TorchPolicy
+
+    kind = RecurrentTorchPolicy if hasattr(module, "initial_state") else TorchPolicy
+    return kind(module, device=options.device, buckets=options.buckets, compile=options.compile)
 
 
 # --- RLlib -----------------------------------------------------------------------------
 
 
-def _from_folder(folder: Path, explore: bool) -> Policy:
-    if not (folder / _RLLIB_METADATA).is_file():
+def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
+    # Connectors belong to the policy: a module inside a checkpoint is no checkpoint.
+    is_module_alone = _holds_rl_module(folder) and _outer_checkpoint(folder) is None
+    if not (folder / _RLLIB_METADATA).is_file() and not is_module_alone:
         raise ConfigurationError(f"{folder} is no RLlib checkpoint: {_what_instead(folder)}")
     try:
         from rlmesh_ray.models.rllib_policy import RllibPolicy
@@ -102,7 +156,23 @@ def _from_folder(folder: Path, explore: bool) -> Policy:
             f"{folder} needs RLlib, and {error.name} is not installed: "
             "pip install '.[rllib]' in a checkout of rlmesh-ray"
         ) from error
-    return RllibPolicy(folder.resolve(), explore=explore)
+    return RllibPolicy(
+        folder.resolve(),
+        explore=explore,
+        device=options.device or "cpu",
+        buckets=options.buckets,
+        compile=options.compile,
+    )
+
+
+def _outer_checkpoint(folder: Path) -> Path | None:
+    outers = (outer for outer in folder.resolve().parents if (outer / _RLLIB_METADATA).is_file())
+    return next(outers, None)
+
+
+def _holds_rl_module(folder: Path) -> bool:
+    """Whether RLModule.save_to_path (or MultiRLModule's) wrote the folder."""
+    return (folder / "class_and_ctor_args.pkl").is_file() and any(folder.glob("module_state.*"))
 
 
 def _what_instead(folder: Path) -> str:
@@ -111,74 +181,19 @@ def _what_instead(folder: Path) -> str:
         inner = sorted(folder.glob(f"{pattern}/{_RLLIB_METADATA}"))
         if inner:
             return f"it holds checkpoints, as {kind} does; name one of them: {inner[-1].parent}"
-    for outer in folder.resolve().parents:
-        if (outer / _RLLIB_METADATA).is_file():
-            return f"it is a part of one; name the whole: {outer}"
+    outer = _outer_checkpoint(folder)
+    if outer is not None:
+        return f"it is a part of one; name the whole: {outer}"
     return (
-        f"it has no {_RLLIB_METADATA}; name the folder that Algorithm.save_to_path, or a Tune "
-        "checkpoint, wrote"
+        f"it has no {_RLLIB_METADATA}; name the folder that Algorithm.save_to_path, "
+        "RLModule.save_to_path or a Tune checkpoint wrote"
     )
-
-
-# --- torch -----------------------------------------------------------------------------
-
-
-def _from_file(file: Path) -> Policy:
-    load = _file_loader(file)
-    try:
-        module = load(str(file))
-    except Exception as error:
-        # Torch raises all kinds of errors here, according to what is broken.
-        raise PolicyError(f"{file} cannot be loaded: {error}") from error
-    return _torch_policy(module)
-
-
-def _file_loader(file: Path) -> "Callable[[str], torch.nn.Module]":
-    """Tell the kinds of files apart by their tables of contents; nothing is unpickled."""
-    if not zipfile.is_zipfile(file):
-        raise ConfigurationError(f"{file} is no policy; name {_KINDS}")
-    with zipfile.ZipFile(file) as archive:
-        names = {name.partition("/")[2] or name for name in archive.namelist()}
-    torch_package = _import_torch(file)
-    if "models/model.json" in names or "serialized_exported_program.json" in names:
-        return lambda path: torch_package.export.load(path).module()
-    if "constants.pkl" in names:
-        return lambda path: torch_package.jit.load(path, map_location="cpu")
-    if "data.pkl" in names:
-        raise ConfigurationError(
-            f"{file} was written by torch.save: it holds weights (or a pickled module) without "
-            "the code that runs them; save it with torch.export.save or torch.jit.save, or write "
-            "a module:factory that builds the module and loads the weights"
-        )
-    raise ConfigurationError(f"{file} is an archive of something else; name {_KINDS}")
-
-
-def _import_torch(file: Path) -> Any:
-    try:
-        import torch
-        import torch.export
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{file} needs torch, which is not installed: pip install torch"
-        ) from error
-    return torch
-
-
-def _torch_policy(module: Any) -> Policy:
-    if hasattr(module, "forward_inference"):
-        raise ConfigurationError(
-            "the policy is an RLModule, which does not act without its connectors; save the "
-            "Algorithm with save_to_path and name that folder"
-        )
-    from rlmesh_ray.models.torch_policy import TorchPolicy
-
-    return TorchPolicy(module)
 
 
 # --- own code --------------------------------------------------------------------------
 
 
-def _from_factory(name: str) -> Policy:
+def _from_factory(name: str, options: _Options) -> Policy:
     module_name, _, factory_name = name.partition(":")
     factory: Any = _import_module(module_name, name)
     for part in factory_name.split("."):
@@ -199,7 +214,7 @@ def _from_factory(name: str) -> Policy:
             "and returns the policy)"
         ) from error
     try:
-        return as_policy(made)
+        return _as_policy(made, options)
     except ConfigurationError as error:
         raise ConfigurationError(f"{name}(): {error}") from error
 

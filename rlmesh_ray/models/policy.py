@@ -40,7 +40,8 @@ class Rows:
 class Policy(Protocol):
     """Chooses actions, and may remember something about every lane.
 
-    All methods are called from one thread, one after the other. A lane is known by its route's
+    All methods are called one after the other, and from one thread unless its ``Traits`` say that
+    it only computes. A lane is known by its route's
     key and its index. Its episode begins anew when a slot says ``reset``, or names another
     episode than before; names may be empty (foreign clients, and every episode that an autoreset
     has begun), and an empty name says nothing. ``slots.SlotStates`` keeps state by these rules.
@@ -72,4 +73,43 @@ class Policy(Protocol):
         """Free what is remembered about one lane of a route, or about the whole route (None).
 
         Does nothing when nothing is remembered.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a server may assume of a policy, which has them as its attribute ``traits``."""
+
+    is_repeatable: bool = False
+    """A ``predict`` that raised has changed nothing. So it is asked again for each route alone, and
+    only the one fails whose rows it cannot bear; otherwise a whole batch does."""
+    only_computes: bool = False
+    """It waits for nothing but this machine's processors: it cannot hang. So a server may run it
+    in its serving loop, while it is quick; otherwise it always runs in a thread of its own."""
+
+
+def traits_of(policy: Policy) -> Traits:
+    """Return the policy's own traits; nothing is assumed of one that has none."""
+    traits = getattr(policy, "traits", None)
+    return traits if isinstance(traits, Traits) else Traits()
+
+
+@runtime_checkable
+class Updatable(Protocol):
+    """A policy whose weights can be replaced while it is served.
+
+    Both methods are called between batches, never during one.
+    """
+
+    def get_weights(self) -> object:
+        """Return a copy of the weights, in the form that ``set_weights`` takes."""
+
+    def set_weights(self, weights: object) -> None:
+        """Act with other weights from now on; what is remembered about lanes stays.
+
+        Args:
+            weights: All of them, in the policy's own form.
+
+        Raises:
+            PolicyError: They do not fit the policy; nothing has changed.
         """

@@ -4,6 +4,10 @@ What is loaded is what an RLlib EnvRunner runs: the env-to-module pipeline, the 
 module-to-env pipeline, each with its saved state (RLlib 2.60, ``SingleAgentEnvRunner._sample``
 is the model for the sequence of calls). No Ray is started.
 
+A folder that an RLModule alone was saved to has no connectors. It gets those that RLlib gives a
+module by default for its spaces (actions in a Box are unsquashed, none are clipped): right for
+a module that was trained with them, that is, without connectors or such settings of its own.
+
 Three things differ on purpose, because a server is not an evaluation:
 
 * ``explore`` is False unless asked for, whatever the training said;
@@ -27,11 +31,13 @@ import numpy as np
 import ray
 import tree
 from ray import cloudpickle
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.connectors import env_to_module as to_module
 from ray.rllib.connectors import module_to_env as to_env
 from ray.rllib.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.spaces.space_utils import (
@@ -42,15 +48,25 @@ from ray.rllib.utils.spaces.space_utils import (
 )
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
-from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.buckets import Buckets
+from rlmesh_ray.models.policy import RouteRows, Rows, Traits
+from rlmesh_ray.models.rllib_forward import RlModuleForward
+from rlmesh_ray.models.rllib_weights import RllibWeights
 from rlmesh_ray.models.slots import SlotStates
+from rlmesh_ray.models.torch_module import torch_device
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.batch import empty_columns, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
 
 logger = logging.getLogger(__name__)
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.
 _STEPS_BETWEEN_CUTS = 16
+# Of an Algorithm, and of an RLModule.
+_METADATA = ("rllib_checkpoint.json", "metadata.json")
+# No route of a server has such a name.
+_TRIAL = "\0"
 
 _DEFAULT_ENV_TO_MODULE = (
     to_module.AddObservationsFromEpisodesToBatch,
@@ -86,14 +102,6 @@ class _Parts:
         """Observation and action space of one lane of the environment."""
         return (self.env_to_module.input_observation_space, self.env_to_module.input_action_space)
 
-    def forward(self, batch: dict[str, Any], explore: bool) -> dict[str, Any]:
-        """Run the module on a batch of tensors."""
-        if explore:
-            outputs = self.module.forward_exploration(batch, t=self.env_steps)
-        else:
-            outputs = self.module.forward_inference(batch)
-        return dict(outputs)
-
 
 class RllibPolicy:
     """Acts as the Algorithm in a checkpoint does when it is evaluated.
@@ -104,22 +112,47 @@ class RllibPolicy:
     cut short so that it does not grow.
 
     Args:
-        checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune) wrote; new API stack,
-            single agent.
+        checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune), ``RLModule.save_to_path`` or
+            ``MultiRLModule.save_to_path`` wrote; new API stack, single agent.
         explore: Whether to sample actions instead of taking the likeliest.
         device: Where the module runs, as torch names it.
+        buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors see no
+            padding.
+        compile: Whether to run the module through ``torch.compile``; the first batch of each size
+            waits for it.
 
     Raises:
-        ConfigurationError: The folder is no such checkpoint.
+        ConfigurationError: The folder is no such checkpoint, or an option cannot be had.
         PolicyError: It could not be unpickled, or built.
     """
 
-    def __init__(self, checkpoint: Path, *, explore: bool = False, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        explore: bool = False,
+        device: str = "cpu",
+        buckets: Sequence[int] = (),
+        compile: bool = False,
+    ) -> None:
+        of_device, sizes = torch_device(device), Buckets(buckets)
         parts = _load(checkpoint, device)
         self._spaces = parts.spaces
-        self._actor = (
-            _ArrayActor(parts, explore) if _is_plain(parts) else _EpisodeActor(parts, explore)
+        forward = RlModuleForward(parts.module, explore, sizes, of_device if compile else None)
+        self._weights = RllibWeights(
+            parts.module,
+            {
+                "env_to_module_connector": parts.env_to_module,
+                "module_to_env_connector": parts.module_to_env,
+            },
+            parts.env_steps,
+            self._try,
         )
+        is_plain = _is_plain(parts)
+        # The pipelines of the others have moved on with the episodes when they fail.
+        self.traits = Traits(is_repeatable=is_plain, only_computes=of_device.type == "cpu")
+        actor = _ArrayActor if is_plain else _EpisodeActor
+        self._actor = actor(parts, _Run(forward, self._weights, explore))
 
     def check_contract(self, contract: EnvContract) -> None:
         """Compare the environment's spaces with those that the policy was trained on.
@@ -158,6 +191,47 @@ class RllibPolicy:
         """Free the episode of a lane, or of all lanes of a route."""
         self._actor.forget(route_key, env_index)
 
+    def get_weights(self) -> dict[str, Any]:
+        """Return a copy of the module's and the connectors' state, as an EnvRunner has it."""
+        return self._weights.get()
+
+    def set_weights(self, weights: object) -> None:
+        """Replace the module's weights, in place, and the connectors' states.
+
+        Filters use the statistics that they are given, and still learn nothing from clients.
+        Running episodes go on.
+
+        Args:
+            weights: The state of an EnvRunner; see ``RllibWeights.set``.
+
+        Raises:
+            PolicyError: Something in it does not fit; nothing has changed.
+        """
+        self._weights.set(weights)
+
+    def _try(self) -> None:
+        """Act on one row of zeros, as a lane that nobody has."""
+        spec = from_gymnasium(self._spaces[0])
+        observations = unflatten(spec, empty_columns(spec, 1))
+        try:
+            self._actor.actions(
+                Rows(observations, [RouteRows(_TRIAL, [PredictSlot(0, "", 0, reset=True)])])
+            )
+        finally:
+            self._actor.forget(_TRIAL, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """How an actor runs the module."""
+
+    forward: RlModuleForward
+    weights: RllibWeights
+    explore: bool
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return self.forward(batch, self.weights.env_steps)
+
 
 class _ArrayActor:
     """RLlib's default connectors round a module without state, on whole arrays.
@@ -166,9 +240,8 @@ class _ArrayActor:
     again are left out. The others are RLlib's own.
     """
 
-    def __init__(self, parts: _Parts, explore: bool) -> None:
-        self._parts = parts
-        self._explore = explore
+    def __init__(self, parts: _Parts, run: _Run) -> None:
+        self._run = run
         self._to_tensor = parts.env_to_module.connectors[-1]
         self._get_actions, self._to_numpy = parts.module_to_env.connectors[:2]
         final = parts.module_to_env.connectors[4]
@@ -182,7 +255,7 @@ class _ArrayActor:
         self._context = {
             "rl_module": parts.module,
             "episodes": [SingleAgentEpisode()],
-            "explore": explore,
+            "explore": run.explore,
             "shared_data": {},
         }
 
@@ -192,7 +265,7 @@ class _ArrayActor:
             lambda part: np.require(part, requirements=["C", "W"]), rows.observations
         )
         batch = self._to_tensor(batch={Columns.OBS: observations}, **self._context)
-        batch = self._parts.forward(batch, self._explore)
+        batch = self._run(batch)
         batch = self._get_actions(batch=batch, **self._context)
         kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & batch.keys()
         batch = self._to_numpy(batch={key: batch[key] for key in kept}, **self._context)
@@ -216,9 +289,9 @@ class _Lane:
 class _EpisodeActor:
     """Any pipeline and any module, on episodes, as RLlib's EnvRunner calls them."""
 
-    def __init__(self, parts: _Parts, explore: bool) -> None:
+    def __init__(self, parts: _Parts, run: _Run) -> None:
         self._parts = parts
-        self._explore = explore
+        self._run = run
         self._shared_data: dict[str, Any] = {}
         self._lanes = SlotStates(self._fresh_lane)
 
@@ -227,7 +300,7 @@ class _EpisodeActor:
         observations = unbatch(rows.observations)
         for lane, observation in zip(lanes, observations, strict=True):
             _advance(lane, observation)
-        outputs = self._run([lane.episode for lane in lanes], observations)
+        outputs = self._outputs([lane.episode for lane in lanes], observations)
         actions = outputs.pop(Columns.ACTIONS)
         actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV, actions)
         for row, (lane, action) in enumerate(zip(lanes, unbatch(actions), strict=True)):
@@ -245,11 +318,11 @@ class _EpisodeActor:
         spaces = {"observation_space": observation_space, "action_space": action_space}
         return _Lane(SingleAgentEpisode(**spaces))
 
-    def _run(self, episodes: list[Any], observations: list[Any]) -> dict[str, Any]:
+    def _outputs(self, episodes: list[Any], observations: list[Any]) -> dict[str, Any]:
         context = {
             "rl_module": self._parts.module,
             "episodes": episodes,
-            "explore": self._explore,
+            "explore": self._run.explore,
             "shared_data": self._shared_data,
             "metrics": None,
         }
@@ -258,7 +331,7 @@ class _EpisodeActor:
         batch = self._parts.env_to_module(
             batch={}, **context, **{Columns.OBS: observations, Columns.INFOS: infos}
         )
-        batch = self._parts.forward(batch, self._explore)
+        batch = self._run(batch)
         return dict(self._parts.module_to_env(batch=batch, **context))
 
 
@@ -292,23 +365,20 @@ def _types(pieces: Sequence[Any]) -> tuple[type, ...]:
 
 
 def _load(checkpoint: Path, device: str) -> _Parts:
-    modules_folder = checkpoint / "learner_group" / "learner" / "rl_module"
-    _check_folders(checkpoint, modules_folder)
-    runner = checkpoint / "env_runner"
-    # Without a local EnvRunner the Algorithm keeps the connectors itself.
-    connectors = runner if runner.is_dir() else checkpoint
+    is_algorithm = (checkpoint / _METADATA[0]).is_file()
+    modules_folder = checkpoint
+    if is_algorithm:
+        modules_folder = checkpoint / "learner_group" / "learner" / "rl_module"
+        _check_modules(checkpoint, modules_folder)
+    elif _module_names(checkpoint):
+        _check_modules(checkpoint, checkpoint)
+    module_folder = modules_folder / "default_policy"
     try:
-        module = RLModule.from_checkpoint(modules_folder / "default_policy")
+        module = RLModule.from_checkpoint(module_folder if module_folder.is_dir() else checkpoint)
         module.eval()
         module.to(device)
-        env_to_module = _pipeline(connectors / "env_to_module_connector", device)
-        parts = _Parts(
-            module=module,
-            env_to_module=env_to_module,
-            module_to_env=_pipeline(connectors / "module_to_env_connector", device),
-            lookback=_lookback(env_to_module, checkpoint),
-            env_steps=_env_steps(runner),
-        )
+        load_rest = _rest_of_checkpoint if is_algorithm else _rest_by_default
+        parts = load_rest(checkpoint, module, device)
     except Exception as error:
         raise PolicyError(
             f"the RLlib checkpoint {checkpoint}, written by Ray {_ray_version(checkpoint)}, cannot "
@@ -319,15 +389,45 @@ def _load(checkpoint: Path, device: str) -> _Parts:
     return parts
 
 
-def _check_folders(checkpoint: Path, modules_folder: Path) -> None:
+def _rest_of_checkpoint(checkpoint: Path, module: Any, device: str) -> _Parts:
+    runner = checkpoint / "env_runner"
+    # Without a local EnvRunner the Algorithm keeps the connectors itself.
+    connectors = runner if runner.is_dir() else checkpoint
+    env_to_module = _pipeline(connectors / "env_to_module_connector", device)
+    return _Parts(
+        module=module,
+        env_to_module=env_to_module,
+        module_to_env=_pipeline(connectors / "module_to_env_connector", device),
+        lookback=_lookback(env_to_module, checkpoint),
+        env_steps=_env_steps(runner),
+    )
+
+
+def _rest_by_default(checkpoint: Path, module: Any, device: str) -> _Parts:
+    config = AlgorithmConfig()
+    spaces = {INPUT_ENV_SINGLE_SPACES: (module.observation_space, module.action_space)}
+    return _Parts(
+        module=module,
+        env_to_module=config.build_env_to_module_connector(spaces=spaces, device=device),
+        module_to_env=config.build_module_to_env_connector(spaces=spaces),
+        lookback=config.episode_lookback_horizon,
+        env_steps=0,
+    )
+
+
+def _check_modules(checkpoint: Path, modules_folder: Path) -> None:
     if not modules_folder.is_dir():
         raise ConfigurationError(
             f"{checkpoint} holds no RLModule: it is incomplete, or of RLlib's old API stack; name "
             "a folder that Algorithm.save_to_path wrote on the new one"
         )
-    names = sorted(folder.name for folder in modules_folder.iterdir() if folder.is_dir())
+    names = _module_names(modules_folder)
     if "default_policy" not in names:
         raise ConfigurationError(_multi_agent(checkpoint, f"its modules are {', '.join(names)}"))
+
+
+def _module_names(modules_folder: Path) -> list[str]:
+    return sorted(folder.name for folder in modules_folder.iterdir() if folder.is_dir())
 
 
 def _multi_agent(checkpoint: Path, reason: str) -> str:
@@ -395,6 +495,7 @@ def _unpickle(file: Path) -> Any:
 
 def _ray_version(checkpoint: Path) -> str:
     try:
-        return str(json.loads((checkpoint / "rllib_checkpoint.json").read_text())["ray_version"])
-    except (OSError, LookupError, ValueError):
+        file = next(checkpoint / n for n in _METADATA if (checkpoint / n).is_file())
+        return str(json.loads(file.read_text())["ray_version"])
+    except (StopIteration, OSError, LookupError, ValueError):
         return "(unknown)"

@@ -7,6 +7,7 @@ actions, contracts or infos. ``wire`` makes these from bytes and bytes from thes
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Infos = Mapping[str, object]
 """Infos as gymnasium's vector environments give them: arrays by key, a mask by ``_key``."""
@@ -164,9 +165,11 @@ EnvResponse = ResetDone | StepDone | Rendered | Closed | EnvFailed
 # --- model streams ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PredictSlot:
-    """Which lane and episode one row of a batch belongs to."""
+class PredictSlot(NamedTuple):
+    """Which lane and episode one row of a batch belongs to.
+
+    A tuple, since a busy endpoint makes a hundred thousand a second.
+    """
 
     env_index: int
     episode_id: str
@@ -206,6 +209,8 @@ class Predict(RouteRequest):
 
     observation: bytes
     """A batch with one row a slot, encoded by the dialect."""
+    mirror: bytes = field(default=b"", compare=False, repr=False)
+    """The context as it came, in the dialect's own form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +248,20 @@ class RouteConfigured(Response):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRun:
+    """How a batch of predictions was made."""
+
+    policy_version: int
+    """Of the weights that acted; 0 for those that the policy was loaded with."""
+    num_rows: int
+    """Of all requests in it."""
+    forward_ns: int
+    """Time that the policy took for all rows together."""
+    component_id: str = ""
+    """Names the server."""
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted(Response):
     """Answers Predict."""
 
@@ -250,6 +269,12 @@ class Predicted(Response):
     """The request's own."""
     action: bytes
     """A batch with one row a slot."""
+    run: BatchRun | None = None
+    """None: the model does not tell."""
+    queue_ns: int = 0
+    """Time from the request's arrival to the beginning of its batch; with ``run`` only."""
+    mirror: bytes = field(default=b"", compare=False, repr=False)
+    """The request's own. If there is one it is sent in place of ``context``, which it equals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,15 +71,16 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
 
     async def _join(
         self, join: _Join, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
+    ) -> None:
         await self._require_open(context)
         self._num_inside += 1
         self._empty.clear()
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(self._leave)
         async with contextlib.aclosing(join(requests, context)) as responses:
+            # Written here, and not passed on: a generator more would cost each response twice.
             async for response in responses:
-                yield response
+                await context.write(response)
 
     def _leave(self, _context: object) -> None:
         self._num_inside -= 1

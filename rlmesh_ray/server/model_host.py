@@ -1,54 +1,109 @@
 """Runs a policy for all routes of all sessions: one thread, batches across routes."""
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from rlmesh_ray.errors import ConformanceError, PolicyError, RlmeshError
+from rlmesh_ray.errors import ConfigurationError, EndpointTimeoutError, RlmeshError
 from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows
-from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.spaces.batch import Column, leaves, unflatten
-from rlmesh_ray.spaces.columns import concatenate, split
-from rlmesh_ray.spaces.conformance import Policy as Validation
-from rlmesh_ray.spaces.conformance import check, coerce_batch
+from rlmesh_ray.models.policy import Policy, Updatable, traits_of
+from rlmesh_ray.models.torch_threads import limit_torch_threads
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
+from rlmesh_ray.server.batch_run import BatchRunner, Part, guarded
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.pace import Pace
+from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.spaces.contract import EnvContract
 
 ResultT = TypeVar("ResultT")
-# One job's actions, or why there are none.
-_Result = list[Column] | BaseException
+
+DEFAULT_STUCK_AFTER_S = 5.0
+
+Answer = Callable[[bytes | RlmeshError, BatchRun, int], None]
+"""Takes a request's actions (or why there are none), its batch, and the ns that it waited."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Job:
-    contract: EnvContract
-    columns: list[Column]
-    rows: RouteRows
-    result: asyncio.Future[list[Column]]
+    part: Part
+    answer: Answer
+    arrived_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A batch that has been run."""
+
+    jobs: Sequence[_Job]
+    results: Sequence[bytes | RlmeshError]
+    run: BatchRun
+    begun_ns: int
+
+
+Ticket = Item[_Job]
+"""A prediction that waits or runs."""
 
 
 class ModelHost:
     """The policy of one endpoint.
 
-    All methods must be called from the serving loop.
-
     Args:
-        policy: Called from one thread only.
+        policy: Called from one thread at a time.
         max_rows: Most rows in a batch that joins several requests.
+        stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
+            stuck.
+        torch_threads: How many threads torch uses for a batch.
+        name: Names the server in what it tells about each prediction.
     """
 
-    def __init__(self, policy: Policy, max_rows: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        max_rows: int,
+        *,
+        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        torch_threads: int = 1,
+        name: str = "",
+    ) -> None:
         self._policy = policy
+        self._runner = BatchRunner(policy)
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rlmesh-ray-policy")
+        # The serving loop adds, the policy's thread takes.
+        self._lock = threading.Lock()
+        self._stuck_after_s = stuck_after_s
+        self._name = name
+        self._version = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pace = Pace(only_computes=traits_of(policy).only_computes)
+        self._inbox: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._num_routes = 0
+        self._num_new = 0
+        self._is_gathering = False
+        self._thread = PolicyThread(self._next_batch)
+        self._torch_threads = torch_threads
+        self._call(limit_torch_threads, torch_threads)
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that act now; 0 for those that the policy came with."""
+        return self._version
 
     def statistics(self) -> BatcherStatistics:
-        """Return what the batcher counted."""
-        return self._batcher.statistics()
+        """Return what the batcher counted. From any thread."""
+        with self._lock:
+            return self._batcher.statistics()
+
+    def health(self) -> Health:
+        """Tell whether the policy gets on with its work. From any thread."""
+        busy_for_s = self._thread.busy_for_s
+        if busy_for_s <= self._stuck_after_s:
+            return Health(is_serving=True)
+        return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
 
     async def configure(self, contract: EnvContract) -> None:
         """Ask whether the policy can act there.
@@ -56,122 +111,167 @@ class ModelHost:
         Raises:
             ContractMismatchError: It cannot.
         """
-        await self._run(self._policy.check_contract, contract)
+        await asyncio.wrap_future(self._call(self._policy.check_contract, contract))
+        self._num_routes += 1
 
-    async def predict(
+    async def forget(self, route_key: str) -> None:
+        """Free what the policy remembers about a route; once for each that was configured."""
+        self._num_routes -= 1
+        await asyncio.wrap_future(self._call(self._policy.forget, route_key, None))
+
+    def soon(self, take: Callable[[bytes], None], data: bytes) -> None:
+        """Have ``take(data)`` called in the next round of the serving loop; from the loop.
+
+        What has come at the same time is worked on in one go, whatever stream it came by: each
+        piece of code that runs ten times on end is several times as fast as if all take turns.
+        """
+        self._inbox.append((take, data))
+        self._gather_soon()
+
+    def predict(
         self,
         route_key: str,
         contract: EnvContract,
-        columns: list[Column],
+        observation: bytes,
         slots: Sequence[PredictSlot],
-    ) -> list[Column]:
-        """Return the actions, one row a slot, with the rows of whoever else is waiting.
+        answer: Answer,
+    ) -> Ticket:
+        """Have actions chosen, with the rows of whoever else waits. From the serving loop.
 
         Args:
             route_key: Names the route over all sessions.
             contract: The route's.
-            columns: Observations, one row a slot.
+            observation: A batch with one row a slot, from the wire.
             slots: At least one.
-
-        Raises:
-            PolicyError: The policy failed, or its actions do not fit the action space.
+            answer: Called in the serving loop, unless the ticket is cancelled before. Gets the
+                actions, one row a slot, for the wire.
         """
-        result: asyncio.Future[list[Column]] = asyncio.get_running_loop().create_future()
-        job = _Job(contract, columns, RouteRows(route_key, slots), result)
-        item = Item(_group(contract), route_key, len(slots), job)
-        self._batcher.offer(item, time.monotonic())
-        self._drive()
-        try:
-            return await result
-        except asyncio.CancelledError:
-            self._batcher.cancel(item)
-            raise
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            limit_torch_threads(self._torch_threads)  # for what it will run itself
+        job = _Job(Part(contract, observation, route_key, slots), answer, time.monotonic_ns())
+        group = (contract.observation_space, contract.action_space)
+        ticket = Item(group, route_key, len(slots), job)
+        with self._lock:
+            self._batcher.offer(ticket, job.arrived_ns * 1e-9)
+        self._num_new += 1
+        self._gather_soon()
+        return ticket
 
-    async def forget(self, route_key: str) -> None:
-        """Free what the policy remembers about a route."""
-        await self._run(self._policy.forget, route_key, None)
+    def cancel(self, ticket: Ticket) -> None:
+        """Take a prediction back if it has not begun to run."""
+        with self._lock:
+            self._batcher.cancel(ticket)
+
+    def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
+        """Let the policy act with other weights from the next batch on. Blocks; see ModelServer."""
+        swapped = self._call(self._swap, weights, version)
+        try:
+            return swapped.result(timeout_s)
+        except TimeoutError:
+            if not swapped.cancel():  # it began just now
+                return swapped.result()
+            raise EndpointTimeoutError(
+                f"the policy has not come back for {self._thread.busy_for_s:.0f} s: the weights "
+                "have not been replaced"
+            ) from None
 
     def close(self) -> None:
-        """End the thread, after what it is doing."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the thread, after what it is doing. Does not block."""
+        self._thread.end()
 
-    async def _run(self, function: Callable[..., None], *arguments: object) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, partial(_guarded, function, *arguments))
+    def _call(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
+        """Run ``function`` in the policy's thread."""
+        done: Future[ResultT] = Future()
 
-    def _drive(self) -> None:
-        """Run whatever waits, if the thread is free."""
-        batch = self._batcher.next_batch(time.monotonic())
-        if not batch:
+        def work() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(guarded(function, *arguments))
+            except RlmeshError as error:
+                done.set_exception(error)
+
+        self._thread.call(work)
+        return done
+
+    def _swap(self, weights: object, version: int | None) -> int:
+        if not isinstance(self._policy, Updatable):
+            raise ConfigurationError(
+                f"the weights of a {type(self._policy).__name__} cannot be replaced; serve a torch "
+                "module, an RLlib checkpoint, or a policy with get_weights and set_weights"
+            )
+        newer = self._version + 1 if version is None else version
+        if newer <= self._version:
+            raise ConfigurationError(
+                f"version {newer} is not newer than version {self._version}, which acts already"
+            )
+        self._policy.set_weights(weights)
+        self._version = newer
+        return newer
+
+    def _gather_soon(self) -> None:
+        if not self._is_gathering:
+            self._is_gathering = True
+            asyncio.get_running_loop().call_soon(self._gather)
+
+    def _gather(self) -> None:
+        """Take what has come, and run it when nothing more comes at once.
+
+        What the loop has received already would otherwise run in batches of one, and a batch costs
+        as much as ten rows of a small network. When every route has asked, nothing more can come.
+        """
+        inbox, self._inbox = self._inbox, []
+        for take, data in inbox:
+            take(data)
+        if self._pace.is_quick and inbox and self._num_new < self._num_routes:
+            asyncio.get_running_loop().call_soon(self._gather)
             return
-        jobs = [item.payload for item in batch]
-        work = partial(_guarded, self._predict, jobs)
-        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        running.add_done_callback(lambda done: self._finish(jobs, done))
+        self._is_gathering = False
+        self._hand_over()
 
-    def _finish(self, jobs: list[_Job], done: asyncio.Future[list[_Result]]) -> None:
-        self._batcher.done(time.monotonic())
-        error = asyncio.CancelledError() if done.cancelled() else done.exception()
-        results = [error] * len(jobs) if error is not None else done.result()
-        for job, result in zip(jobs, results, strict=True):
-            if job.result.done():
-                continue  # its client is gone
-            if isinstance(result, BaseException):
-                job.result.set_exception(result)
-            else:
-                job.result.set_result(result)
-        self._drive()
+    def _hand_over(self) -> None:
+        """Run what waits: here, if the policy is quick and free, else in its thread."""
+        self._num_new = 0
+        ran: list[_Done] = []
+        if not self._pace.is_quick or not self._thread.try_here(partial(self._run_here, ran)):
+            self._thread.ring()
+            return
+        for done in ran:
+            self._deliver(done)
+        if self._batcher.num_waiting:  # more than a batch could hold
+            self._gather_soon()
 
-    def _predict(self, jobs: list[_Job]) -> list[_Result]:
-        """Run one batch, in the policy's thread; return each job's actions."""
-        contract = jobs[0].contract
-        rows = Rows(
-            unflatten(contract.observation_space, concatenate([job.columns for job in jobs])),
-            [job.rows for job in jobs],
-        )
-        actions = self._policy.predict(contract, rows)
-        try:
-            columns = coerce_batch(contract.action_space, actions, rows.num_rows)
-        except ConformanceError as error:
-            raise _misfit(contract, error) from error
-        parts = split(columns, [len(job.rows.slots) for job in jobs])
-        if _nonsense(contract, columns) is None:
-            return list(parts)
-        # Those who share a batch with a client of whom the policy makes nonsense do not share it.
-        return [_nonsense(contract, part) or part for part in parts]
+    def _run_here(self, ran: list[_Done]) -> None:
+        """Run one batch in the serving loop."""
+        with self._lock:
+            tickets = self._batcher.next_batch(time.monotonic())
+        if tickets:
+            ran.append(self._run([ticket.payload for ticket in tickets]))
 
+    def _deliver(self, done: _Done) -> None:
+        """Answer the requests of a batch."""
+        for job, result in zip(done.jobs, done.results, strict=True):
+            job.answer(result, done.run, done.begun_ns - job.arrived_ns)
 
-def _guarded(function: Callable[..., ResultT], *arguments: object) -> ResultT:
-    """Call what belongs to the policy, whatever it raises.
+    def _next_batch(self) -> Work | None:
+        with self._lock:
+            tickets = self._batcher.next_batch(time.monotonic())
+        return partial(self._run_there, [ticket.payload for ticket in tickets]) if tickets else None
 
-    SystemExit and KeyboardInterrupt would end the serving loop, and with it every endpoint of the
-    process; a future cannot hold StopIteration.
+    def _run_there(self, jobs: Sequence[_Job]) -> None:
+        """Run one batch in the policy's thread."""
+        done = self._run(jobs)
+        assert self._loop is not None  # predict was called
+        self._loop.call_soon_threadsafe(self._deliver, done)
 
-    Raises:
-        RlmeshError: As the policy raised it, or a PolicyError in place of anything else.
-    """
-    try:
-        return function(*arguments)
-    except RlmeshError:
-        raise
-    except BaseException as error:
-        name = type(error).__name__
-        raise PolicyError(f"the policy raised {name}: {error}") from error
-
-
-def _nonsense(contract: EnvContract, columns: list[Column]) -> PolicyError | None:
-    """Return the error of actions that are in no space: NaN, or outside a Discrete's domain."""
-    try:
-        check(leaves(contract.action_space), columns, Validation.OFF)
-    except ConformanceError as error:
-        return _misfit(contract, error)
-    return None
-
-
-def _misfit(contract: EnvContract, error: ConformanceError) -> PolicyError:
-    return PolicyError(f"the policy's actions do not fit {contract.id}'s action space: {error}")
-
-
-def _group(contract: EnvContract) -> Hashable:
-    """What requests must share to run together."""
-    return (contract.observation_space, contract.action_space)
+    def _run(self, jobs: Sequence[_Job]) -> _Done:
+        begun_ns = time.monotonic_ns()
+        results = self._runner.run([job.part for job in jobs])
+        num_rows = sum(len(job.part.slots) for job in jobs)
+        run = BatchRun(self._version, num_rows, self._runner.forward_ns, self._name)
+        ended_ns = time.monotonic_ns()
+        with self._lock:
+            self._batcher.done(ended_ns * 1e-9)
+        self._pace.note((ended_ns - begun_ns) * 1e-9)
+        return _Done(jobs, results, run, begun_ns)

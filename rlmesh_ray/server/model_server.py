@@ -1,15 +1,17 @@
 """ModelServer: a policy as an endpoint, without Ray."""
 
+import uuid
 from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.models.batcher import BatcherStatistics
+from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS, BatcherStatistics
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S, ModelHost
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
@@ -25,6 +27,9 @@ class ModelServer:
         token: What clients must show; required unless ``address`` is loopback.
         tls: Files for TLS.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
+        torch_threads: How many threads torch uses for a batch. More than one pays for large modules
+            only: on two cores, two of them were seen to be forty times as slow for small ones.
+        stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck.
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         stop_on_close: Whether a client's Close stops the server after that client's session. By
             default it ends the session only: other clients may be at work.
@@ -42,13 +47,23 @@ class ModelServer:
         address: str = "127.0.0.1:0",
         token: str | None = None,
         tls: ServerTls | None = None,
-        max_batch_rows: int = 1024,
+        max_batch_rows: int = DEFAULT_MAX_ROWS,
+        torch_threads: int = 1,
+        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         allow_shutdown: bool = False,
         stop_on_close: bool = False,
         accept_edition_texts: Collection[str] = (),
     ) -> None:
-        self._host = ModelHost(as_policy(policy), max_batch_rows)
-        self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=self._host.close)
+        self._host = ModelHost(
+            as_policy(policy),
+            max_batch_rows,
+            stuck_after_s=stuck_after_s,
+            torch_threads=torch_threads,
+            name=uuid.uuid4().hex,
+        )
+        self._endpoint = Endpoint(
+            address, token=token, tls=tls, on_stop=self._host.close, probe=self._host.health
+        )
         self._rules = HouseRules(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
@@ -64,6 +79,40 @@ class ModelServer:
         """Return what has been predicted, in how many batches."""
         return self._host.statistics()
 
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that act now; 0 for those that it was made with."""
+        return self._host.policy_version
+
+    def set_weights(
+        self, weights: object, *, version: int | None = None, timeout_s: float | None = 60.0
+    ) -> int:
+        """Let the policy act with other weights, from the next batch on.
+
+        Blocks until then. No request is refused or lost, and none sees a half of them; running
+        episodes keep what the policy remembers of them.
+
+        Args:
+            weights: In the policy's own form: a module's state dict; of an RLlib checkpoint, the
+                state of an EnvRunner (``rl_module``, and the connectors' if they have changed).
+            version: What each answer tells from then on; default: one more than now.
+            timeout_s: How long to wait for the policy, which may be at a batch.
+
+        Returns:
+            The version that acts now.
+
+        Raises:
+            ConfigurationError: ``version`` is not newer than the present one, or the policy's
+                weights cannot be replaced.
+            PolicyError: The weights do not fit; nothing has changed.
+            EndpointTimeoutError: The policy did not come back in time; nothing has changed.
+        """
+        return self._host.set_weights(weights, version=version, timeout_s=timeout_s)
+
+    def health(self) -> Health:
+        """Tell whether it would serve a new client now: the policy works, nothing drains."""
+        return self._endpoint.health()
+
     def start(self) -> Self:
         """Listen. Blocks until clients can connect.
 
@@ -78,6 +127,19 @@ class ModelServer:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the server has stopped; return whether it has."""
         return self._endpoint.wait(timeout_s)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no new sessions from now on, and block until the open ones have ended.
+
+        Call ``stop`` afterwards.
+
+        Args:
+            timeout_s: How long to wait; None: as long as it takes.
+
+        Returns:
+            Whether the last session has ended.
+        """
+        return self._endpoint.finish_sessions(timeout_s)
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Answer what is outstanding, then end the sessions. Idempotent; blocks.

@@ -8,20 +8,22 @@ import asyncio
 import logging
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 
 import grpc
 
 from rlmesh_ray.errors import (
+    CapacityError,
     CodecError,
-    ConformanceError,
     ContractMismatchError,
     PolicyError,
     RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import (
-    CloseRoute,
+    BatchRun,
     ConfigureRoute,
     ModelClosed,
     ModelErrorCode,
@@ -36,13 +38,11 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_session import ModelSession, Todo
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_host import ModelHost, Ticket
+from rlmesh_ray.server.outbox import Outbox
 from rlmesh_ray.server.reception import HouseRules, Reception
-from rlmesh_ray.spaces.batch import Column, leaves
-from rlmesh_ray.spaces.conformance import Policy, check
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
-from rlmesh_ray.wire.rlmesh_v1 import values
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ _ABLE = {
 
 MAX_UNANSWERED = 256
 """Requests of one session that are read before earlier ones have been answered and taken."""
+MAX_ROUTES = 1024
+"""Routes of one session; each keeps its contract in memory."""
 
 
 class ModelService:
@@ -85,12 +87,8 @@ class ModelService:
         conversation = _Conversation(self._host, self._drain)
         reader = asyncio.ensure_future(conversation.read(requests))
         try:
-            while not conversation.is_closed:
-                response = await conversation.outbox.get()
-                if response is None:
-                    break
-                conversation.is_closed = isinstance(response, ModelClosed)
-                yield wire.pack_response(response)
+            while (frame := await conversation.outbox.get()) is not None:
+                yield frame
                 conversation.note_taken()
         finally:
             reader.cancel()
@@ -105,8 +103,8 @@ class _Conversation:
     """One Join stream."""
 
     def __init__(self, host: ModelHost, drain: Drain) -> None:
-        self.outbox: asyncio.Queue[ModelResponse | None] = asyncio.Queue()
-        """Responses to send; None after the last one."""
+        self.outbox = Outbox()
+        """Frames to send; None after the last one."""
         self.is_closed = False
         """Whether Close has been answered."""
         self._host = host
@@ -114,9 +112,12 @@ class _Conversation:
         self._session = ModelSession()
         self._key = uuid.uuid4().hex
         self._contracts: dict[str, EnvContract] = {}
+        self._predicting: dict[str, Ticket] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._num_owed = 0
+        self._num_untaken = 0
         self._is_reading = True
+        self._is_released = False
         self._taken = asyncio.Event()
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
@@ -125,7 +126,8 @@ class _Conversation:
             async for data in requests:
                 self._num_owed += 1
                 self._drain.owe()
-                self._follow(self._session.receive(wire.parse_request(data)))
+                self._num_untaken += 1
+                self._host.soon(self._take, data)
                 while self._num_owed >= MAX_UNANSWERED:
                     # A client that only sends shall wait, not fill this process's memory.
                     self._taken.clear()
@@ -136,6 +138,12 @@ class _Conversation:
             self._is_reading = False
             self._end_if_done()
 
+    def _take(self, data: bytes) -> None:
+        """Work on a request; together with those of other streams that came at the same time."""
+        if not self._is_released:
+            self._num_untaken -= 1
+            self._follow(self._session.receive(wire.parse_request(data)))
+
     def note_taken(self) -> None:
         """Note that a response has been sent."""
         self._num_owed -= 1
@@ -144,74 +152,108 @@ class _Conversation:
 
     async def release(self) -> None:
         """Drop what is unfinished and free the routes."""
+        self._is_released = True
         self._drain.settle(self._num_owed)
+        for ticket in self._predicting.values():
+            self._host.cancel(ticket)
         working = tuple(self._working)
         for task in working:
             task.cancel()
-        # Else one of them could still hand the policy rows of a route that is forgotten below.
         await asyncio.gather(*working, return_exceptions=True)
         for route_id in list(self._contracts):
             try:
+                # After the batch that may be running with rows of the route.
                 await self._host.forget(self._route_key(route_id))
             except PolicyError as error:  # nobody is there any more whom it would concern
                 _LOG.warning("the policy failed: %s", error)
 
     def _follow(self, todo: Todo) -> None:
-        for response in todo.responses:
-            self.outbox.put_nowait(response)
-        for request in todo.ready:
-            task = asyncio.ensure_future(self._work(request))
-            self._working.add(task)
-            task.add_done_callback(self._working.discard)
+        """Do what the session says, and what follows from that."""
+        following = deque([todo])
+        while following:
+            todo = following.popleft()
+            for response in todo.responses:
+                self.outbox.put(wire.pack_response(response))
+                if isinstance(response, ModelClosed):
+                    self.is_closed = True
+                    self.outbox.put(None)
+            for request in todo.ready:
+                failed = self._begin(request)
+                if failed is not None:
+                    following.append(self._session.complete(request, failed))
         self._end_if_done()
 
     def _end_if_done(self) -> None:
         """End the stream when nothing comes in any more and nothing is outstanding."""
-        if not self._is_reading and not self._session.num_outstanding:
-            self.outbox.put_nowait(None)
+        if not (self._is_reading or self._num_untaken or self._session.num_outstanding):
+            self.outbox.put(None)
+
+    def _begin(self, request: RouteRequest) -> ModelFailed | None:
+        """Set to work; what fails at once is answered at once."""
+        if not isinstance(request, Predict):
+            task = asyncio.ensure_future(self._work(request))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+            return None
+        # No task for each of these: it would cost as much as the rest together.
+        contract = self._contracts[request.context.route_id]
+        slots = request.context.slots
+        try:
+            _check_slots(slots, contract)
+        except CodecError as error:
+            return _failed(request, error)
+        self._predicting[request.request_id] = self._host.predict(
+            self._route_key(request.context.route_id),
+            contract,
+            request.observation,
+            slots,
+            partial(self._finish_predict, request),
+        )
+        return None
+
+    def _finish_predict(
+        self, request: Predict, result: bytes | RlmeshError, run: BatchRun, queue_ns: int
+    ) -> None:
+        if self._is_released:
+            return
+        del self._predicting[request.request_id]
+        response: ModelResponse
+        if isinstance(result, bytes):
+            response = Predicted(
+                request.request_id, request.context, result, run, queue_ns, request.mirror
+            )
+        else:
+            response = _failed(request, result)
+        self._follow(self._session.complete(request, response))
 
     async def _work(self, request: RouteRequest) -> None:
         try:
             response = await self._answer(request)
         except RlmeshError as error:
             response = _failed(request, error)
-        except Exception as error:  # noqa: BLE001  # a policy's fault must not end the session
-            response = _failed(request, error)
         self._follow(self._session.complete(request, response))
 
     async def _answer(self, request: RouteRequest) -> ModelResponse:
-        match request:
-            case ConfigureRoute():
-                return await self._configure(request)
-            case Predict():
-                return await self._predict(request)
-            case CloseRoute():
-                self._contracts.pop(request.context.route_id)
-                await self._host.forget(self._route_key(request.context.route_id))
-                return RouteClosed(request.request_id)
-        raise AssertionError(f"the session lets no {type(request).__name__} through")
+        if isinstance(request, ConfigureRoute):
+            return await self._configure(request)
+        self._contracts.pop(request.context.route_id)
+        await self._host.forget(self._route_key(request.context.route_id))
+        return RouteClosed(request.request_id)
 
     async def _configure(self, request: ConfigureRoute) -> ModelResponse:
         if not isinstance(request.contract, EnvContract):
             raise ContractMismatchError("ConfigureRoute came without an environment contract")
-        await self._host.configure(request.contract)
         route_id = request.context.route_id
+        if route_id not in self._contracts and len(self._contracts) >= MAX_ROUTES:
+            raise CapacityError(
+                f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
+                "open another session"
+            )
+        await self._host.configure(request.contract)
         if route_id in self._contracts:  # configured anew: what was remembered is another's
             await self._host.forget(self._route_key(route_id))
         self._contracts[route_id] = request.contract
         return RouteConfigured(request.request_id)
-
-    async def _predict(self, request: Predict) -> ModelResponse:
-        contract = self._contracts[request.context.route_id]
-        slots = request.context.slots
-        _check_slots(slots, contract)
-        columns = values.decode_batch(contract.observation_space, request.observation, len(slots))
-        _check_observation(contract, columns)
-        actions = await self._host.predict(
-            self._route_key(request.context.route_id), contract, columns, slots
-        )
-        data = values.encode_batch(contract.action_space, actions, len(slots))
-        return Predicted(request.request_id, request.context, data)
 
     def _route_key(self, route_id: str) -> str:
         return f"{self._key}/{route_id}"
@@ -219,6 +261,8 @@ class _Conversation:
 
 def _check_slots(slots: Sequence[PredictSlot], contract: EnvContract) -> None:
     """Refuse slots that would make the policy's state ambiguous, or grow without bound."""
+    if len(slots) == 1 and 0 <= slots[0].env_index < contract.num_envs:
+        return
     if not slots:
         raise CodecError("Predict names no slots; give one a row of the observation")
     lanes = {slot.env_index for slot in slots}
@@ -231,23 +275,19 @@ def _check_slots(slots: Sequence[PredictSlot], contract: EnvContract) -> None:
         )
 
 
-def _check_observation(contract: EnvContract, columns: list[Column]) -> None:
-    """Refuse what is in no space: a policy would make nonsense of it, or remember it."""
-    try:
-        check(leaves(contract.observation_space), columns, Policy.OFF)
-    except ConformanceError as error:
-        raise CodecError(
-            f"the observation does not fit {contract.id}'s observation space: {error}"
-        ) from error
+_CODES: Mapping[type[RlmeshError], ModelErrorCode] = {
+    CodecError: ModelErrorCode.INVALID_REQUEST,
+    ContractMismatchError: ModelErrorCode.INVALID_REQUEST,
+    CapacityError: ModelErrorCode.BUSY,
+}
+"""Whatever is not here is the policy's fault."""
 
 
-def _failed(request: RouteRequest, error: Exception) -> ModelFailed:
+def _failed(request: RouteRequest, error: RlmeshError) -> ModelFailed:
     """Say in band what went wrong; the session goes on."""
-    is_callers_fault = isinstance(error, CodecError | ContractMismatchError)
-    code = ModelErrorCode.INVALID_REQUEST if is_callers_fault else ModelErrorCode.INTERNAL
-    known = isinstance(error, RlmeshError)
-    message = str(error) if known else f"{type(error).__name__}: {error}"
-    trace = "" if is_callers_fault else "".join(traceback.format_exception(error))
-    if isinstance(error, PolicyError) or not known:
-        _LOG.warning("the policy failed: %s", message)
-    return ModelFailed(request.request_id, code, message, is_recoverable=True, debug_info=trace)
+    code = _CODES.get(type(error), ModelErrorCode.INTERNAL)
+    trace = ""
+    if code is ModelErrorCode.INTERNAL:
+        trace = "".join(traceback.format_exception(error))
+        _LOG.warning("the policy failed: %s", error)
+    return ModelFailed(request.request_id, code, str(error), is_recoverable=True, debug_info=trace)

@@ -1,5 +1,6 @@
 """The served policy against RLlib's own EnvRunner, on the same observations."""
 
+import copy
 import itertools
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import tree
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import (
     FlattenObservations,
@@ -21,10 +23,11 @@ from ray.rllib.connectors.env_to_module import (
     PrevActionsPrevRewards,
 )
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.utils.filter import RunningStat
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable
 from rlmesh_ray.models.rllib_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -75,15 +78,19 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     scale: float = 0.3
     """Of the weights: large ones saturate actions."""
+    has_later: bool = False
+    """Whether there is another checkpoint of it, with other weights."""
 
 
 CASES = {
-    "discrete": Case("CartPole-v1"),
+    "discrete": Case("CartPole-v1", has_later=True),
     "normalised": Case(),
     "clipped": Case(environment={"normalize_actions": False, "clip_actions": True}, scale=1.0),
     "raw": Case(environment={"normalize_actions": False, "clip_actions": False}),
-    "filtered": Case(env_to_module=lambda env, spaces, device: MeanStdFilter()),
-    "recurrent": Case(model={"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}),
+    "filtered": Case(env_to_module=lambda env, spaces, device: MeanStdFilter(), has_later=True),
+    "recurrent": Case(
+        model={"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}, has_later=True
+    ),
     "looking back": Case(
         "MountainCar-v0",
         env_to_module=lambda env, spaces, device: [
@@ -102,14 +109,18 @@ class Trained:
     checkpoint: Path
     lanes: list[list[Event]]
     contract: EnvContract
+    later: Path
+    """The same algorithm's checkpoint with other weights and connector states."""
+    later_state: dict[str, Any]
+    """Its EnvRunner's state."""
 
 
-def shake(algorithm: Any, scale: float) -> None:
+def shake(algorithm: Any, scale: float, seed: int = 9) -> None:
     """Give the module weights that make its actions depend on all of its input.
 
     RLlib's initial ones are so small that most greedy actions are the same.
     """
-    torch.manual_seed(9)
+    torch.manual_seed(seed)
     module = algorithm.learner_group._learner.module["default_policy"]
     with torch.no_grad():
         for parameter in module.parameters():
@@ -136,7 +147,7 @@ def train(case: Case, folder: Path) -> Trained:
     algorithm = config.build_algo()
     algorithm.train()
     shake(algorithm, case.scale)
-    algorithm.save_to_path(str(folder))
+    algorithm.save_to_path(str(folder / "first"))
     for piece in algorithm.env_runner._env_to_module.connectors:
         if isinstance(piece, MeanStdFilter):
             # A served policy does not learn from its clients; RLlib's filters would.
@@ -144,6 +155,9 @@ def train(case: Case, folder: Path) -> Trained:
     for lane in recorders:
         lane.events.clear()
     algorithm.env_runner.sample(num_episodes=NUM_LANES + 1, explore=False)
+    lanes = [[*lane.events] for lane in recorders]
+    later = folder / "later"
+    later_state = change(algorithm, case, later) if case.has_later else {}
     algorithm.stop()
     env = recorders[0]
     contract = EnvContract(
@@ -153,7 +167,18 @@ def train(case: Case, folder: Path) -> Trained:
         NUM_LANES,
         AutoresetMode.NEXT_STEP,
     )
-    return Trained(folder, [lane.events for lane in recorders], contract)
+    return Trained(folder / "first", lanes, contract, later, later_state)
+
+
+def change(algorithm: Any, case: Case, folder: Path) -> dict[str, Any]:
+    """Give the algorithm other weights and connector states; return its EnvRunner's state."""
+    shake(algorithm, case.scale, seed=10)
+    for piece in algorithm.env_runner._env_to_module.connectors:
+        if isinstance(piece, MeanStdFilter):
+            piece._update_stats = True
+    algorithm.env_runner.sample(num_timesteps=50)
+    algorithm.save_to_path(str(folder))
+    return dict(algorithm.env_runner.get_state())
 
 
 @pytest.fixture(scope="module")
@@ -362,6 +387,259 @@ def test_a_checkpoint_that_does_not_unpickle_says_which_ray_wrote_it(
     (checkpoint / "rllib_checkpoint.json").write_text("{")
     with pytest.raises(PolicyError, match=r"written by Ray \(unknown\)"):
         load_policy(str(checkpoint))
+
+
+def history(policy: Policy, run: Trained, num_steps: int = 8) -> list[Any]:
+    """What a policy does on the observations that RLlib's EnvRunner had."""
+    vector_steps = list(zip(*run.lanes, strict=True))[:num_steps]
+    return [act(policy, run.contract, list(now), [NUM_LANES]) for now in vector_steps]
+
+
+# --- RLModules alone -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("discrete", "default_policy"), ("normalised", "."), ("recurrent", "default_policy")],
+)
+def test_an_rlmodule_alone_acts_with_rllib_s_default_connectors(
+    trained: Callable[[str], Trained], tmp_path: Path, name: str, folder: str
+) -> None:
+    run = trained(name)
+    # What RLModule.save_to_path, and MultiRLModule's, write.
+    module = run.checkpoint / "learner_group" / "learner" / "rl_module" / folder
+    alone = load_policy(str(shutil.copytree(module, tmp_path / "module")))
+
+    alone.check_contract(run.contract)
+    actions = history(alone, run)
+
+    assert np.array_equal(actions, history(load_policy(str(run.checkpoint)), run))
+
+
+def test_an_rlmodule_alone_can_explore(trained: Callable[[str], Trained], tmp_path: Path) -> None:
+    run = trained("normalised")
+    module = run.checkpoint / "learner_group" / "learner" / "rl_module" / "default_policy"
+    policy = load_policy(str(shutil.copytree(module, tmp_path / "module")), explore=True)
+
+    actions = act(policy, run.contract, [run.lanes[0][0]] * 8, [8])
+
+    assert len(np.unique(actions)) > 1
+
+
+def test_several_rlmodules_are_refused(trained: Callable[[str], Trained], tmp_path: Path) -> None:
+    run = trained("discrete")
+    modules = tmp_path / "modules"
+    shutil.copytree(run.checkpoint / "learner_group" / "learner" / "rl_module", modules)
+    (modules / "default_policy").rename(modules / "walker")
+
+    with pytest.raises(ConfigurationError, match=r"multi-agent .*its modules are walker"):
+        load_policy(str(modules))
+
+
+def test_a_broken_rlmodule_says_which_ray_wrote_it(
+    trained: Callable[[str], Trained], tmp_path: Path
+) -> None:
+    run = trained("discrete")
+    module = run.checkpoint / "learner_group" / "learner" / "rl_module" / "default_policy"
+    broken = shutil.copytree(module, tmp_path / "module")
+    (broken / "module_state.pkl").write_bytes(b"")
+
+    with pytest.raises(PolicyError, match=r"written by Ray 2\.\S+ cannot be loaded with Ray 2\."):
+        load_policy(str(broken))
+
+
+# --- options ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("buckets", [[2, 8], [2]])
+@pytest.mark.parametrize(
+    "name",
+    ["recurrent", *(pytest.param(n, marks=pytest.mark.slow) for n in ("raw", "looking back"))],
+)
+def test_padding_changes_nothing(
+    trained: Callable[[str], Trained], name: str, buckets: list[int]
+) -> None:
+    run = trained(name)
+    policy = load_policy(str(run.checkpoint), buckets=buckets)
+    forward: Any = policy._actor._run.forward  # type: ignore[attr-defined]
+    inner = forward._forward
+    sizes: set[int] = set()
+
+    def noted(batch: Any) -> Any:
+        sizes.update(len(column) for column in tree.flatten(batch))
+        return inner(batch)
+
+    forward._forward = noted
+
+    actions = history(policy, run)
+
+    assert np.allclose(actions, history(load_policy(str(run.checkpoint)), run), atol=1e-5)
+    assert sizes == ({8} if 8 in buckets else {2})
+
+
+def test_a_device_that_is_not_there_is_refused(trained: Callable[[str], Trained]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+
+    with pytest.raises(ConfigurationError, match="device=cuda:0 is not available"):
+        load_policy(str(trained("discrete").checkpoint), device="cuda:0")
+
+
+# --- new weights -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_later])
+def test_with_an_env_runner_s_state_it_acts_as_the_later_checkpoint(
+    trained: Callable[[str], Trained], name: str
+) -> None:
+    run = trained(name)
+    policy = RllibPolicy(run.checkpoint)
+    assert isinstance(policy, Updatable)
+    addresses = [p.data_ptr() for p in policy._weights.module.parameters()]
+
+    before = history(policy, run)
+    policy.set_weights(run.later_state)
+    after = history(policy, run)
+
+    assert np.array_equal(after, history(load_policy(str(run.later)), run))
+    assert not np.array_equal(after, before)
+    assert [p.data_ptr() for p in policy._weights.module.parameters()] == addresses
+
+
+def test_what_get_weights_returns_brings_the_policy_back(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("filtered")
+    policy = RllibPolicy(run.checkpoint)
+    before, weights = history(policy, run), policy.get_weights()
+
+    policy.set_weights(run.later_state)
+    policy.set_weights(weights)
+
+    assert np.array_equal(history(policy, run), before)
+
+
+def test_clients_teach_a_filter_nothing_before_and_after_new_weights(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("filtered")
+    policy = RllibPolicy(run.checkpoint)
+
+    for state in ({}, run.later_state):
+        if state:
+            policy.set_weights(state)
+        before = policy.get_weights()
+        history(policy, run)
+        assert policy.get_weights()["env_to_module_connector"] == before["env_to_module_connector"]
+    assert before["env_to_module_connector"] == run.later_state["env_to_module_connector"]
+
+
+def test_running_episodes_keep_their_states_over_new_weights(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("recurrent")
+    policy = RllibPolicy(run.checkpoint)
+    first, second = run.lanes[0][0], Event(run.lanes[0][0].observation, np.zeros(1))
+
+    act(policy, run.contract, [first], [1])
+    of_second_step = act(policy, run.contract, [second], [1])
+    act(policy, run.contract, [first], [1])
+    policy.set_weights(policy.get_weights())
+
+    assert np.array_equal(act(policy, run.contract, [second], [1]), of_second_step)
+
+
+def broken_states(state: dict[str, Any]) -> dict[str, object]:
+    module = dict(state["rl_module"])
+    name = next(iter(module))
+    filters = copy.deepcopy(state["env_to_module_connector"])
+    of_lane = filters["MeanStdFilter"][None]
+    of_seven = RunningStat((7,)).to_state()
+    return {
+        "not a mapping": [1],
+        "nothing known": {"weights_seq_no": 3},
+        "no module state": state | {"rl_module": [1]},
+        "a missing weight": state | {"rl_module": {n: w for n, w in module.items() if n != name}},
+        "an unknown weight": state | {"rl_module": module | {"unknown": module[name]}},
+        "another shape": state | {"rl_module": module | {name: module[name][:1]}},
+        "no count": state | {"num_env_steps_sampled_lifetime": "many"},
+        "an unknown piece": state | {"env_to_module_connector": {"Unknown": {}}},
+        "no connector state": state | {"module_to_env_connector": 7},
+        "a broken filter": state
+        | {"env_to_module_connector": {"MeanStdFilter": {None: {"shape": None}}}},
+        "a filter of other observations": state
+        | {
+            "env_to_module_connector": {
+                "MeanStdFilter": {
+                    None: of_lane | {"shape": np.array([7]), "running_stats": [of_seven]}
+                }
+            }
+        },
+    }
+
+
+def test_weights_that_do_not_fit_are_refused_and_nothing_changes(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("filtered")
+    policy = RllibPolicy(run.checkpoint)
+    before, actions = policy.get_weights(), history(policy, run)
+
+    for reason, weights in broken_states(run.later_state).items():
+        with pytest.raises(PolicyError):
+            policy.set_weights(weights)
+        after = policy.get_weights()
+        assert after["env_to_module_connector"] == before["env_to_module_connector"], reason
+        assert np.array_equal(history(policy, run), actions), reason
+    policy.set_weights(run.later_state)
+
+    assert not np.array_equal(history(policy, run), actions)
+
+
+def test_what_only_learning_needs_may_be_there_or_not(trained: Callable[[str], Trained]) -> None:
+    run = trained("normalised")
+    policy = RllibPolicy(run.checkpoint)
+    whole = policy.get_weights()["rl_module"]["default_policy"]
+
+    policy.set_weights({"rl_module": whole})
+    policy.set_weights({"rl_module": {n: w for n, w in whole.items() if not n.startswith("vf.")}})
+    with pytest.raises(PolicyError, match=r"missing are pi\."):
+        policy.set_weights(
+            {"rl_module": {n: w for n, w in whole.items() if not n.startswith("pi.")}}
+        )
+
+
+# --- what is remembered, and for how long ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "num_episodes", [pytest.param(300), pytest.param(10_000, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", ["recurrent", "looking back"])
+def test_nothing_grows_with_episodes_routes_and_clients(
+    trained: Callable[[str], Trained], name: str, num_episodes: int
+) -> None:
+    run = trained(name)
+    policy = RllibPolicy(run.checkpoint)
+    actor: Any = policy._actor
+    lanes = actor._lanes
+    observation = run.lanes[0][0].observation
+
+    for number in range(num_episodes // 100):
+        slots = [PredictSlot(lane, f"{number}", 0, reset=False) for lane in range(50)]
+        rows = Rows(
+            np.stack([observation] * 100),
+            [RouteRows("stays", slots), RouteRows(f"route {number}", slots)],
+        )
+        policy.predict(run.contract, rows)
+        # As for a route that was closed, and for one whose client has vanished.
+        policy.forget(f"route {number}", None)
+
+    assert len(lanes) == 50
+    assert list(lanes._routes) == ["stays"]
+    assert {entry.episode_id for entry in lanes._routes["stays"].values()} == {f"{number}"}
+    policy.forget("stays", None)
+    assert lanes._routes == {}
 
 
 def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:

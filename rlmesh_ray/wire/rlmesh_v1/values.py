@@ -5,12 +5,14 @@ goes as a ``ValueList`` with one node a lane.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     DTYPES,
@@ -84,6 +86,42 @@ def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
     return [_column(leaf, lanes) for leaf, lanes in zip(own, parts, strict=True)]
 
 
+def join_batches(spec: SpaceSpec, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+    """Return the columns of several batches, one after the other, as ``decode_batch`` does.
+
+    Args:
+        spec: Of one lane.
+        batches: From the peers; at least one.
+        counts: Width that each must have.
+
+    Raises:
+        CodecError: One of them is no batch of that many such values.
+    """
+    if not _has_array_root(spec) or len(batches) == 1:
+        return concatenate(
+            [decode_batch(spec, data, count) for data, count in zip(batches, counts, strict=True)]
+        )
+    leaf = leaves(spec)[0]
+    for data, count in zip(batches, counts, strict=True):
+        _check_size(leaf, data, count)
+    return [_view(leaf, b"".join(batches), sum(counts))]
+
+
+def split_batch(spec: SpaceSpec, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+    """Return the bytes of several batches whose columns follow each other, as ``encode_batch``.
+
+    Raises:
+        CodecError: A column is not what its leaf declares; coerce it first.
+    """
+    if not _has_array_root(spec):
+        parts = split(columns, counts)
+        return [encode_batch(spec, part, n) for part, n in zip(parts, counts, strict=True)]
+    data = encode_batch(spec, columns, sum(counts))
+    size = leaves(spec)[0].lane_bytes
+    ends = [end * size for end in accumulate(counts)]
+    return [data[end - n * size : end] for end, n in zip(ends, counts, strict=True)]
+
+
 def _has_array_root(spec: SpaceSpec) -> bool:
     return not isinstance(spec, (DictSpec, TupleSpec, TextSpec))
 
@@ -151,7 +189,7 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
         setattr(node, _KINDS[type(spec)], next(parts))
 
 
-def _view(leaf: Leaf, data: bytes, num_lanes: int) -> NDArray[Any]:
+def _check_size(leaf: Leaf, data: bytes, num_lanes: int) -> None:
     expected = num_lanes * leaf.lane_bytes
     if len(data) != expected:
         place = f" at {leaf.name}" if leaf.path else ""
@@ -159,6 +197,10 @@ def _view(leaf: Leaf, data: bytes, num_lanes: int) -> NDArray[Any]:
             f"{len(data)} bytes{place}, expected {expected} "
             f"({num_lanes} lanes of {leaf.dtype} {leaf.shape})"
         )
+
+
+def _view(leaf: Leaf, data: bytes, num_lanes: int) -> NDArray[Any]:
+    _check_size(leaf, data, num_lanes)
     shape = (num_lanes, *leaf.shape)
     if leaf.dtype == np.bool_:
         # Any other byte than 0 and 1 would be a bool that NumPy does not expect.

@@ -5,6 +5,7 @@ import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.callable_policy import CallablePolicy
 from rlmesh_ray.models.loading import as_policy, load_policy
-from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.policy import RouteRows, Rows, Updatable
 from rlmesh_ray.models.torch_policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -32,7 +33,7 @@ own_names = itertools.count()
 
 
 @pytest.fixture
-def module() -> torch.nn.Module:
+def module() -> torch.nn.Linear:
     layer = torch.nn.Linear(3, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]))
@@ -207,8 +208,11 @@ def test_a_folder_of_checkpoints_names_the_newest(tmp_path: Path, above: int, ki
 
 
 def test_a_folder_inside_a_checkpoint_names_the_whole(tmp_path: Path) -> None:
-    inner = tmp_path / "learner_group" / "learner"
+    inner = tmp_path / "learner_group" / "learner" / "default_policy"
     inner.mkdir(parents=True)
+    # Even where an RLModule lies, whose connectors lie elsewhere in the checkpoint.
+    for file in ("class_and_ctor_args.pkl", "module_state.pkl"):
+        (inner / file).touch()
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
 
     with pytest.raises(ConfigurationError, match=f"a part of one; name the whole: {tmp_path}$"):
@@ -278,3 +282,77 @@ def test_a_name_that_leads_nowhere_is_refused(checkpoint: str, message: str) -> 
 def test_exploring_is_for_rllib_checkpoints() -> None:
     with pytest.raises(ConfigurationError, match="explore is for RLlib checkpoints"):
         load_policy("module:factory", explore=True)
+
+
+# --- options ---------------------------------------------------------------------------
+
+
+def test_a_factory_s_module_gets_the_options(own_code: Callable[[str], str]) -> None:
+    name = own_code("""
+        import torch
+
+        class Sizes(torch.nn.Module):
+            def forward(self, x):
+                return torch.full((len(x),), len(x))
+
+        class Counter(Sizes):
+            def initial_state(self):
+                return torch.zeros(())
+
+            def forward(self, x, state):
+                return super().forward(x), state
+    """)
+
+    for module in ("Sizes", "Counter"):
+        policy = load_policy(f"{name}:{module}", device="cpu", buckets=[1, 8])
+        assert np.array_equal(np.asarray(policy.predict(CONTRACT, ROWS)), [8, 8])
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"device": "cuda:0"}, "device cannot"),
+        ({"buckets": [1, 2]}, "buckets cannot"),
+        ({"compile": True, "buckets": [1]}, "buckets and compile cannot"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("made", "kind"), [("len", "a function"), ("CallablePolicy(len)", "a CallablePolicy")]
+)
+def test_options_that_a_policy_cannot_use_are_refused(
+    own_code: Callable[[str], str], made: str, kind: str, options: dict[str, Any], named: str
+) -> None:
+    name = own_code(f"""
+        from rlmesh_ray.models.callable_policy import CallablePolicy
+
+        def make():
+            return {made}
+    """)
+
+    with pytest.raises(ConfigurationError, match=rf"make\(\): {named} be used with {kind}"):
+        load_policy(f"{name}:make", **options)
+    load_policy(f"{name}:make", device="cpu")
+
+
+@torchscript
+def test_torchscript_is_not_compiled_again(tmp_path: Path, module: torch.nn.Module) -> None:
+    torch.jit.save(torch.jit.script(module), tmp_path / "policy.pt")
+
+    with pytest.raises(ConfigurationError, match="TorchScript is compiled already"):
+        load_policy(str(tmp_path / "policy.pt"), compile=True)
+
+
+@torchscript
+def test_files_take_new_weights(tmp_path: Path, module: torch.nn.Linear) -> None:
+    torch.jit.save(torch.jit.script(module), tmp_path / "policy.pt")
+    torch.export.save(torch.export.export(module, (torch.zeros(2, 3),)), tmp_path / "policy.pt2")
+
+    for file in ("policy.pt", "policy.pt2"):
+        policy = load_policy(str(tmp_path / file))
+        assert isinstance(policy, Updatable)
+        before = policy.predict(CONTRACT, ROWS)
+        policy.set_weights({"weight": -module.weight.detach(), "bias": np.zeros(2, np.float32)})
+        after = policy.predict(CONTRACT, ROWS)
+
+        assert np.array_equal(np.asarray(before), [1, 0])
+        assert np.array_equal(np.asarray(after), [0, 1])

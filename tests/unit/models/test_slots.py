@@ -111,3 +111,37 @@ def test_nothing_is_left_of_a_route_whose_lanes_are_all_forgotten() -> None:
 
     assert len(states) == 0
     assert states._routes == {}
+
+
+def test_each_state_that_is_dropped_is_told_once() -> None:
+    freed: list[int] = []
+    counter = itertools.count()
+    states = SlotStates(lambda: next(counter), freed.append)
+
+    states.of(rows(a=[slot(0, "x"), slot(1, "y"), slot(2)], b=[slot(0)]))
+    states.of(rows(a=[slot(0, "z"), slot(1, "y", reset=True), slot(2)]))
+    assert freed == [0, 1]
+    states.forget("a", 0)
+    states.forget("a", 0)
+    states.forget("a", None)
+    states.forget("a", None)
+
+    assert sorted(freed) == [0, 1, 2, 4, 5]
+
+
+def test_lanes_of_one_route_in_two_parts_of_a_batch_are_one_route_s() -> None:
+    states = counting_states()
+    parts = [RouteRows("a", [slot(0)]), RouteRows("b", [slot(0)]), RouteRows("a", [slot(1)])]
+
+    assert states.of(Rows(np.zeros(3), parts)) == [0, 1, 2]
+    with pytest.raises(PolicyError, match="a lane occurs twice"):
+        states.of(Rows(np.zeros(3), [*parts[:2], RouteRows("a", [slot(0)])]))
+    assert len(states) == 3
+
+
+def test_a_route_without_rows_is_not_remembered() -> None:
+    states = counting_states()
+
+    states.of(rows(a=[], b=[slot(0)]))
+
+    assert list(states._routes) == ["b"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlmesh_ray.errors import ContractMismatchError, PolicyError
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable
 from rlmesh_ray.models.torch_policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -42,10 +42,12 @@ class Answer(torch.nn.Module):
         self.answer = answer
         self.given: Any = None
         self.was_training = True
+        self.was_inference = False
 
     def forward(self, observations: Any) -> Any:
         self.given = observations
         self.was_training = self.training
+        self.was_inference = torch.is_inference_mode_enabled()
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -117,7 +119,7 @@ def test_the_module_runs_in_evaluation_mode_and_without_gradients() -> None:
     )
 
     assert not last.was_training
-    assert last.given.is_inference()
+    assert last.was_inference
     assert torch.equal(last.given, torch.ones(1, 3))
 
 
@@ -187,6 +189,169 @@ def test_a_module_that_makes_nan_of_zeros_is_not_refused_for_it() -> None:
             return x / x.square().sum(1, keepdim=True)
 
     TorchPolicy(Normalise()).check_contract(contract(box(2), box(2)))
+
+
+def test_the_others_in_a_batch_act_on_although_one_row_s_logits_are_nan() -> None:
+    logits = torch.tensor([[0.0, torch.nan, 1.0], [2.0, 0.0, 1.0]])
+
+    actions = act(logits, DiscreteSpec(3, start=5))
+
+    # 8 is outside the space: whoever checks the actions refuses that row.
+    assert np.array_equal(actions, [8, 5])
+
+
+# --- buckets ---------------------------------------------------------------------------
+
+
+class Sizes(torch.nn.Module):
+    """Sums the features of each row, and writes down how many rows it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.sizes.append(len(x["p"]))
+        return x["p"].sum(1, keepdim=True) + x["q"][:, None]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "sizes"), [(1, [2]), (2, [2]), (3, [4]), (4, [4]), (5, [4, 2]), (11, [4, 4, 4])]
+)
+def test_the_module_sees_bucket_sizes_only_and_padding_acts_for_nobody(
+    num_rows: int, sizes: list[int]
+) -> None:
+    module = Sizes()
+    space = DictSpec((("p", box(3)), ("q", DiscreteSpec(99))))
+    observations: dict[str, Any] = {
+        "p": np.arange(3 * num_rows, dtype=np.float32).reshape(num_rows, 3),
+        "q": np.arange(num_rows),
+    }
+    for array in observations.values():
+        array.flags.writeable = False
+
+    policy = TorchPolicy(module, buckets=[2, 4])
+    actions = policy.predict(contract(space, box(1)), rows(observations, num_rows))
+
+    assert module.sizes == sizes
+    expected = observations["p"].sum(1) + observations["q"]
+    assert np.array_equal(np.asarray(actions)[:, 0], expected)
+
+
+def test_a_contract_is_tried_with_a_size_of_the_buckets() -> None:
+    module = Sizes()
+
+    policy = TorchPolicy(module, buckets=[3, 8])
+    policy.check_contract(contract(DictSpec((("p", box(3)), ("q", DiscreteSpec(9)))), box(1)))
+
+    assert module.sizes == [3]
+
+
+def test_a_row_s_action_does_not_depend_on_who_shares_its_batch() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    policy, of_env = TorchPolicy(module, buckets=[4]), contract(box(3), box(2))
+    observations = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+    together = np.asarray(policy.predict(of_env, rows(observations, 4)))
+    alone = [np.asarray(policy.predict(of_env, rows(row[None], 1)))[0] for row in observations]
+
+    # The same size each time: the same sums in the same order.
+    assert np.array_equal(together, alone)
+
+
+# --- device and compilation ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("cuda", r"device=cuda is not available.*use one of \['cpu'\]"),
+        ("cuda:7", "device=cuda:7 is not available"),
+        ("meta", "none that policies run on"),
+        ("gpu", "device=gpu is none that policies run on"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_with_a_remedy(device: str, message: str) -> None:
+    if device != "meta" and torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+
+    with pytest.raises(ConfigurationError, match=message):
+        TorchPolicy(torch.nn.Linear(3, 2), device=device)
+
+
+def test_a_module_stays_where_it_is_unless_a_device_is_named() -> None:
+    elsewhere = torch.nn.Linear(3, 2, device="meta", dtype=torch.float64)
+
+    TorchPolicy(elsewhere)
+    TorchPolicy(here := torch.nn.Linear(3, 2), device="cpu")
+
+    assert elsewhere.weight.device.type == "meta"
+    assert here.weight.device.type == "cpu"
+
+
+def test_more_buckets_than_torch_compiles_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="9 buckets are more than torch compiles"):
+        TorchPolicy(torch.nn.Linear(3, 2), buckets=range(1, 10), compile=True)
+
+
+# --- new weights -----------------------------------------------------------------------
+
+
+def test_weights_are_replaced_in_place_by_arrays_and_by_tensors() -> None:
+    module = torch.nn.Linear(3, 2)
+    policy, addresses = TorchPolicy(module), [p.data_ptr() for p in module.parameters()]
+    assert isinstance(policy, Updatable)
+
+    before = policy.get_weights()
+    policy.set_weights({"weight": np.ones((2, 3), np.float32), "bias": torch.tensor([0.0, 1.0])})
+    actions = policy.predict(contract(box(3), box(2)), rows(np.ones((1, 3), np.float32), 1))
+
+    assert np.array_equal(np.asarray(actions), [[3.0, 4.0]])
+    assert not np.array_equal(before["weight"], np.ones((2, 3)))
+    assert [p.data_ptr() for p in module.parameters()] == addresses
+    policy.set_weights(before)
+    assert np.array_equal(policy.get_weights()["weight"], before["weight"])
+
+
+def test_read_only_and_strided_arrays_and_half_floats_are_weights_too() -> None:
+    module = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
+    policy = TorchPolicy(torch.nn.ModuleDict({"a": torch.nn.Linear(3, 2), "b": module}))
+    flipped = np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1]
+    flipped.flags.writeable = False
+
+    policy.set_weights(policy.get_weights() | {"a.weight": flipped})
+
+    assert np.array_equal(policy.get_weights()["a.weight"], flipped)
+    assert policy.get_weights()["b.weight"].dtype is torch.bfloat16
+
+
+W, B = np.ones((2, 3), np.float32), np.ones(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"weight": W}, "missing are bias, unknown are none"),
+        ({"weight": W, "bias": B, "scale": B}, "missing are none, unknown are scale"),
+        ({"weight": W, "bias": np.ones(3, np.float32)}, r"bias is float32 \(3,\), .* \(2,\)"),
+        ({"weight": W, "bias": np.ones(2)}, r"bias is float64 \(2,\), but .*float32"),
+        ({"weight": W, "bias": [1.0, 1.0]}, "neither an array of numbers nor a tensor"),
+        ({"weight": W, "bias": np.array(["a", "b"])}, "neither an array of numbers"),
+        ([W, B], "a mapping of names to arrays.*not a list"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_nothing_changes(
+    weights: object, message: str
+) -> None:
+    policy = TorchPolicy(torch.nn.Linear(3, 2))
+    before = policy.get_weights()
+
+    with pytest.raises(PolicyError, match=message):
+        policy.set_weights(weights)
+
+    after = policy.get_weights()
+    assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
 def test_an_exported_program_acts_on_any_number_of_rows() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import answer_offer, make_offer
 from rlmesh_ray.protocol.messages import (
+    BatchRun,
     CloseModel,
     CloseRoute,
     ConfigureRoute,
@@ -216,3 +217,47 @@ def test_shutdown_frames_of_both_services_are_the_same() -> None:
     assert service_pb2.ShutdownRequest.FromString(request).reason == "done"
     assert service_pb2.ShutdownResponse.FromString(response).accepted
     assert service_pb2.ShutdownResponse.FromString(response).message == "bye"
+
+
+@given(
+    st.binary(max_size=300),
+    st.text(max_size=300),
+    st.one_of(
+        st.none(),
+        st.builds(
+            BatchRun,
+            st.integers(0, 2**50),
+            st.integers(0, 2**31),
+            st.integers(0, 2**63),
+            st.text(max_size=40),
+        ),
+    ),
+    st.integers(0, 2**63),
+    st.sampled_from([b"", pb.PredictContext(route_id="as it came").SerializeToString()]),
+)
+def test_a_prediction_written_by_hand_is_what_the_generated_code_reads(
+    action: bytes, request_id: str, run: BatchRun | None, queue_ns: int, mirror: bytes
+) -> None:
+    if not is_encodable(request_id) or (run and not is_encodable(run.component_id)):
+        return
+    frame = model.pack_response(Predicted(request_id, CONTEXT, action, run, queue_ns, mirror))
+
+    message = pb.JoinResponse.FromString(frame)
+    assert message.request_id == request_id
+    assert message.predict.action.bytes.data == action
+    assert message.predict.context.route_id == ("as it came" if mirror else "route")
+    assert len(message.predict.context.slots) == (0 if mirror else 2)
+    assert message.HasField("telemetry") == (run is not None)
+    if run is not None:
+        answer = model.parse_response(frame)
+        assert isinstance(answer, Predicted)
+        assert answer.run == run
+        assert answer.queue_ns == queue_ns
+    # Nothing but what the generated code would write.
+    assert message.SerializeToString(deterministic=True) == pb.JoinResponse.FromString(
+        message.SerializeToString()
+    ).SerializeToString(deterministic=True)
+
+
+def is_encodable(text: str) -> bool:
+    return text == text.encode("utf-8", "ignore").decode()

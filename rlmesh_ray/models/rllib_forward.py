@@ -1,0 +1,68 @@
+"""An RLModule's forward pass, in batches of few sizes."""
+
+from typing import Any
+
+import torch
+import tree
+
+from rlmesh_ray.models.buckets import Buckets, Part
+from rlmesh_ray.models.torch_module import compiled
+
+
+class RlModuleForward:
+    """Runs an RLModule for inference or exploration.
+
+    Args:
+        module: The RLModule, on its device.
+        explore: Whether to run its exploration forward pass.
+        buckets: Row counts that the module is run with.
+        compile: A device to compile for, or None.
+    """
+
+    def __init__(
+        self, module: Any, explore: bool, buckets: Buckets, compile: torch.device | None
+    ) -> None:
+        self._explore = explore
+        self._buckets = buckets
+        self._forward = module.forward_exploration if explore else module.forward_inference
+        if compile is not None:
+            self._forward = compiled(self._forward, compile, buckets)
+
+    def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
+        """Return the module's outputs for a batch of tensors, without those of padding.
+
+        Args:
+            batch: Columns of tensors (nested), one batch dimension first.
+            env_steps: What was sampled in training; some modules' exploration depends on it.
+        """
+        extra = {"t": env_steps} if self._explore else {}
+        if not self._buckets.sizes:
+            return dict(self._forward(batch, **extra))
+        parts = self._buckets.parts(len(tree.flatten(batch)[0]))
+        outputs = [
+            _cut(self._forward(_padded(batch, part), **extra), part, len(parts)) for part in parts
+        ]
+        if len(outputs) == 1:
+            return outputs[0]
+        joined: dict[str, Any] = tree.map_structure(lambda *of_parts: torch.cat(of_parts), *outputs)
+        return joined
+
+
+def _padded(batch: dict[str, Any], part: Part) -> dict[str, Any]:
+    def padded(column: torch.Tensor) -> torch.Tensor:
+        rows = column[part.rows]
+        if part.size == part.num_rows:
+            return rows
+        return torch.cat([rows, rows.new_zeros((part.size - part.num_rows, *rows.shape[1:]))])
+
+    found: dict[str, Any] = tree.map_structure(padded, batch)
+    return found
+
+
+def _cut(outputs: Any, part: Part, num_parts: int) -> dict[str, Any]:
+    def cut(column: torch.Tensor) -> torch.Tensor:
+        rows = column[: part.num_rows]
+        # The next part may overwrite what this one returned.
+        return rows.clone() if num_parts > 1 else rows
+
+    return {key: tree.map_structure(cut, column) for key, column in outputs.items()}

@@ -1,0 +1,129 @@
+"""A module's outputs as actions, by the rules in ``TorchPolicy``."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.buckets import Part
+from rlmesh_ray.models.torch_module import describe
+from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
+
+
+def zero_observations(contract: EnvContract, num_rows: int) -> Any:
+    """Return observations to try a module with: zeros.
+
+    Raises:
+        ContractMismatchError: The contract has text in it, which no tensor can hold.
+    """
+    for leaf in (*leaves(contract.observation_space), *leaves(contract.action_space)):
+        if leaf.dtype is None:
+            raise ContractMismatchError(
+                f"a torch module cannot act in {contract.id}: {leaf.name or 'its space'} is "
+                "text; serve a Python callable instead"
+            )
+    spec = contract.observation_space
+    return unflatten(spec, empty_columns(spec, num_rows))
+
+
+class Output(NamedTuple):
+    """What a module returned for one leaf of the action space."""
+
+    leaf: Leaf
+    tensor: torch.Tensor
+    num_choices: int
+    """How many logits a row has; 0: the tensor holds the actions themselves."""
+
+
+def outputs_of(spec: SpaceSpec, result: Any, size: int) -> list[Output]:
+    """Return one output a leaf of the action space.
+
+    Args:
+        spec: The action space.
+        result: What the module returned.
+        size: Rows that it was given.
+
+    Raises:
+        PolicyError: It is nothing that the action space could take.
+    """
+    try:
+        parts = flatten(spec, result)
+    except ConformanceError as error:
+        raise PolicyError(
+            f"the module's output has not the structure of the action space: {error}"
+        ) from error
+    return [_output(leaf, part, size) for leaf, part in zip(leaves(spec), parts, strict=True)]
+
+
+def actions_of(outputs: Sequence[Output], part: Part) -> list[NDArray[Any]]:
+    """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf; padding is cut off.
+
+    A row whose logits have NaN in them gets an action that is outside its Discrete, which
+    whoever checks the actions refuses for this row alone.
+
+    Args:
+        outputs: From ``outputs_of``.
+        part: The rows that the module was given.
+
+    Raises:
+        PolicyError: All rows' logits have NaN in them.
+    """
+    return [_actions(output, part) for output in outputs]
+
+
+def joined(spec: SpaceSpec, parts: Sequence[Sequence[NDArray[Any]]]) -> Any:
+    """Return the actions of all parts as one batched value."""
+    if len(parts) == 1:
+        return unflatten(spec, parts[0])
+    return unflatten(spec, [np.concatenate(columns) for columns in zip(*parts, strict=True)])
+
+
+def _output(leaf: Leaf, tensor: Any, size: int) -> Output:
+    if not isinstance(tensor, torch.Tensor):
+        raise PolicyError(
+            f"the module returned a {type(tensor).__name__} where a tensor of actions or "
+            "logits is needed; wrap it in a module that returns just that"
+        )
+    spec, is_float = leaf.spec, tensor.is_floating_point()
+    if isinstance(spec, DiscreteSpec) and is_float and tensor.shape == (size, spec.n):
+        return Output(leaf, tensor, spec.n)
+    if tensor.shape == (size, *leaf.shape) and (isinstance(spec, BoxSpec) or not is_float):
+        return Output(leaf, tensor, 0)
+    raise _misfit(leaf, tensor, size)
+
+
+def _actions(output: Output, part: Part) -> NDArray[Any]:
+    leaf, tensor, num_choices = output
+    # NumPy has no bfloat16.
+    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    column: NDArray[Any] = tensor.cpu().numpy()[: part.num_rows]
+    if not num_choices:
+        return column
+    # For small arrays NumPy is several times quicker than torch, and breaks ties alike.
+    choices: NDArray[Any] = column.argmax(axis=1)
+    if np.isnan(column.min()):
+        # argmax would make an action of it, and nobody would ever know.
+        is_nan = np.isnan(column).any(axis=1)
+        if is_nan.all():
+            raise PolicyError("the module's output has NaN in it; are its weights sound?")
+        choices[is_nan] = num_choices
+    start = leaf.spec.start if isinstance(leaf.spec, DiscreteSpec) else 0
+    return choices + start if start else choices
+
+
+def _misfit(leaf: Leaf, tensor: torch.Tensor, size: int) -> PolicyError:
+    spec, actions_shape = leaf.spec, (size, *leaf.shape)
+    wanted = f"actions {actions_shape}"
+    if isinstance(spec, DiscreteSpec):
+        wanted = f"float logits {(size, spec.n)} or integer actions {actions_shape}"
+    elif not isinstance(spec, BoxSpec):
+        wanted = f"integer {wanted}"
+    return PolicyError(
+        f"the module returned {describe(tensor)} for {leaf.name or 'the action'}; "
+        f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}"
+    )

@@ -1,0 +1,93 @@
+"""A module's weights, read and replaced as a whole."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlmesh_ray.errors import PolicyError
+
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+"""Tensors of a module, and what each of them is to become."""
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Copy the state dict: NumPy arrays, and tensors for dtypes that NumPy has not."""
+    return {name: _copy(tensor) for name, tensor in _tensors(module).items()}
+
+
+def check_weights(
+    module: torch.nn.Module, weights: object, *, optional: Collection[str] = ()
+) -> Pairs:
+    """Compare new weights with a module's own; nothing changes.
+
+    Args:
+        module: Whose weights they are to become.
+        weights: Name -> array or tensor, with the names, shapes and dtypes of the state dict.
+        optional: Names that may be missing; what they name stays as it is.
+
+    Returns:
+        What ``replace`` takes.
+
+    Raises:
+        PolicyError: The names differ, or a shape or dtype does.
+    """
+    if not isinstance(weights, Mapping):
+        raise PolicyError(
+            f"weights are a mapping of names to arrays, as state_dict() returns it, not a "
+            f"{type(weights).__name__}"
+        )
+    tensors = _tensors(module)
+    missing = sorted(tensors.keys() - weights.keys() - set(optional))
+    unknown = sorted(map(str, weights.keys() - tensors.keys()))
+    if missing or unknown:
+        raise PolicyError(
+            f"the weights are another module's: missing are {_some(missing)}, unknown are "
+            f"{_some(unknown)}"
+        )
+    return [(tensors[name], _fitting(name, tensors[name], weights[name])) for name in weights]
+
+
+def replace(pairs: Pairs) -> None:
+    """Copy new weights into the tensors that hold the old ones.
+
+    In place: what is compiled or captured keeps the addresses that it knows.
+    """
+    with torch.no_grad():
+        for tensor, value in pairs:
+            tensor.copy_(value)
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    # Extra state, which can be anything, is no weight.
+    state = module.state_dict()
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _copy(tensor: torch.Tensor) -> Any:
+    copied = tensor.detach().clone().cpu()
+    return copied if tensor.dtype is torch.bfloat16 else copied.numpy()
+
+
+def _fitting(name: str, tensor: torch.Tensor, value: object) -> torch.Tensor:
+    if isinstance(value, np.ndarray | np.generic):
+        # A copy: a tensor can neither be read-only nor step backwards.
+        value = torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value
+    if not isinstance(value, torch.Tensor):
+        raise PolicyError(f"weight {name} is neither an array of numbers nor a tensor")
+    if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+        raise PolicyError(
+            f"weight {name} is {_kind(value)}, but the module's is {_kind(tensor)}; nothing has "
+            "changed"
+        )
+    return value
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:5]) or "none"
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

@@ -1,0 +1,139 @@
+"""One batch of predictions, from bytes to bytes; runs in the policy's thread.
+
+Those who share a batch do not share what is wrong with one of them: a batch that fails is run
+again request by request, as far as the policy allows that.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.batch import Column, leaves, unflatten
+from rlmesh_ray.spaces.columns import split
+from rlmesh_ray.spaces.conformance import Policy as Validation
+from rlmesh_ray.spaces.conformance import check, coerce_batch
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1.values import join_batches, split_batch
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One request's part of a batch."""
+
+    contract: EnvContract
+    observation: bytes
+    """A batch with one row a slot, from the wire."""
+    route_key: str
+    slots: Sequence[PredictSlot]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has."""
+        return len(self.slots)
+
+
+@dataclass(slots=True)
+class BatchRunner:
+    """Runs batches, and measures what the policy takes of the time."""
+
+    policy: Policy
+    forward_ns: int = 0
+    """Time within ``Policy.predict`` in the latest batch."""
+
+    def run(self, parts: Sequence[Part]) -> list[bytes | RlmeshError]:
+        """Return each part's actions for the wire, or why there are none. Never raises.
+
+        Args:
+            parts: At least one; their contracts agree in the spaces.
+        """
+        self.forward_ns = 0
+        return self._run(parts)
+
+    def _run(self, parts: Sequence[Part]) -> list[bytes | RlmeshError]:
+        contract = parts[0].contract
+        counts = [len(part.slots) for part in parts]
+        try:
+            rows = _rows(contract, parts, counts)
+        except RlmeshError as error:
+            return self._one_by_one(parts, error)
+        start_ns = time.perf_counter_ns()
+        try:
+            actions = guarded(self.policy.predict, contract, rows)
+        except RlmeshError as error:
+            if not traits_of(self.policy).is_repeatable:
+                return [error] * len(parts)
+            return self._one_by_one(parts, error)
+        finally:
+            self.forward_ns += time.perf_counter_ns() - start_ns
+        try:
+            return _answers(contract, actions, counts)
+        except RlmeshError as error:
+            return [error] * len(parts)
+
+    def _one_by_one(self, parts: Sequence[Part], error: RlmeshError) -> list[bytes | RlmeshError]:
+        if len(parts) == 1:
+            return [error]
+        return [result for part in parts for result in self._run([part])]
+
+
+def guarded(function: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Call what belongs to the policy, whatever it raises: the thread must go on.
+
+    Raises:
+        RlmeshError: As the policy raised it, or a PolicyError in place of anything else.
+    """
+    try:
+        return function(*arguments)
+    except RlmeshError:
+        raise
+    except BaseException as error:
+        name = type(error).__name__
+        raise PolicyError(f"the policy raised {name}: {error}") from error
+
+
+def _rows(contract: EnvContract, parts: Sequence[Part], counts: Sequence[int]) -> Rows:
+    space = contract.observation_space
+    columns = join_batches(space, [part.observation for part in parts], counts)
+    try:
+        # What is in no space the policy would make nonsense of, or remember.
+        check(leaves(space), columns, Validation.OFF)
+    except ConformanceError as error:
+        raise CodecError(
+            f"the observation does not fit {contract.id}'s observation space: {error}"
+        ) from error
+    routes = [RouteRows(part.route_key, part.slots) for part in parts]
+    return Rows(unflatten(space, columns), routes)
+
+
+def _answers(
+    contract: EnvContract, actions: object, counts: Sequence[int]
+) -> list[bytes | RlmeshError]:
+    space = contract.action_space
+    try:
+        columns = coerce_batch(space, actions, sum(counts))
+    except ConformanceError as error:
+        raise _misfit(contract, error) from error
+    encoded: list[bytes | RlmeshError] = [*split_batch(space, columns, counts)]
+    if _nonsense(contract, columns) is None:
+        return encoded
+    parts = split(columns, counts)
+    return [_nonsense(contract, part) or data for part, data in zip(parts, encoded, strict=True)]
+
+
+def _nonsense(contract: EnvContract, columns: list[Column]) -> PolicyError | None:
+    """Return the error of actions that are in no space: NaN, or outside a Discrete's domain."""
+    try:
+        check(leaves(contract.action_space), columns, Validation.OFF)
+    except ConformanceError as error:
+        return _misfit(contract, error)
+    return None
+
+
+def _misfit(contract: EnvContract, error: ConformanceError) -> PolicyError:
+    return PolicyError(f"the policy's actions do not fit {contract.id}'s action space: {error}")

@@ -1,0 +1,155 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
+from rlmesh_ray.models.policy import Rows, Traits
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.server.batch_run import BatchRunner, Part
+from rlmesh_ray.spaces.batch import flatten
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+
+
+def contract(observations: Any, actions: Any) -> EnvContract:
+    return EnvContract(
+        "Toy-v0",
+        from_gymnasium(observations),
+        from_gymnasium(actions),
+        4,
+        AutoresetMode.DISABLED,
+    )
+
+
+BOX = contract(spaces.Box(-10.0, 10.0, (2,), np.float32), spaces.Box(-9.0, 9.0, (1,), np.float32))
+
+
+class Doubling:
+    """Returns twice the first element; cannot bear 5, and answers 6 with NaN."""
+
+    def __init__(self, *, is_repeatable: bool) -> None:
+        self.traits = Traits(is_repeatable=is_repeatable)
+        self.seen: list[list[float]] = []
+
+    def check_contract(self, contract: EnvContract) -> None:
+        pass
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        first = np.asarray(rows.observations)[:, :1]
+        self.seen.append(first[:, 0].tolist())
+        if (first == 5).any():
+            raise ValueError("5 is too much")
+        return np.where(first == 6, np.nan, 2 * first)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        pass
+
+
+def part(*first: float, contract: EnvContract = BOX) -> Part:
+    data = np.array([[value, 0.0] for value in first], np.float32).tobytes()
+    return Part(contract, data, "route", slots(len(first)))
+
+
+def slots(count: int) -> list[PredictSlot]:
+    return [PredictSlot(lane, "", 0, False) for lane in range(count)]
+
+
+def floats(results: Sequence[bytes | RlmeshError]) -> list[Any]:
+    return [
+        np.frombuffer(result, np.float32).tolist() if isinstance(result, bytes) else type(result)
+        for result in results
+    ]
+
+
+def test_each_part_gets_its_own_rows_back() -> None:
+    policy = Doubling(is_repeatable=False)
+
+    results = BatchRunner(policy).run([part(1, 2), part(3), part(-4, 0, 2)])
+
+    assert floats(results) == [[2, 4], [6], [-8, 0, 4]]
+    assert len(policy.seen) == 1
+
+
+def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
+    nested = spaces.Dict({"here": spaces.Box(0, 1, (1,)), "name": spaces.Text(3)})
+    spoken = contract(nested, spaces.Tuple((spaces.Discrete(9), spaces.Text(3))))
+
+    class Echo(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            observations: Any = rows.observations
+            return ((observations["here"][:, 0] * 8).astype(np.int64), observations["name"])
+
+    def observed(*values: tuple[float, str]) -> Part:
+        here = np.array([[value] for value, _ in values], np.float32)
+        names = tuple(name for _, name in values)
+        columns = flatten(spoken.observation_space, {"here": here, "name": names})
+        data = encode_batch(spoken.observation_space, columns, len(values))
+        return Part(spoken, data, "route", slots(len(values)))
+
+    parts = [observed((0.5, "a"), (1.0, "b")), observed((0.25, "c"))]
+
+    first, second = BatchRunner(Echo(is_repeatable=False)).run(parts)
+
+    assert isinstance(first, bytes)
+    assert isinstance(second, bytes)
+    numbers, names = decode_batch(spoken.action_space, first, 2)
+    assert (np.asarray(numbers).tolist(), names) == ([4, 8], ("a", "b"))
+    numbers, names = decode_batch(spoken.action_space, second, 1)
+    assert (np.asarray(numbers).tolist(), names) == ([2], ("c",))
+
+
+@pytest.mark.parametrize("bad", [b"short", np.array([[np.nan, 0]], np.float32).tobytes()])
+def test_an_observation_that_cannot_be_read_fails_alone_and_is_never_shown(bad: bytes) -> None:
+    policy = Doubling(is_repeatable=False)
+
+    results = BatchRunner(policy).run([part(1), Part(BOX, bad, "route", slots(1)), part(2)])
+
+    assert floats(results) == [[2], CodecError, [4]]
+    assert policy.seen == [[1], [2]]
+
+
+def test_a_failure_of_a_policy_that_may_be_asked_again_is_its_cause_s_alone() -> None:
+    results = BatchRunner(Doubling(is_repeatable=True)).run([part(1), part(5), part(2)])
+
+    assert floats(results) == [[2], PolicyError, [4]]
+    assert "5 is too much" in str(results[1])
+
+
+def test_a_policy_that_may_not_be_asked_again_is_not() -> None:
+    policy = Doubling(is_repeatable=False)
+
+    results = BatchRunner(policy).run([part(1), part(5)])
+
+    assert floats(results) == [PolicyError, PolicyError]
+    assert len(policy.seen) == 1
+
+
+def test_actions_that_are_in_no_space_fail_whose_they_are() -> None:
+    results = BatchRunner(Doubling(is_repeatable=False)).run([part(1), part(6)])
+
+    assert floats(results) == [[2], PolicyError]
+
+
+def test_a_wrong_number_of_actions_is_nobody_s_in_particular() -> None:
+    class Miserly(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return np.zeros((1, 1), np.float32)
+
+    results = BatchRunner(Miserly(is_repeatable=True)).run([part(1), part(2)])
+
+    assert floats(results) == [PolicyError, PolicyError]
+
+
+def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
+    runner = BatchRunner(Doubling(is_repeatable=False))
+
+    runner.run([part(1)])
+    first_ns = runner.forward_ns
+    runner.run([Part(BOX, b"short", "route", slots(1))])
+
+    assert first_ns > 0
+    assert runner.forward_ns == 0
