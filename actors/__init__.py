@@ -8,7 +8,17 @@ if __name__ != "rlmesh_ray.actors":
     raise ImportError(f"import rlmesh_ray.actors, not {__name__}")
 
 from rlmesh_ray.actors.env_service import EnvServiceActor
+from rlmesh_ray.actors.evaluation import evaluate_on_ray
 from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.actors.model_fleet import ModelFleet
 from rlmesh_ray.actors.model_service import ModelServiceActor
+from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
 
-__all__ = ["EnvFleet", "EnvServiceActor", "ModelServiceActor"]
+__all__ = [
+    "EnvFleet",
+    "EnvServiceActor",
+    "ModelFleet",
+    "ModelServiceActor",
+    "NamedModelFleet",
+    "evaluate_on_ray",
+]

@@ -1,49 +1,85 @@
 """ModelServiceActor: a policy endpoint, hosted by Ray."""
 
+import logging
 import os
-from collections.abc import Collection
+import secrets
+import weakref
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.registry import find_registry, shared_registry
+from rlmesh_ray.actors.weights import find_keeper, offer, start_keeper
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointUnreachableError,
+    PolicyError,
+    RlmeshError,
+)
 from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.model_server import ModelServer
 
+logger = logging.getLogger(__name__)
 
-@ray.remote(num_cpus=1, max_restarts=-1)
-class ModelServiceActor:
-    """Serves a policy as ``ModelServer`` does, on whatever node Ray puts it.
+# Ray restarts an actor, but does not keep alive what the actor needs for that: the driver does, as
+# long as it holds the actor.
+_KEEPERS: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+
+
+@ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"weights": 1, "drain": 1, "stop": 1})
+class ModelReplica:
+    """The actor behind ``ModelServiceActor``, and one replica of a ``ModelFleet``.
+
+    What may take long has a concurrency group of its own: all other methods answer while new
+    weights wait for a policy that is stuck.
 
     Args:
-        policy: A checkpoint as ``rlmesh-ray serve-model`` takes it (a path on the actor's node,
-            or ``module:factory``), or whatever ``ModelServer`` takes. **An RLlib checkpoint is
-            unpickled: load only what you trust.**
-        address: ``HOST:PORT``; default: a free port that only the actor's own node can reach.
-        token: What clients must show; required unless the address is loopback.
-        accept_edition_texts: See ``EnvServer``.
-        explore: For an RLlib checkpoint: sample actions instead of taking the likeliest.
+        keeper: Name of the ``WeightsKeeper`` that has the newest weights.
+        policy: See ``ModelServiceActor``; likewise the others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of ModelServer, and a few of its own
         self,
+        keeper: str,
         policy: object,
         *,
-        address: str = "127.0.0.1:0",
-        token: str | None = None,
-        accept_edition_texts: Collection[str] = (),
-        explore: bool = False,
+        address: str | None,
+        token: str | None,
+        endpoint_id: str | None,
+        explore: bool,
+        device: str,
+        max_batch_rows: int,
+        stuck_after_s: float,
+        accept_edition_texts: Collection[str],
     ) -> None:
+        self._endpoint_id = endpoint_id
         # Kept and raised by the first call, as what it is; see EnvServiceActor.
         self._failure: RlmeshError | None = None
         try:
-            loaded = load_policy(policy, explore=explore) if isinstance(policy, str) else policy
-            self._server = ModelServer(
-                loaded, address=address, token=token, accept_edition_texts=accept_edition_texts
-            ).start()
+            self._keeper = find_keeper(keeper)
+            server = ModelServer(
+                _placed(policy, explore, device),
+                address=address or _default_address(token),
+                token=token,
+                max_batch_rows=max_batch_rows,
+                stuck_after_s=stuck_after_s,
+                accept_edition_texts=accept_edition_texts,
+            )
+            # Before it can be dialled: nobody meets an older version than before a restart.
+            self._take_up(server)
+            self._server = server.start()
         except RlmeshError as error:
             self._failure = error
+            return
+        if endpoint_id is not None:
+            ray.get(find_registry().announce.remote(endpoint_id, self._server.address))
 
+    @ray.method(max_task_retries=-1)
     def address(self) -> str:
         """Return where clients dial it.
 
@@ -52,21 +88,195 @@ class ModelServiceActor:
         """
         return self._running().address
 
+    @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
-        """Return address, node, process id and what has been predicted so far."""
+        """Return address, node, process id, policy version and what has been predicted so far."""
         server = self._running()
         return {
             "address": server.address,
             "node_id": ray.get_runtime_context().get_node_id(),
             "pid": os.getpid(),
+            "policy_version": server.policy_version,
             "statistics": server.statistics(),
         }
 
+    @ray.method(max_task_retries=-1)
+    def policy_version(self) -> int:
+        """Return the version of the weights that act; 0: those that it was made with."""
+        return self._running().policy_version
+
+    def health(self) -> Health:
+        """Return whether it can serve now, and why not; answers while the policy is stuck."""
+        return self._running().health()
+
+    @ray.method(concurrency_group="weights")
+    def set_weights(self, weights: object, version: int | None = None) -> int:
+        """Let new weights act, also after restarts.
+
+        Args:
+            weights: What the policy's ``set_weights`` takes.
+            version: Of these weights, larger than the present one; default: one more than that.
+
+        Returns:
+            The version that acts from now on.
+
+        Raises:
+            PolicyError: The policy does not take them; the former ones act on.
+            ConfigurationError: The policy cannot take any, or ``version`` is not larger.
+        """
+        floor = self._running().policy_version
+        offered = answer(offer(self._keeper, weights, version, floor))
+        try:
+            acting = self._follow()
+        except RlmeshError:
+            answer(self._keeper.reject.remote(offered))
+            raise
+        answer(self._keeper.accept.remote(offered))
+        return acting
+
+    @ray.method(concurrency_group="weights", max_task_retries=-1)
+    def follow(self) -> int:
+        """Act with the keeper's newest weights, if they are newer; return the acting version.
+
+        Raises:
+            PolicyError: The policy does not take them; the former ones act on.
+            ConfigurationError: The policy cannot take any.
+        """
+        return self._follow()
+
+    @ray.method(concurrency_group="drain")
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new sessions, and wait until the open ones have ended; return whether they have.
+
+        The registry no longer tells its address.
+        """
+        server = self._running()
+        if self._endpoint_id is not None:
+            ray.get(find_registry().suspend.remote(self._endpoint_id))
+        return server.drain(timeout_s)
+
+    @ray.method(concurrency_group="stop")
     def stop(self, grace_s: float = 1.0) -> None:
         """End the sessions and stop listening; kill the actor afterwards."""
         self._running().stop(grace_s)
+
+    def _follow(self) -> int:
+        server = self._running()
+        newest = answer(self._keeper.newest.remote())
+        if newest and newest[0].version > server.policy_version:
+            server.set_weights(answer(newest[0].reference), version=newest[0].version)
+        return server.policy_version
+
+    def _take_up(self, server: ModelServer) -> None:
+        """Begin with the newest weights that there are."""
+        for kept in answer(self._keeper.newest.remote()):
+            try:
+                server.set_weights(answer(kept.reference), version=kept.version)
+            except (PolicyError, EndpointUnreachableError) as error:
+                logger.warning("version %d of the weights is left out: %s", kept.version, error)
+            else:
+                return
 
     def _running(self) -> ModelServer:
         if self._failure is not None:
             raise self._failure
         return self._server
+
+
+class ModelServiceActors:
+    """How ``ModelServiceActor`` is started: as Ray's own classes of actors are.
+
+    Args:
+        options: Ray's options for each actor (``num_cpus``, ``num_gpus``, ``resources``, ...).
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+
+    def options(self, **options: Any) -> "ModelServiceActors":
+        """Return the same with these options of Ray's, too."""
+        return ModelServiceActors({**self._options, **options})
+
+    def remote(  # noqa: PLR0913  # the public surface; every option stands alone
+        self,
+        policy: object,
+        *,
+        address: str | None = None,
+        token: str | None = None,
+        endpoint_id: str | None = None,
+        explore: bool = False,
+        device: str = "auto",
+        max_batch_rows: int = 1024,
+        stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        accept_edition_texts: Collection[str] = (),
+    ) -> Any:
+        """Start the actor; return its handle at once.
+
+        Args:
+            policy: A checkpoint as ``rlmesh-ray serve-model`` takes it (a path on the actor's
+                node, or ``module:factory``), or whatever ``ModelServer`` takes. **An RLlib
+                checkpoint is unpickled: load only what you trust.**
+            address: ``HOST:PORT``; default: a free port, at the node's own address with a token,
+                without one where only that node can reach it.
+            token: What clients must show; required unless the address is loopback.
+            endpoint_id: Under which it announces itself to the registry; None: it does not.
+            explore: For an RLlib checkpoint: sample actions instead of taking the likeliest.
+            device: Where a checkpoint or a torch module runs, as torch names it; "auto": on the
+                GPU that Ray gave the actor, if it gave one.
+            max_batch_rows: See ``ModelServer``.
+            stuck_after_s: See ``ModelServer``.
+            accept_edition_texts: See ``EnvServer``.
+        """
+        if endpoint_id is not None:
+            shared_registry()
+        keeper = f"weights/{secrets.token_hex(8)}"
+        kept = start_keeper(keeper)
+        actor_class: Any = ModelReplica
+        actor = actor_class.options(**self._options).remote(
+            keeper,
+            policy,
+            address=address,
+            token=token,
+            endpoint_id=endpoint_id,
+            explore=explore,
+            device=device,
+            max_batch_rows=max_batch_rows,
+            stuck_after_s=stuck_after_s,
+            accept_edition_texts=accept_edition_texts,
+        )
+        _KEEPERS[actor] = kept
+        return actor
+
+
+ModelServiceActor = ModelServiceActors({})
+"""Serves a policy as ``ModelServer`` does, on whatever node Ray puts it.
+
+``ModelServiceActor.remote(policy)``, or ``ModelServiceActor.options(num_gpus=1).remote(policy)``;
+``ModelReplica`` has the methods of what this returns. When Ray restarts the actor, it serves
+again, at another port and with the weights that it had: a small actor beside it keeps them, as
+long as the handle lives that ``remote`` returned.
+"""
+
+
+def _default_address(token: str | None) -> str:
+    return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
+
+
+def _placed(policy: object, explore: bool, device: str) -> object:
+    """Load the policy where it is named, and put it on its device."""
+    where: str | None = device
+    if device == "auto":
+        # A factory puts its policy wherever it likes.
+        is_factory = isinstance(policy, str) and not Path(policy).expanduser().exists()
+        where = "cuda" if ray.get_gpu_ids() and not is_factory else None
+    if isinstance(policy, str):
+        return load_policy(policy, explore=explore, device=where)
+    move = getattr(policy, "to", None)
+    if where is None or (device == "auto" and move is None):
+        return policy
+    if move is None:
+        raise ConfigurationError(
+            f"device={device!r} is for checkpoints and torch modules; a {type(policy).__name__} "
+            "runs where it likes"
+        )
+    return move(where)

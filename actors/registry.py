@@ -44,6 +44,10 @@ class EndpointRegistry:
         """Return the newest record of an endpoint; None when there is none."""
         return self._records.get(endpoint_id)
 
+    def suspend(self, endpoint_id: str) -> None:
+        """Send nobody to an endpoint any more, until it announces itself again."""
+        self._records.pop(endpoint_id, None)
+
     def withdraw(self, endpoint_id: str) -> None:
         """Forget an endpoint that has been ended for good."""
         self._records.pop(endpoint_id, None)

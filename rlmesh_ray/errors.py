@@ -18,6 +18,7 @@
         * EndpointClosedError: this side has closed it
         * AccessDeniedError: the endpoint wants another token
         * CapacityError: the endpoint has no free session
+        * EvaluationInterruptedError: nobody is left to run an evaluation's episodes
     * RemoteError: the peer answered a request with an in-band error
         * RemoteEnvError: ... from an EnvService
         * RemoteModelError: ... from a ModelService
@@ -157,6 +158,24 @@ class AccessDeniedError(EndpointError):
 
 class CapacityError(EndpointError):
     """The endpoint has no free session."""
+
+
+class EvaluationInterruptedError(EndpointError):
+    """Nobody is left to run an evaluation's episodes; those that are finished are kept.
+
+    Args:
+        message: How far it came, what was lost and what to do about it.
+        episodes: What is finished: an ``Episode`` each, in the order of their indices.
+        causes: What was wrong with each endpoint, in one line each.
+    """
+
+    def __init__(
+        self, message: str, episodes: tuple[Any, ...] = (), causes: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.args = (message, episodes, causes)
+        self.episodes = episodes
+        self.causes = causes
 
 
 class RemoteError(RlmeshError):

@@ -1,16 +1,15 @@
 """``rlmesh-ray evaluate``: what a policy earns in an environment."""
 
 import contextlib
-import sys
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.evaluation_report import Meter, output_file, tell
 from rlmesh_ray.cli.logs import muted
 from rlmesh_ray.cli.options import (
     DebugFlag,
@@ -21,28 +20,44 @@ from rlmesh_ray.cli.options import (
     client_tls,
     read_token,
 )
-from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ContractMismatchError,
+    EndpointError,
+    EvaluationInterruptedError,
+)
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.channel import ClientTls
-    from rlmesh_ray.client.evaluation import Episode, EvaluationResult
-    from rlmesh_ray.client.remote_model import RemoteModel
-    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+    from rlmesh_ray.client.channel import Dial
 
 _MOST_LANES = 8
 
 
+def _above_zero(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value} is no finite number of seconds above 0")
+    return value
+
+
+def _zero_or_more(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise typer.BadParameter(f"{value} is no finite number of seconds, 0 or more")
+    return value
+
+
 EnvOption = Annotated[
-    str,
-    typer.Option("--env", metavar="ENV_OR_ADDRESS", help="A Gymnasium id, or an endpoint."),
+    list[str],
+    typer.Option(
+        "--env", metavar="ENV_OR_ADDRESS", help="A Gymnasium id, or an endpoint; repeatable."
+    ),
 ]
 ModelOption = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--model",
         metavar="CHECKPOINT_OR_ADDRESS",
-        help="What serve-model takes, or an endpoint.",
+        help="What serve-model takes, or an endpoint; repeatable.",
     ),
 ]
 EpisodesOption = Annotated[int, typer.Option("--episodes", min=1, help="How many.")]
@@ -53,6 +68,41 @@ SeedOption = Annotated[
 LanesOption = Annotated[
     int | None,
     typer.Option("--num-envs", min=1, help="Lanes, for an id.", show_default="at most 8"),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE.jsonl",
+        help="A new file for the episodes, one JSON object a line, written as they end.",
+    ),
+]
+EnvTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--env-timeout",
+        metavar="SECONDS",
+        callback=_above_zero,
+        help="How long to wait for any answer of an environment; what hangs counts as lost.",
+    ),
+]
+ModelTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--model-timeout",
+        metavar="SECONDS",
+        callback=_above_zero,
+        help="The same, of a policy.",
+    ),
+]
+ReconnectOption = Annotated[
+    float,
+    typer.Option(
+        "--reconnect-timeout",
+        metavar="SECONDS",
+        callback=_zero_or_more,
+        help="How long to wait for lost endpoints to come back when none is left.",
+    ),
 ]
 ModelTokenFile = Annotated[
     Path | None,
@@ -78,6 +128,10 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     episodes: EpisodesOption = 20,
     seed: SeedOption = None,
     num_envs: LanesOption = None,
+    output: OutputOption = None,
+    env_timeout: EnvTimeoutOption = 60.0,
+    model_timeout: ModelTimeoutOption = 60.0,
+    reconnect_timeout: ReconnectOption = 30.0,
     token_file: TokenFile = None,
     model_token_file: ModelTokenFile = None,
     tls_ca: TlsAuthority = None,
@@ -86,186 +140,120 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Run episodes and count the returns.
+    """Run episodes at all endpoints at once and count the returns.
 
-    What is not served yet, an id or a checkpoint, is served for the length of the command.
+    What is not served yet, an id or a checkpoint, is served for the length of the command. An
+    endpoint that dies costs no finished episode: the others go on, and it is dialed again.
     """
+    from rlmesh_ray.client.channel import Dial
     from rlmesh_ray.client.evaluation import evaluate as run
+    from rlmesh_ray.client.evaluation_result import EvaluationResult
 
     console: Console = context.obj
-    _require_address(env, edition_text, "--edition-text")
-    _require_address(model, model_edition_text, "--model-edition-text")
+    _require_addresses(env, edition_text, "--edition-text")
+    _require_addresses(model, model_edition_text, "--model-edition-text")
     token = read_token(token_file)
     model_token = read_token(model_token_file) if model_token_file else token
     tls = client_tls(tls_ca)
     with contextlib.ExitStack() as stack:
-        if looks_like_address(env):
-            _check_width(env, num_envs, token, tls, edition_text)
-        lanes = num_envs or min(episodes, _MOST_LANES)
-        remote_env = stack.enter_context(_dialed_env(env, lanes, token, tls, edition_text))
-        remote_model, model_address = stack.enter_context(
-            _dialed_model(model, model_token, tls, model_edition_text)
-        )
-        with _Meter(console, episodes) as meter:
-            result = run(
-                remote_env, remote_model, episodes=episodes, seed=seed, on_episode=meter.advance
+        file = stack.enter_context(output_file(output))
+        dials = [Dial(name, token, tls, edition_text=edition_text) for name in env]
+        _check_endpoints([dial for dial in dials if looks_like_address(dial.address)], num_envs)
+        lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
+        envs = [stack.enter_context(_served_env(dial, lanes)) for dial in dials]
+        models = [
+            stack.enter_context(
+                _served_model(Dial(name, model_token, tls, edition_text=model_edition_text))
             )
-        _tell(console, result, remote_env.address, model_address)
+            for name in model
+        ]
+        addresses = [dial.address for dial in envs], [dial.address for dial in models]
+        try:
+            with Meter(console, episodes, file) as meter:
+                result = run(
+                    envs,
+                    models,
+                    episodes=episodes,
+                    seed=seed,
+                    on_episode=meter.advance,
+                    on_loss=meter.note_loss,
+                    env_timeout_s=env_timeout,
+                    model_timeout_s=model_timeout,
+                    reconnect_timeout_s=reconnect_timeout,
+                )
+        except EvaluationInterruptedError as error:
+            if error.episodes:
+                tell(console, EvaluationResult(error.episodes, 0.0), episodes, *addresses)
+            raise
+        tell(console, result, episodes, *addresses)
 
 
-def _require_address(name: str, edition_text: str | None, option: str) -> None:
+def _require_addresses(names: list[str], edition_text: str | None, option: str) -> None:
     """Refuse an option that would be ignored.
 
     Raises:
         typer.BadParameter: A text is given for what is no endpoint.
     """
-    if edition_text is not None and not looks_like_address(name):
-        raise typer.BadParameter(
-            f"it is for an endpoint, and {name} is none; leave it out", param_hint=option
-        )
+    for name in names:
+        if edition_text is not None and not looks_like_address(name):
+            raise typer.BadParameter(
+                f"it is for an endpoint, and {name} is none; leave it out", param_hint=option
+            )
 
 
-def _check_width(
-    address: str,
-    num_envs: int | None,
-    token: str | None,
-    tls: "ClientTls | None",
-    edition_text: str | None,
-) -> None:
-    """Ask an endpoint what it serves, before a session is opened there.
+def _check_endpoints(dials: "list[Dial]", num_envs: int | None) -> None:
+    """Ask endpoints what they serve, before anything is loaded or a session is opened.
 
     Raises:
-        ContractMismatchError: Its sessions have another width than was asked for.
-        EndpointError: It cannot be reached.
+        ContractMismatchError: The sessions of one have another width than was asked for.
+        EndpointError: None of them can be reached, or one wants another token.
     """
-    from rlmesh_ray.client.channel import Dial
     from rlmesh_ray.client.env_client import shake_hands
 
-    contract = shake_hands(Dial(address, token, tls, edition_text=edition_text)).contract
-    width = getattr(contract, "num_envs", None)
-    if num_envs not in (None, width):
-        raise ContractMismatchError(
-            f"{address} serves {width} lanes a session, not {num_envs}; leave --num-envs out"
-        )
+    unreachable: list[EndpointError] = []
+    for dial in dials:
+        try:
+            width = getattr(shake_hands(dial).contract, "num_envs", None)
+        except AccessDeniedError:
+            raise
+        except EndpointError as error:
+            unreachable.append(error)
+            continue
+        if num_envs not in (None, width):
+            raise ContractMismatchError(
+                f"{dial.address} serves {width} lanes a session, not {num_envs}; "
+                "leave --num-envs out"
+            )
+    if unreachable and len(unreachable) == len(dials):
+        raise unreachable[0]
 
 
 @contextlib.contextmanager
-def _dialed_env(
-    env: str,
-    num_envs: int,
-    token: str | None,
-    tls: "ClientTls | None",
-    edition_text: str | None,
-) -> "Iterator[RemoteVectorEnv]":
-    """Dial ``env``, serving it first where it is an id."""
-    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+def _served_env(dial: "Dial", num_envs: int) -> "Iterator[Dial]":
+    """Return how to reach an environment, serving it first where it is an id."""
+    from rlmesh_ray.client.channel import Dial
 
-    if looks_like_address(env):
-        with contextlib.closing(
-            RemoteVectorEnv(env, token=token, tls=tls, edition_text=edition_text)
-        ) as remote:
-            yield remote
+    if looks_like_address(dial.address):
+        yield dial
         return
     from rlmesh_ray.server.env_server import EnvServer
 
-    with (
-        EnvServer(env, num_envs=num_envs) as server,
-        contextlib.closing(RemoteVectorEnv(server.address)) as remote,
-    ):
-        yield remote
+    with EnvServer(dial.address, num_envs=num_envs) as server:
+        yield Dial(server.address)
 
 
 @contextlib.contextmanager
-def _dialed_model(
-    model: str, token: str | None, tls: "ClientTls | None", edition_text: str | None
-) -> "Iterator[tuple[RemoteModel, str]]":
-    """Dial ``model``, serving it first where it is a checkpoint; also return its address."""
-    from rlmesh_ray.client.remote_model import RemoteModel
+def _served_model(dial: "Dial") -> "Iterator[Dial]":
+    """Return how to reach a policy, serving it first where it is a checkpoint."""
+    from rlmesh_ray.client.channel import Dial
 
-    if looks_like_address(model):
-        with RemoteModel(model, token=token, tls=tls, edition_text=edition_text) as remote:
-            yield remote, model
+    if looks_like_address(dial.address):
+        yield dial
         return
     from rlmesh_ray.models.loading import load_policy
     from rlmesh_ray.server.model_server import ModelServer
 
     with muted():
-        policy = load_policy(model)
-    with ModelServer(policy) as server, RemoteModel(server.address) as remote:
-        yield remote, server.address
-
-
-class _Meter:
-    """Shows the episodes as they end."""
-
-    def __init__(self, console: Console, num_episodes: int) -> None:
-        self._console = console
-        self._bar = Progress(
-            TextColumn("episodes"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[last]}"),
-            console=console.people,
-            disable=not console.people.is_terminal,
-            transient=True,
-        )
-        self._task = self._bar.add_task("episodes", total=num_episodes, last="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def advance(self, episode: "Episode") -> None:
-        self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
-        self._console.event(
-            "episode",
-            index=episode.index,
-            seed=episode.seed,
-            episode_return=episode.episode_return,
-            length=episode.length,
-            terminated=episode.terminated,
-        )
-
-
-def _tell(
-    console: Console, result: "EvaluationResult", env_address: str, model_address: str
-) -> None:
-    returns, lengths = result.returns, result.lengths
-    console.event(
-        "result",
-        return_mean=result.return_mean,
-        return_stderr=result.return_stderr,
-        return_min=min(returns),
-        return_max=max(returns),
-        episodes=len(returns),
-        returns=returns,
-        lengths=lengths,
-        env_steps=sum(lengths),
-        wall_s=result.wall_s,
-        env=env_address,
-        model=model_address,
-        # An outside program must not need them; whoever doubts it can look here.
-        imported={name: name in sys.modules for name in ("ray", "torch")},
-    )
-    spread = f" ± {result.return_stderr:.2f} (standard error)" if len(returns) > 1 else ""
-    console.facts(
-        f"{len(returns)} episodes",
-        {
-            "mean return": f"{result.return_mean:.2f}{spread}",
-            "range": f"{min(returns):g} … {max(returns):g}",
-            "mean length": f"{sum(lengths) / len(lengths):.1f} steps",
-            "time": f"{result.wall_s:.1f} s, {sum(lengths) / result.wall_s:,.0f} steps/s",
-            "environment": env_address,
-            "policy": model_address,
-        },
-        [],
-    )
+        policy = load_policy(dial.address)
+    with ModelServer(policy) as server:
+        yield Dial(server.address)

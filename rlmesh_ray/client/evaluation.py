@@ -1,190 +1,275 @@
 """evaluate: drive environments with a policy and count what it earns."""
 
 import math
-import statistics
+import queue
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from rlmesh_ray.client.remote_model import RemoteModel, Slots
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.evaluation_board import Board, Crew, News, Turn
+from rlmesh_ray.client.evaluation_result import (
+    EndpointReport,
+    Episode,
+    EvaluationResult,
+    Loss,
+    Role,
+)
+from rlmesh_ray.client.evaluation_sites import Fleet, Site, sites_of
+from rlmesh_ray.client.evaluation_worker import Actor, FunctionActor, RemoteActor, Worker
+from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
+
+__all__ = ["EndpointReport", "Episode", "EvaluationResult", "Loss", "Role", "evaluate"]
 
 ActionFn = Callable[[Any], Any]
 """A batch of observations in, a batch of actions out."""
 
+Env = str | Dial | RemoteVectorEnv
+"""One endpoint of an environment."""
 
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One finished episode."""
+Model = str | Dial | RemoteModel
+"""One endpoint of a policy."""
 
-    index: int
-    seed: int | None
-    episode_return: float
-    length: int
-    """Steps."""
-    terminated: bool
-    """False: truncated."""
+_POLL_S = 0.5
+_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationResult:
-    """What a policy earned."""
+class Options:
+    """How to evaluate; see ``evaluate``."""
 
-    episodes: tuple[Episode, ...]
-    """In the order of their indices."""
-    wall_s: float
+    seed: int | None = None
+    token: str | None = None
+    model_token: str | None = None
+    on_episode: Callable[[Episode], None] | None = None
+    on_loss: Callable[[Loss], None] | None = None
+    env_timeout_s: float = 60.0
+    model_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 30.0
+    max_interruptions: int = 5
+    is_known: bool = False
+    """Whether the endpoints have worked before: then the first try may fail, too."""
 
-    @property
-    def returns(self) -> list[float]:
-        """Each episode's return."""
-        return [episode.episode_return for episode in self.episodes]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Each episode's length in steps."""
-        return [episode.length for episode in self.episodes]
-
-    @property
-    def return_mean(self) -> float:
-        """Mean return."""
-        return statistics.fmean(self.returns)
-
-    @property
-    def return_stderr(self) -> float:
-        """Standard error of the mean return; nan for a single episode."""
-        if len(self.episodes) < 2:
-            return math.nan
-        return statistics.stdev(self.returns) / math.sqrt(len(self.episodes))
+    def __post_init__(self) -> None:
+        for name in ("env_timeout_s", "model_timeout_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)} must be a finite number of seconds above 0"
+                )
+        if not 0 <= self.reconnect_timeout_s < math.inf:
+            raise ConfigurationError(
+                f"reconnect_timeout_s={self.reconnect_timeout_s} must be a finite number of "
+                "seconds, 0 or more"
+            )
+        if self.max_interruptions < 0:
+            raise ConfigurationError(
+                f"max_interruptions={self.max_interruptions} must be 0 or more"
+            )
 
 
-def evaluate(
-    env: str | RemoteVectorEnv,
-    model: str | RemoteModel | ActionFn,
+def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
+    env: Env | Sequence[Env] | Fleet,
+    model: Model | Sequence[Model] | Fleet | ActionFn,
     *,
     episodes: int,
     seed: int | None = None,
     token: str | None = None,
+    model_token: str | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    on_loss: Callable[[Loss], None] | None = None,
+    env_timeout_s: float = 60.0,
+    model_timeout_s: float = 60.0,
+    reconnect_timeout_s: float = 30.0,
+    max_interruptions: int = 5,
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
-    Episode i always starts with ``seed + i``, in whatever lane it runs, so that the result
-    does not depend on the endpoint's width. Every started episode counts: a wide vector does
-    not favour short episodes.
+    Episode i always starts with ``seed + i``, in whatever lane and at whatever endpoint it runs,
+    so that the result does not depend on widths, on the number of endpoints or on who died.
+    Every started episode counts: many lanes do not favour short episodes.
+
+    All endpoints work at once: each environment's endpoint with a session of its own, on a route
+    of its own at one of the models' endpoints. When an endpoint dies, hangs or loses its worker,
+    the episodes that it interrupts run again from their start, there or elsewhere; no
+    finished one is lost. It is dialed again for as long as any other endpoint is at work.
 
     Args:
-        env: An endpoint's address, or an open RemoteVectorEnv (left open).
-        model: A model endpoint's address, an open RemoteModel (left open), or a function.
+        env: An endpoint's address, a ``Dial`` (an address with TLS or another edition text), an
+            open RemoteVectorEnv (left open), a list of those, or a fleet, which is asked for its
+            addresses each time one is dialed.
+        model: The same, with open RemoteModels; or a function of a batch of observations, which
+            is called once at a time, for several environments from several threads.
         episodes: How many; at least 1.
         seed: Of the first episode; None lets the environment seed itself.
-        token: For the addresses that are given; open what needs more (TLS, another edition text)
-            yourself.
-        on_episode: Called with each episode as it ends.
+        token: For the addresses that are given; a fleet brings its own.
+        model_token: For those of models; default: ``token``.
+        on_episode: Called with each episode as it ends, in the caller's thread.
+        on_loss: Called when an endpoint fails, in the caller's thread.
+        env_timeout_s: How long to wait for any answer of a dialed environment.
+        model_timeout_s: How long to wait for any answer of a dialed model.
+        reconnect_timeout_s: How long to wait for endpoints to come back when none is left.
+        max_interruptions: How often the same episode may be interrupted: one that kills every
+            endpoint that tries it must end somewhere.
 
     Raises:
-        ConfigurationError: ``episodes`` is less than 1.
-        ContractMismatchError: The model cannot act in the environment.
-        EndpointError: An endpoint cannot be reached, or its session broke.
-        RemoteError: An endpoint answered with an error.
+        ConfigurationError: An argument is wrong.
+        ContractMismatchError: The endpoints serve different environments.
+        EvaluationInterruptedError: No endpoint is left to run the rest, or the same episode was
+            interrupted too often; holds the finished episodes.
+        EndpointError: An endpoint could not be reached in the first place, or wants another
+            token.
+        RemoteError: An environment or a policy failed by its own fault, or cannot act there.
     """
     if episodes < 1:
         raise ConfigurationError(f"episodes={episodes} must be at least 1")
-    lanes = RemoteVectorEnv(env, token=token) if isinstance(env, str) else env
-    try:
-        remote = RemoteModel(model, token=token) if isinstance(model, str) else model
-        try:
-            return _Evaluation(lanes, remote, episodes, seed, on_episode).run()
-        finally:
-            if isinstance(model, str) and isinstance(remote, RemoteModel):
-                remote.close()
-    finally:
-        if isinstance(env, str):
-            lanes.close()
+    options = Options(
+        seed=seed,
+        token=token,
+        model_token=token if model_token is None else model_token,
+        on_episode=on_episode,
+        on_loss=on_loss,
+        env_timeout_s=env_timeout_s,
+        model_timeout_s=model_timeout_s,
+        reconnect_timeout_s=reconnect_timeout_s,
+        max_interruptions=max_interruptions,
+    )
+    return evaluate_indices(env, model, range(episodes), options)
+
+
+def evaluate_indices(
+    env: object, model: object, indices: Sequence[int], options: Options
+) -> EvaluationResult:
+    """Run the episodes with these indices; as ``evaluate`` otherwise."""
+    return _Evaluation(env, model, indices, options).run()
 
 
 class _Evaluation:
-    """The evaluation loop; one lane runs one episode after the other."""
+    """A worker for each environment's endpoint, and the board between them."""
 
     def __init__(
-        self,
-        env: RemoteVectorEnv,
-        model: RemoteModel | ActionFn,
-        num_episodes: int,
-        seed: int | None,
-        on_episode: Callable[[Episode], None] | None,
+        self, env: object, model: object, indices: Sequence[int], options: Options
     ) -> None:
-        self._env = env
-        self._model = model
-        self._num_episodes = num_episodes
-        self._seed = seed
-        self._on_episode = on_episode
-        self._done: list[Episode] = []
-        width = env.num_envs
-        # The episode that each lane runs; the lanes beyond the last one idle.
-        self._index = np.arange(width)
-        self._return = np.zeros(width)
-        self._length = np.zeros(width, np.int64)
+        self._options = options
+        patience_s = options.reconnect_timeout_s
+        envs = sites_of(env, options.token, RemoteVectorEnv, self._connect_env)
+        self._is_threaded = len(envs) > 1
+        self._function = model if callable(model) else None
+        self._function_lock = threading.Lock() if self._is_threaded else None
+        models = None
+        self._models: list[Site[RemoteModel]] = []
+        if not callable(model):
+            self._models = sites_of(model, options.model_token, RemoteModel, self._connect_model)
+            models = Crew(Role.MODEL, self._models, patience_s, is_known=options.is_known)
+        self._news: queue.SimpleQueue[News | _End] = queue.SimpleQueue()
+        self._board = Board(
+            indices,
+            Crew(Role.ENV, envs, patience_s, is_known=options.is_known),
+            models,
+            options.max_interruptions,
+            self._news.put if self._is_threaded else self._deliver,
+        )
+        self._workers = [
+            Worker(place, site, self._hire, self._board, options.seed)
+            for place, site in enumerate(envs)
+        ]
 
     def run(self) -> EvaluationResult:
-        start_s = time.perf_counter()
-        if isinstance(self._model, RemoteModel):
-            self._model.configure_route(self._env)
-        observation, _ = self._env.reset(seed=self._seeds(self._index))
-        next_index = self._env.num_envs
-        while len(self._done) < self._num_episodes:
-            observation, reward, terminated, truncated, _ = self._env.step(self._act(observation))
-            self._return += reward
-            self._length += 1
-            ended = terminated | truncated
-            if ended.any():
-                self._collect(ended, terminated)
-                count = int(ended.sum())
-                self._index[ended] = np.arange(next_index, next_index + count)
-                next_index += count
-                observation = self._restart(ended)
-        if isinstance(self._model, RemoteModel):
-            self._model.close_route()
-        self._done.sort(key=lambda episode: episode.index)
-        return EvaluationResult(tuple(self._done), time.perf_counter() - start_s)
+        """Block until all episodes are finished."""
+        if self._is_threaded:
+            self._run_threads()
+        else:
+            # In the caller's thread: a function may depend on it (torch's grad mode does).
+            self._workers[0].run()
+        return self._board.result()
 
-    def _act(self, observation: Any) -> Any:
-        if not isinstance(self._model, RemoteModel):
-            return self._model(observation)
-        slots = Slots(
-            env_indices=range(self._env.num_envs),
-            episode_ids=[f"episode-{index}" for index in self._index],
-            steps=self._length.tolist(),
-            resets=(self._length == 0).tolist(),
+    def _run_threads(self) -> None:
+        threads = [
+            threading.Thread(
+                target=self._work, args=(worker,), name="rlmesh-ray-evaluate", daemon=True
+            )
+            for worker in self._workers
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._deliver_all(len(threads))
+        finally:
+            self._board.stop()
+            self._dismiss(threads)
+
+    def _work(self, worker: Worker) -> None:
+        error: BaseException | None = None
+        try:
+            worker.run()
+        except BaseException as caught:  # noqa: BLE001  # raised again in the caller's thread
+            error = caught
+        self._news.put(_End(error))
+
+    def _deliver_all(self, num_workers: int) -> None:
+        """Hand on what happens until all workers have ended."""
+        while num_workers:
+            try:
+                news = self._news.get(timeout=_POLL_S)  # on Windows no signal ends a wait
+            except queue.Empty:
+                continue
+            if not isinstance(news, _End):
+                self._deliver(news)
+            elif news.error is not None:
+                raise news.error
+            else:
+                num_workers -= 1
+
+    def _dismiss(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the workers; cut short what they wait for, if need be."""
+        for is_last in (False, True):
+            end_s = time.monotonic() + _END_S
+            for thread in threads:
+                thread.join(max(0.0, end_s - time.monotonic()))
+            for worker, thread in zip(self._workers, threads, strict=True):
+                if thread.is_alive() and not is_last:
+                    # In threads of their own: each of those that hang takes seconds.
+                    threading.Thread(target=worker.let_go, daemon=True).start()
+
+    def _deliver(self, news: News) -> None:
+        if isinstance(news, Loss):
+            if self._options.on_loss is not None:
+                self._options.on_loss(news)
+        elif self._options.on_episode is not None:
+            self._options.on_episode(news)
+
+    def _hire(self, turn: Turn, env: RemoteVectorEnv) -> Actor:
+        if turn.model is not None:
+            return RemoteActor(self._models[turn.model], f"evaluation-{turn.key}", env)
+        assert self._function is not None, "without a function every turn has a model"
+        return FunctionActor(self._function, self._function_lock)
+
+    def _connect_env(self, dial: Dial) -> RemoteVectorEnv:
+        return RemoteVectorEnv(
+            dial.address,
+            token=dial.token,
+            tls=dial.tls,
+            connect_timeout_s=dial.timeout_s,
+            step_timeout_s=self._options.env_timeout_s,
+            edition_text=dial.edition_text,
         )
-        return self._model.predict(observation, slots=slots)
 
-    def _collect(self, ended: Any, terminated: Any) -> None:
-        for lane in np.flatnonzero(ended).tolist():
-            index = int(self._index[lane])
-            if index < self._num_episodes:
-                episode = Episode(
-                    index=index,
-                    seed=None if self._seed is None else self._seed + index,
-                    episode_return=float(self._return[lane]),
-                    length=int(self._length[lane]),
-                    terminated=bool(terminated[lane]),
-                )
-                self._done.append(episode)
-                if self._on_episode is not None:
-                    self._on_episode(episode)
-
-    def _restart(self, ended: Any) -> Any:
-        """Start the next episodes where one has ended; return all lanes' observations."""
-        self._return[ended] = 0.0
-        self._length[ended] = 0
-        observation, _ = self._env.reset(
-            seed=self._seeds(self._index), options={"reset_mask": ended}
+    def _connect_model(self, dial: Dial) -> RemoteModel:
+        return RemoteModel(
+            dial.address,
+            token=dial.token,
+            tls=dial.tls,
+            connect_timeout_s=dial.timeout_s,
+            predict_timeout_s=self._options.model_timeout_s,
+            edition_text=dial.edition_text,
         )
-        return observation
 
-    def _seeds(self, index: Any) -> list[int] | None:
-        return None if self._seed is None else [self._seed + int(i) for i in index]
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A worker has ended."""
+
+    error: BaseException | None

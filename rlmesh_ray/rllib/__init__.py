@@ -2,5 +2,6 @@
 
 from rlmesh_ray.rllib.configure import configure
 from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.serving import ServeWeights, serve_latest
 
-__all__ = ["RLMeshEnvRunner", "configure"]
+__all__ = ["RLMeshEnvRunner", "ServeWeights", "configure", "serve_latest"]

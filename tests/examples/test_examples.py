@@ -73,6 +73,17 @@ def test_train_on_endpoint(tmp_path: Path) -> None:
     assert "iteration 1: mean return" in output
 
 
+@pytest.mark.ray
+def test_serve_while_training(tmp_path: Path) -> None:
+    small = ["--iterations", "2", "--batch", "256"]
+
+    output = run("serve_while_training.py", *small, folder=tmp_path)
+
+    assert "iteration 2: mean return" in output
+    assert "the served policy is version 2" in output
+    assert "version 0 chose actions" in output
+
+
 def test_evaluate_from_outside(tmp_path: Path) -> None:
     def balance(observations: Any) -> Any:
         return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)

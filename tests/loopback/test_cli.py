@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
@@ -225,6 +226,62 @@ def test_people_get_a_table(folder: Path) -> None:
     assert "mean return" in done.stdout
     assert "1 episodes" in done.stdout
     assert done.stderr == ""
+
+
+def test_several_endpoints_share_the_work_and_the_episodes_go_to_a_file(folder: Path) -> None:
+    def balance(observations: Any) -> Any:
+        return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
+
+    rest = ["--episodes", "6", "--seed", "1", "--output", "episodes.jsonl", "--json"]
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as first,
+        EnvServer("CartPole-v1") as second,
+        ModelServer(balance) as one,
+        ModelServer(balance) as other,
+    ):
+        names = ["--env", first.address, "--env", second.address, "--model", one.address]
+        done = run("evaluate", *names, "--model", other.address, *rest, folder=folder)
+        fails(["evaluate", *names, *rest[:-1]], folder, "episodes.jsonl", "name another file")
+
+    *episodes, result = events(done.stdout)
+    assert events((folder / "episodes.jsonl").read_text()) == episodes
+    assert sorted(episode["index"] for episode in episodes) == list(range(6))
+    assert {episode["endpoint"] for episode in episodes} <= {first.address, second.address}
+    assert {episode["model"] for episode in episodes} <= {one.address, other.address}
+    assert {"seed", "episode_return", "length", "terminated", "truncated", "success"} <= set(
+        episodes[0]
+    )
+    assert result["env"] == f"{first.address}, {second.address}"
+    assert sum(report["episodes"] for report in result["endpoints"]) == 2 * 6
+    assert result["interruptions"] == 0
+    assert result["success_rate"] is None
+    assert "steps/s" in done.stderr
+
+
+def test_an_endpoint_that_dies_leaves_what_is_finished(folder: Path) -> None:
+    arguments = ["--episodes", "100000", "--reconnect-timeout", "0.2", "--output", "kept.jsonl"]
+    with started("serve-env", "CartPole-v1", "--num-envs", "2", folder=folder) as (server, told):
+        names = ["--env", told["address"], "--model", "own_policy:balance"]
+        with subprocess.Popen(
+            [*COMMAND, "evaluate", *names, *arguments, "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=folder, env=environment(),
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            server.kill()
+            output, errors = process.communicate(timeout=30)
+
+    *episodes, lost, unfinished, error = events(json.dumps(first) + "\n" + output)
+    assert process.returncode == 1
+    assert {episode["event"] for episode in episodes} == {"episode"}
+    assert events((folder / "kept.jsonl").read_text()) == episodes
+    assert (lost["event"], lost["role"], lost["address"]) == ("lost", "env", told["address"])
+    assert unfinished["event"] == "unfinished"
+    assert unfinished["episodes"] == len(episodes)
+    assert error["type"] == "EvaluationInterruptedError"
+    assert told["address"] in error["message"]
+    assert f"{len(episodes)} of 100000 episodes" in errors
 
 
 def test_an_interrupted_evaluation_says_so(folder: Path) -> None:

@@ -1,0 +1,239 @@
+"""evaluate on a cluster: several processes drive a fleet that is too fast for one.
+
+Each worker is an actor with endpoints of its own. It runs chunks of episodes and streams what is
+finished back, so that a worker that dies costs only what was running.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from rlmesh_ray.actors.evaluation_worker import EvaluationWorker, Summary, shares_of
+from rlmesh_ray.client.evaluation import Options
+from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss, Tally
+from rlmesh_ray.client.evaluation_schedule import Schedule
+from rlmesh_ray.errors import (
+    CapacityError,
+    ConfigurationError,
+    EvaluationInterruptedError,
+    RlmeshError,
+)
+
+_POLL_S = 0.5
+_END_S = 5.0
+# Losses in a row, without a finished episode between them, that a worker may have.
+_MOST_LOSSES = 3
+
+
+def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands alone
+    env: Any,
+    model: Any,
+    *,
+    episodes: int,
+    seed: int | None = None,
+    num_workers: int | None = None,
+    num_cpus: float = 1.0,
+    token: str | None = None,
+    model_token: str | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
+    on_loss: Callable[[Loss], None] | None = None,
+    env_timeout_s: float = 60.0,
+    model_timeout_s: float = 60.0,
+    reconnect_timeout_s: float = 30.0,
+    max_interruptions: int = 5,
+    actor_options: Mapping[str, Any] | None = None,
+    start_timeout_s: float = 120.0,
+) -> EvaluationResult:
+    """Run episodes as ``evaluate`` does, from several processes on Ray.
+
+    For the same seed the episodes are the same. The endpoints of the environment are divided
+    among the workers, those of the model are shared by all of them. A worker that dies is
+    restarted by Ray; the episodes that it had finished are kept, the others run again.
+
+    Args:
+        env: A fleet, an address, or a list of addresses that all nodes can reach.
+        model: The same, or a function, which reaches the workers by pickle.
+        episodes: How many; at least 1.
+        seed: See ``evaluate``.
+        num_workers: Default: one for each endpoint of the environment. There can be more: then
+            several have a session with the same endpoint.
+        num_cpus: What Ray sets aside for each worker.
+        token: See ``evaluate``.
+        model_token: See ``evaluate``.
+        on_episode: Called with each episode, in the caller's thread, soon after it has ended.
+        on_loss: Called when an endpoint fails, in the caller's thread.
+        env_timeout_s: See ``evaluate``.
+        model_timeout_s: See ``evaluate``.
+        reconnect_timeout_s: See ``evaluate``; of each worker with its own endpoints.
+        max_interruptions: See ``evaluate``; of each worker.
+        actor_options: More options of each worker: ``resources``, ``scheduling_strategy``, ...
+        start_timeout_s: How long to wait until all workers run.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or cannot be sent to another process.
+        CapacityError: The cluster did not place all workers in time.
+        EvaluationInterruptedError: No worker is left; holds the finished episodes.
+        RlmeshError: Otherwise as ``evaluate``.
+    """
+    if episodes < 1:
+        raise ConfigurationError(f"episodes={episodes} must be at least 1")
+    options = Options(
+        seed=seed,
+        token=token,
+        model_token=token if model_token is None else model_token,
+        on_episode=on_episode,
+        on_loss=on_loss,
+        env_timeout_s=env_timeout_s,
+        model_timeout_s=model_timeout_s,
+        reconnect_timeout_s=reconnect_timeout_s,
+        max_interruptions=max_interruptions,
+    )
+    shares = shares_of(env, model, num_workers)
+    placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
+    silent = replace(options, on_episode=None, on_loss=None)
+    worker_class: Any = EvaluationWorker
+    workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
+    try:
+        _await_start(workers, num_cpus, start_timeout_s)
+        return _Fan(workers, range(episodes), options).run()
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+
+
+class _Fan:
+    """Hands chunks to the workers and gathers what comes back."""
+
+    def __init__(self, workers: Sequence[Any], indices: Sequence[int], options: Options) -> None:
+        self._workers = list(workers)
+        self._options = options
+        self._schedule = Schedule(indices)
+        self._num_episodes = len(indices)
+        self._finished: list[Episode] = []
+        self._tally = Tally()
+        self._keys = itertools.count()
+        self._losses = [0] * len(self._workers)
+        self._causes: dict[int, Exception] = {}
+        self._running: dict[Any, _Chunk] = {}
+
+    def run(self) -> EvaluationResult:
+        start_s = time.perf_counter()
+        while not self._schedule.is_complete:
+            self._hand_out()
+            if not self._running:
+                raise self._interrupted()
+            ready, _ = ray.wait(list(self._running), timeout=_POLL_S)
+            for stream in ready:
+                self._receive(stream)
+        self._drain()
+        return EvaluationResult(
+            tuple(sorted(self._finished, key=lambda episode: episode.index)),
+            time.perf_counter() - start_s,
+            self._tally.reports(),
+        )
+
+    def _hand_out(self) -> None:
+        """Give each idle worker a chunk: half of an even share, so that all end together."""
+        busy = {chunk.worker for chunk in self._running.values()}
+        able = [place for place in range(len(self._workers)) if place not in self._causes]
+        for place in able:
+            if place in busy or not self._schedule.num_waiting:
+                continue
+            size = math.ceil(self._schedule.num_waiting / (2 * len(able)))
+            chunk = _Chunk(next(self._keys), place, {})
+            for lane in range(size):
+                index = self._schedule.take(chunk.key, lane)
+                assert index is not None, "no more than wait are taken"
+                chunk.lanes[index] = lane
+            run = self._workers[place].run.options(num_returns="streaming")
+            self._running[run.remote(list(chunk.lanes))] = chunk
+
+    def _receive(self, stream: Any) -> None:
+        chunk = self._running[stream]
+        try:
+            news = ray.get(next(stream))
+        except StopIteration:
+            del self._running[stream]
+        except ray.exceptions.RayTaskError as error:
+            # Ray's own text of it is a traceback of many lines.
+            raise error.cause if isinstance(error.cause, RlmeshError) else error from None
+        except ray.exceptions.RayError as error:
+            del self._running[stream]
+            self._lose(chunk, error)
+        else:
+            self._note(chunk, news)
+
+    def _note(self, chunk: "_Chunk", news: list[Episode | Loss] | Summary) -> None:
+        if isinstance(news, Summary):
+            if news.failure is not None:
+                self._schedule.lose(chunk.key)
+                self._causes[chunk.worker] = news.failure
+            return
+        self._losses[chunk.worker] = 0
+        for one in news:
+            self._tally.note(one)
+            if isinstance(one, Loss):
+                if self._options.on_loss is not None:
+                    self._options.on_loss(one)
+                continue
+            self._schedule.finish(chunk.key, chunk.lanes[one.index])
+            self._finished.append(one)
+            if self._options.on_episode is not None:
+                self._options.on_episode(one)
+
+    def _lose(self, chunk: "_Chunk", error: Exception) -> None:
+        """Let what a worker that died was running wait again."""
+        self._schedule.lose(chunk.key)
+        self._losses[chunk.worker] += 1
+        if self._losses[chunk.worker] > _MOST_LOSSES:
+            self._causes[chunk.worker] = error
+
+    def _drain(self) -> None:
+        """Let the workers end their sessions, whose episodes have all come."""
+        end_s = time.monotonic() + _END_S
+        while self._running and time.monotonic() < end_s:
+            for stream in ray.wait(list(self._running), timeout=_POLL_S)[0]:
+                self._receive(stream)
+
+    def _interrupted(self) -> EvaluationInterruptedError:
+        lines = tuple(
+            dict.fromkeys(
+                line
+                for cause in self._causes.values()
+                for line in getattr(cause, "causes", ()) or [str(cause).partition("\n")[0]]
+            )
+        )
+        return EvaluationInterruptedError(
+            f"no worker is left after {len(self._finished)} of {self._num_episodes} episodes "
+            f"({'; '.join(lines)}); mend it and evaluate again",
+            tuple(sorted(self._finished, key=lambda episode: episode.index)),
+            lines,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Episodes that one worker runs."""
+
+    key: int
+    worker: int
+    lanes: dict[int, int]
+    """Of the schedule, by the episode's index."""
+
+
+def _await_start(workers: Sequence[Any], num_cpus: float, timeout_s: float) -> None:
+    starting = [worker.ready.remote() for worker in workers]
+    ready, waiting = ray.wait(starting, num_returns=len(starting), timeout=timeout_s)
+    ray.get(ready)
+    if waiting:
+        free = ray.available_resources().get("CPU", 0.0)
+        raise CapacityError(
+            f"{len(waiting)} of {len(starting)} workers did not start in {timeout_s:g} s; each "
+            f"needs {num_cpus:g} CPU and the cluster has {free:g} free: lower num_cpus or "
+            "num_workers, or add nodes"
+        )

@@ -1,0 +1,135 @@
+"""One process of an evaluation on Ray, and the endpoints that it drives."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.evaluation import Options, evaluate_indices
+from rlmesh_ray.client.evaluation_result import Episode, Loss
+from rlmesh_ray.errors import AccessDeniedError, ConfigurationError, EndpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Some endpoints of a fleet; travels to a worker and looks them up there."""
+
+    fleet: Any
+    """Whatever has ``addresses`` and ``token``, or the directory of such a fleet."""
+    token: str | None
+    places: tuple[int, ...]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where they are now."""
+        if hasattr(self.fleet, "addresses"):
+            addresses = list(self.fleet.addresses)
+            return [addresses[place] for place in self.places if place < len(addresses)]
+        return [self.fleet.address(place) for place in self.places]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of a chunk."""
+
+    failure: EndpointError | None
+    """Why it ended early: no endpoint of this worker is left."""
+
+
+@ray.remote(max_restarts=-1)
+class EvaluationWorker:
+    """Runs chunks of episodes at its own endpoints."""
+
+    def __init__(self, env: Any, model: Any, options: Options) -> None:
+        self._env = env
+        self._model = model
+        self._options = options
+        self._has_worked = False
+
+    def ready(self) -> bool:
+        """Answer."""
+        return True
+
+    def run(self, indices: Sequence[int]) -> Iterator[list[Episode | Loss] | Summary]:
+        """Run episodes; yield what has happened since the last time, and a summary at the end."""
+        news: queue.SimpleQueue[Episode | Loss | Summary | BaseException] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._evaluate, args=(indices, news), daemon=True)
+        thread.start()
+        while True:
+            batch: list[Episode | Loss] = []
+            one = news.get()
+            while isinstance(one, (Episode, Loss)):
+                batch.append(one)
+                if news.empty():
+                    break
+                one = news.get()
+            if batch:
+                yield batch
+            if isinstance(one, BaseException):
+                raise one
+            if isinstance(one, Summary):
+                yield one
+                return
+
+    def _evaluate(self, indices: Sequence[int], news: "queue.SimpleQueue[Any]") -> None:
+        def note(episode: Episode) -> None:
+            self._has_worked = True
+            news.put(episode)
+
+        # An endpoint may die between two chunks, and be back in a moment.
+        options = replace(
+            self._options, on_episode=note, on_loss=news.put, is_known=self._has_worked
+        )
+        try:
+            evaluate_indices(self._env, self._model, indices, options)
+            news.put(Summary(None))
+        except AccessDeniedError as error:
+            news.put(error)
+        except EndpointError as error:
+            news.put(Summary(error))
+        except BaseException as error:  # noqa: BLE001  # raised again where Ray sees it
+            news.put(error)
+
+
+def shares_of(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, Any]]:
+    """Return the endpoints of each worker: its own of the environment, all of the model.
+
+    Raises:
+        ConfigurationError: ``num_workers`` is less than 1, or an endpoint cannot be sent.
+    """
+    envs = _parts(env)
+    models = None if callable(model) else _parts(model)
+    count = len(envs) if num_workers is None else num_workers
+    if count < 1:
+        raise ConfigurationError(f"num_workers={count} must be at least 1")
+    shares = []
+    num_before = 0
+    for place in range(count):
+        own = envs[place::count] or [envs[place % len(envs)]]
+        if models is None:
+            shares.append((own, model))
+            continue
+        # Each worker begins with another one, so that together they load all of them evenly.
+        first = num_before % len(models)
+        shares.append((own, models[first:] + models[:first]))
+        num_before += len(own)
+    return shares
+
+
+def _parts(endpoints: Any) -> list[Any]:
+    """Return one part for each endpoint; each can be sent to another process."""
+    if isinstance(endpoints, (list, tuple)):
+        return [part for one in endpoints for part in _parts(one)]
+    if isinstance(endpoints, (str, Dial)):
+        return [endpoints]
+    if hasattr(endpoints, "addresses") and hasattr(endpoints, "token"):
+        fleet = getattr(endpoints, "directory", endpoints)
+        places = range(len(endpoints.addresses))
+        return [Share(fleet, endpoints.token, (place,)) for place in places]
+    raise ConfigurationError(
+        f"{type(endpoints).__name__} cannot be sent to other processes; give a fleet or addresses"
+    )

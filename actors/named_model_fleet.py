@@ -1,0 +1,167 @@
+"""NamedModelFleet: what can be done with a fleet of served policies by whoever knows its name."""
+
+import time
+from typing import Any
+
+import ray
+
+from rlmesh_ray.actors.calls import answer, answers, outcomes
+from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, find_registry
+from rlmesh_ray.actors.weights import FleetRecord, offer
+from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
+from rlmesh_ray.server.health import Health
+
+POLL_S = 0.02
+"""How often to look for what Ray tells nobody: that an actor has ended."""
+
+_HEALTH_TIMEOUT_S = 5.0
+
+
+def actor_name(fleet: str, endpoint_id: str = "") -> str:
+    """Name the actor of an endpoint, or the fleet's keeper of weights."""
+    return f"model-fleet/{fleet}/{endpoint_id}"
+
+
+def find_actor(fleet: str, endpoint_id: str = "") -> Any:
+    """Return the handle of a fleet's replica, or of its keeper of weights.
+
+    Raises:
+        EndpointUnreachableError: There is none; the fleet has been stopped, or never was.
+    """
+    try:
+        return ray.get_actor(actor_name(fleet, endpoint_id), namespace=REGISTRY_NAMESPACE)
+    except ValueError as error:
+        raise EndpointUnreachableError(
+            f"no model fleet called {fleet!r} runs in this cluster"
+        ) from error
+
+
+class NamedModelFleet:
+    """A fleet that somebody has started, known by its name; it is looked up at each use.
+
+    Works wherever Ray does: in other drivers and namespaces, in tasks and actors. Whoever has
+    started the fleet ends it.
+
+    Args:
+        name: As given to ``ModelFleet``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def token(self) -> str:
+        """What clients must show."""
+        return self._record().token
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the replicas are that take new sessions; those that restart may be missing."""
+        registry = find_registry()
+        ids = self._record().endpoint_ids
+        records = answers([registry.lookup.remote(endpoint_id) for endpoint_id in ids])
+        return [str(record.address) for record in records if record is not None]
+
+    @property
+    def actors(self) -> list[Any]:
+        """Handles of the replicas; see ``ModelReplica`` for their methods."""
+        return [find_actor(self.name, endpoint_id) for endpoint_id in self._record().endpoint_ids]
+
+    @property
+    def policy_version(self) -> int:
+        """The version that all replicas act with, or have for when they have restarted."""
+        return int(answer(self._keeper().accepted_version.remote()))
+
+    def set_weights(
+        self, weights: object, version: int | None = None, *, timeout_s: float = 120.0
+    ) -> int:
+        """Let all replicas act with new weights; blocks until they do, restarting ones as well.
+
+        Args:
+            weights: What the policy's ``set_weights`` takes, a reference to it, or a mapping of
+                which some values are references.
+            version: Of these weights, larger than the present one; default: one more than that.
+            timeout_s: How long to wait for each step of it.
+
+        Returns:
+            The version that acts from now on: this one, or a newer one of somebody else.
+
+        Raises:
+            PolicyError: The policy does not take them; the former ones act on.
+            ConfigurationError: The policy cannot take any, or ``version`` is not larger.
+            EndpointTimeoutError: A replica has not taken them up in time; it will when it can.
+            EndpointUnreachableError: The fleet has been stopped, or a replica is gone for good.
+        """
+        keeper = self._keeper()
+        offered = int(answer(offer(keeper, weights, version), timeout_s))
+        acting = self._try(keeper, offered, timeout_s)
+        if acting > offered and acting > self._newest_version(keeper):
+            # The keeper was restarted and has begun to count anew.
+            offered = int(answer(offer(keeper, weights, None, acting), timeout_s))
+            acting = self._try(keeper, offered, timeout_s)
+        return acting
+
+    def health(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> list[Health]:
+        """Ask every replica whether it can serve; one that does not answer in time cannot."""
+        told = outcomes([actor.health.remote() for actor in self.actors], timeout_s)
+        return [
+            Health(is_serving=False, reason=str(health))
+            if isinstance(health, Exception)
+            else health
+            for health in told
+        ]
+
+    def drain(self, timeout_s: float, *, replica: int | None = None) -> bool:
+        """Take no new sessions, and wait until the open ones have ended.
+
+        ``addresses`` no longer has the replica, and its health says that it does not serve.
+
+        Args:
+            timeout_s: How long to wait.
+            replica: Which, by its place in ``actors``; None: all.
+
+        Returns:
+            Whether no session is open any more.
+        """
+        actors = self.actors if replica is None else [self.actors[replica]]
+        return all(answers([actor.drain.remote(timeout_s) for actor in actors]))
+
+    def restart(self, replica: int, *, drain_timeout_s: float = 0.0) -> None:
+        """Drain one replica, end its process and wait until it serves again.
+
+        Args:
+            replica: Which, by its place in ``actors``.
+            drain_timeout_s: After how long sessions that are still open are cut off.
+        """
+        self.drain(drain_timeout_s, replica=replica)
+        actor = self.actors[replica]
+        former = answer(actor.describe.remote())["pid"]
+        ray.kill(actor, no_restart=False)
+        # Ray kills in its own time: the process that answers first may still be the former one.
+        while answer(actor.describe.remote())["pid"] == former:
+            time.sleep(POLL_S)
+
+    def _try(self, keeper: Any, offered: int, timeout_s: float) -> int:
+        """Have the replicas take up an offer; return the newest version that acts."""
+        tried = outcomes([actor.follow.remote() for actor in self.actors], timeout_s)
+        versions = [outcome for outcome in tried if isinstance(outcome, int)]
+        errors = [outcome for outcome in tried if isinstance(outcome, Exception)]
+        if versions or not isinstance(errors[0], PolicyError | ConfigurationError):
+            # What one replica can act with, all can; some may have to restart first.
+            answer(keeper.accept.remote(offered), timeout_s)
+        else:
+            answer(keeper.reject.remote(offered), timeout_s)
+        if errors:
+            raise errors[0]
+        return max(versions)
+
+    def _newest_version(self, keeper: Any) -> int:
+        newest = answer(keeper.newest.remote())
+        return int(newest[0].version) if newest else 0
+
+    def _keeper(self) -> Any:
+        return find_actor(self.name)
+
+    def _record(self) -> FleetRecord:
+        record: FleetRecord = answer(self._keeper().record.remote())
+        return record

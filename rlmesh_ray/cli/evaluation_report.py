@@ -1,0 +1,175 @@
+"""What ``rlmesh-ray evaluate`` shows and writes while episodes end, and afterwards."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss
+
+
+class Meter:
+    """Shows the episodes as they end, and writes them down.
+
+    Args:
+        console: Gets an event for each.
+        num_episodes: How many there will be.
+        output: Gets a line for each, at once; None: nowhere.
+    """
+
+    def __init__(self, console: Console, num_episodes: int, output: TextIO | None) -> None:
+        self._console = console
+        self._output = output
+        terminal = RichConsole(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("episodes"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}"),
+            console=terminal,
+            disable=not terminal.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("episodes", total=num_episodes, last="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, episode: "Episode") -> None:
+        """Note that an episode has ended."""
+        self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
+        fields = asdict(episode)
+        self._console.event("episode", **fields)
+        if self._output is not None:
+            self._output.write(json.dumps(_finite({"event": "episode", **fields})) + "\n")
+            self._output.flush()  # a killed run keeps what was finished
+
+    def note_loss(self, loss: "Loss") -> None:
+        """Say that an endpoint cannot be used now."""
+        self._console.event("lost", **asdict(loss))
+        again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
+        self._bar.console.print(
+            f"lost {loss.role} {loss.address}: {loss.cause}{again}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+@contextlib.contextmanager
+def output_file(path: Path | None) -> Iterator[TextIO | None]:
+    """Open a new file for the episodes, which is removed if there are none; None: no file.
+
+    Raises:
+        ConfigurationError: It exists or cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("x", encoding="utf-8")
+    except FileExistsError as error:
+        raise ConfigurationError(
+            f"{path} exists, and may hold what an earlier run has finished; name another file or "
+            "remove it"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path}: {error}") from error
+    try:
+        with file:
+            yield file
+    finally:
+        if not path.stat().st_size:
+            path.unlink()
+
+
+def tell(
+    console: Console,
+    result: "EvaluationResult",
+    num_episodes: int,
+    envs: list[str],
+    models: list[str],
+) -> None:
+    """Show what a policy has earned, also where not all episodes could be run.
+
+    Args:
+        console: Gets the event ``result``, or ``unfinished``.
+        result: At least one episode.
+        num_episodes: How many were asked for.
+        envs: Addresses.
+        models: Addresses.
+    """
+    count = len(result.episodes)
+    console.event(
+        "result" if count == num_episodes else "unfinished",
+        return_mean=result.return_mean,
+        return_stderr=result.return_stderr,
+        return_min=result.return_min,
+        return_max=result.return_max,
+        success_rate=result.success_rate,
+        episodes=count,
+        returns=result.returns,
+        lengths=result.lengths,
+        env_steps=result.env_steps,
+        wall_s=result.wall_s,
+        interruptions=result.interruptions,
+        env=", ".join(envs),
+        model=", ".join(models),
+        endpoints=[asdict(report) for report in result.endpoints],
+        # An outside program must not need them; whoever doubts it can look here.
+        imported={name: name in sys.modules for name in ("ray", "torch")},
+    )
+    title = f"{count} episodes" if count == num_episodes else f"{count} of {num_episodes} episodes"
+    console.facts(title, _facts(result, envs, models), [])
+
+
+def _finite(fields: dict[str, Any]) -> dict[str, Any]:
+    """Replace what JSON has no word for."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }
+
+
+def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> dict[str, object]:
+    spread = f" ± {result.return_stderr:.2f} (standard error)" if len(result.episodes) > 1 else ""
+    facts: dict[str, Any] = {
+        "mean return": f"{result.return_mean:.2f}{spread}",
+        "range": f"{result.return_min:g} … {result.return_max:g}",
+        "mean length": f"{result.length_mean:.1f} steps",
+    }
+    if result.success_rate is not None:
+        facts["success rate"] = f"{100 * result.success_rate:.1f} %"
+    if result.wall_s > 0:
+        facts["time"] = f"{result.wall_s:.1f} s, {result.env_steps / result.wall_s:,.0f} steps/s"
+    facts["environment"] = "\n".join(envs)
+    facts["policy"] = "\n".join(models)
+    if result.interruptions or len(envs) + len(models) > 2:
+        facts["shares"] = "\n".join(
+            f"{report.role} {report.address}: {report.episodes} episodes, "
+            f"{report.interruptions} interruptions"
+            for report in result.endpoints
+        )
+    return facts

@@ -1,0 +1,283 @@
+"""What the workers of one evaluation share: episodes, endpoints, results, and one lock."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss, Role, Tally
+from rlmesh_ray.client.evaluation_roster import Roster
+from rlmesh_ray.client.evaluation_schedule import Schedule
+from rlmesh_ray.client.evaluation_sites import Place
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.errors import ContractMismatchError, EvaluationInterruptedError, RemoteError
+from rlmesh_ray.spaces.contract import EnvContract
+
+# Polled: patience runs out without anybody saying so, and on Windows no signal ends a wait.
+_POLL_S = 0.5
+
+News = Episode | Loss
+
+
+class Crew:
+    """The endpoints of one role, with their sites.
+
+    Args:
+        role: Theirs.
+        sites: At least one.
+        patience_s: See ``Roster``.
+        is_known: See ``Roster``.
+    """
+
+    def __init__(
+        self, role: Role, sites: Sequence[Place], patience_s: float, *, is_known: bool
+    ) -> None:
+        self.role = role
+        self.sites = sites
+        self.roster = Roster(len(sites), patience_s, is_known=is_known)
+
+
+class Turn:
+    """One try of one worker: an environment's endpoint with a model's, under a key of its own.
+
+    Args:
+        key: Never used twice.
+        env: Place of the environment's endpoint.
+        model: Place of the model's endpoint; None where the policy is a function.
+    """
+
+    def __init__(self, key: int, env: int, model: int | None) -> None:
+        self.key = key
+        self.env = env
+        self.model = model
+        self.has_begun = False
+
+    def place(self, role: Role) -> int:
+        """Return the place of the endpoint with that role."""
+        place = self.env if role is Role.ENV else self.model
+        assert place is not None, "a function is no endpoint"
+        return place
+
+
+class Board:
+    """Safe to use from all workers.
+
+    Args:
+        indices: Of the episodes.
+        envs: Endpoints of the environment.
+        models: Endpoints of the policy; None where it is a function.
+        max_interruptions: How often one episode may be interrupted.
+        publish: Gets each episode and each loss; called by the worker that it happened to.
+    """
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        envs: Crew,
+        models: Crew | None,
+        max_interruptions: int,
+        publish: Callable[[News], None],
+    ) -> None:
+        self._num_episodes = len(indices)
+        self._schedule = Schedule(indices)
+        self._crews = {crew.role: crew for crew in (envs, models) if crew is not None}
+        self._max_interruptions = max_interruptions
+        self._publish = publish
+        self._finished: list[Episode] = []
+        self._tally = Tally()
+        self._keys = itertools.count()
+        self._contract: tuple[str, EnvContract] | None = None
+        self._start_s: float | None = None
+        self._end_s = 0.0
+        self._changed = threading.Condition()
+        self.is_stopped = False
+        """Whether the workers are to drop everything."""
+        self.refusal: Exception | None = None
+        """What ``publish`` has raised: no endpoint's fault, whatever its class."""
+
+    @property
+    def num_waiting(self) -> int:
+        """How many episodes no lane runs; read without the lock, so about."""
+        return self._schedule.num_waiting
+
+    def stop(self) -> None:
+        """Let every worker drop everything."""
+        with self._changed:
+            self.is_stopped = True
+            self._changed.notify_all()
+
+    def await_turn(self, env: int) -> Turn | None:
+        """Block until the worker of ``env`` should open sessions; None when it is done.
+
+        Raises:
+            EndpointError: No endpoint is left that could run what is left.
+        """
+        with self._changed:
+            while not (self.is_stopped or self._schedule.is_complete):
+                now_s = time.monotonic()
+                self._require_hope(now_s)
+                turn = self._next_turn(env, now_s)
+                if turn is not None:
+                    return turn
+                self._changed.wait(self._patience(now_s))
+        return None
+
+    def await_work(self) -> bool:
+        """Block until an episode can be taken; False when none ever will be."""
+        with self._changed:
+            while not self._schedule.num_waiting:
+                if self.is_stopped or self._schedule.is_complete:
+                    return False
+                self._changed.wait(_POLL_S)
+        return True
+
+    def agree(self, env: RemoteVectorEnv) -> None:
+        """Make sure that all endpoints serve the same environment.
+
+        Raises:
+            ContractMismatchError: This one does not.
+        """
+        own = env.contract
+        with self._changed:
+            if self._contract is None:
+                self._contract = (env.address, own)
+            address, first = self._contract
+        for name in ("id", "observation_space", "action_space"):
+            if getattr(own, name) != getattr(first, name):
+                raise ContractMismatchError(
+                    f"{env.address} serves {own.id!r} and {address} serves {first.id!r}: their "
+                    f"{name.replace('_', ' ')}s differ; evaluate them one by one"
+                )
+
+    def note_open(self) -> None:
+        """Start the clock, if nobody has."""
+        with self._changed:
+            if self._start_s is None:
+                self._start_s = time.perf_counter()
+
+    def begin(self, turn: Turn) -> None:
+        """Note that both sessions of ``turn`` work."""
+        with self._changed:
+            turn.has_begun = True
+            for role, crew in self._crews.items():
+                crew.roster.reach(turn.place(role))
+
+    def take(self, turn: Turn, lanes: Sequence[int]) -> list[int | None]:
+        """Give each of ``lanes`` an episode, as far as there are any."""
+        with self._changed:
+            return [self._schedule.take(turn.key, lane) for lane in lanes]
+
+    def finish(self, turn: Turn, ended: Sequence[tuple[int, Episode]]) -> None:
+        """Note the episodes that have ended, with their lanes, and publish them."""
+        with self._changed:
+            for lane, episode in ended:
+                self._schedule.finish(turn.key, lane)
+                self._finished.append(episode)
+            if self._schedule.is_complete:
+                self._end_s = time.perf_counter()
+                self._changed.notify_all()
+        for _, episode in ended:
+            self._tell(episode)
+
+    def lose(self, turn: Turn, role: Role, cause: Exception) -> None:
+        """Note that the endpoint with that role has failed; its episodes wait again.
+
+        Raises:
+            EvaluationInterruptedError: One of them was interrupted too often.
+        """
+        place = turn.place(role)
+        crew = self._crews[role]
+        site = crew.sites[place]
+        with self._changed:
+            lost = self._schedule.lose(turn.key, has_begun=turn.has_begun)
+            is_usable = isinstance(cause, RemoteError) and cause.is_recoverable
+            is_final = site.is_final and not is_usable
+            is_news = crew.roster.lose(place, cause, time.monotonic(), is_final=is_final)
+            self._changed.notify_all()
+        if is_news or turn.has_begun:
+            interrupted = lost if turn.has_begun else ()
+            self._tell(Loss(role, site.address, _one_line(cause), interrupted))
+        self._require_progress(lost, cause)
+
+    def leave(self, turn: Turn) -> None:
+        """Note that ``turn`` is over."""
+        with self._changed:
+            for role, crew in self._crews.items():
+                crew.roster.leave(turn.place(role))
+            self._changed.notify_all()
+
+    def was_reached(self, turn: Turn, role: Role) -> bool:
+        """Tell whether the endpoint with that role has ever worked."""
+        with self._changed:
+            return self._crews[role].roster.was_reached(turn.place(role))
+
+    def result(self) -> EvaluationResult:
+        """Return what there is."""
+        with self._changed:
+            wall_s = self._end_s - (self._start_s or self._end_s)
+            return EvaluationResult(self._sorted(), wall_s, self._tally.reports())
+
+    def _next_turn(self, env: int, now_s: float) -> Turn | None:
+        envs, models = self._crews[Role.ENV], self._crews.get(Role.MODEL)
+        if not self._schedule.num_waiting or not envs.roster.is_due(env, now_s):
+            return None
+        model = None
+        if models is not None:
+            model = models.roster.choose(now_s)
+            if model is None:
+                return None
+            models.roster.enter(model)
+        envs.roster.enter(env)
+        return Turn(next(self._keys), env, model)
+
+    def _patience(self, now_s: float) -> float:
+        """Return how long to wait before looking again."""
+        due_s = [crew.roster.next_due_s(now_s) for crew in self._crews.values()]
+        return max(0.01, min([_POLL_S, *(due - now_s for due in due_s)]))
+
+    def _require_hope(self, now_s: float) -> None:
+        for crew in self._crews.values():
+            if crew.roster.is_hopeless(now_s):
+                causes = crew.roster.causes()
+                if len(crew.sites) == 1 and not self._finished and not crew.roster.was_reached(0):
+                    raise causes[0]
+                raise self._interrupted(
+                    f"no endpoint of the {_NAMES[crew.role]} is left", causes
+                ) from causes[-1]
+
+    def _require_progress(self, lost: Sequence[int], cause: Exception) -> None:
+        for index in lost:
+            count = self._schedule.interruptions(index)
+            if count > self._max_interruptions:
+                raise self._interrupted(
+                    f"episode {index} was interrupted {count} times", [cause]
+                ) from cause
+
+    def _interrupted(self, what: str, causes: Sequence[Exception]) -> EvaluationInterruptedError:
+        lines = tuple(dict.fromkeys(map(_one_line, causes)))
+        return EvaluationInterruptedError(
+            f"{what} after {len(self._finished)} of {self._num_episodes} episodes "
+            f"({'; '.join(lines)}); mend it and evaluate again",
+            self._sorted(),
+            lines,
+        )
+
+    def _tell(self, news: News) -> None:
+        with self._changed:
+            self._tally.note(news)
+        try:
+            self._publish(news)
+        except Exception as error:
+            self.refusal = error
+            raise
+
+    def _sorted(self) -> tuple[Episode, ...]:
+        with self._changed:
+            return tuple(sorted(self._finished, key=lambda episode: episode.index))
+
+
+_NAMES = {Role.ENV: "environment", Role.MODEL: "model"}
+
+
+def _one_line(cause: Exception) -> str:
+    return " ".join(str(cause).split())

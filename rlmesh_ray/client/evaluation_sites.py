@@ -1,0 +1,165 @@
+"""Where an evaluation's sessions come from: addresses, fleets, and what is open already."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.remote_model import RemoteModel
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, RlmeshError
+
+
+class Session(Protocol):
+    """What the sessions with both kinds of endpoints have in common."""
+
+    def close(self) -> None:
+        """End the session."""
+
+
+SessionT = TypeVar("SessionT", bound=Session)
+
+
+class Fleet(Protocol):
+    """Endpoints that may move, such as an ``EnvFleet``; each keeps its place in the list."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where they are now."""
+
+    @property
+    def token(self) -> str | None:
+        """What they want to see."""
+
+
+class Place(Protocol):
+    """One endpoint."""
+
+    @property
+    def address(self) -> str:
+        """Where it was when it was looked up last."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a session that broke is the last one."""
+
+
+class Site(Place, Protocol[SessionT]):
+    """One endpoint, and how to have a session with it."""
+
+    def open(self) -> SessionT:
+        """Return a session."""
+
+    def release(self, session: SessionT) -> None:
+        """Take a session back. Never raises."""
+
+
+class DialedSite(Generic[SessionT]):
+    """An endpoint that is dialed anew for each session.
+
+    Args:
+        find: Says where it is; asked each time.
+        connect: Opens a session.
+    """
+
+    is_final = False
+
+    def __init__(self, find: Callable[[], Dial], connect: Callable[[Dial], SessionT]) -> None:
+        self._find = find
+        self._connect = connect
+        self.address = ""
+
+    def open(self) -> SessionT:
+        """Dial.
+
+        Raises:
+            EndpointError: It cannot be reached.
+            HandshakeRefusedError: It does not speak this package's generation or edition.
+        """
+        dial = self._find()
+        self.address = dial.address
+        return self._connect(dial)
+
+    def release(self, session: SessionT) -> None:
+        """Close it."""
+        with contextlib.suppress(RlmeshError):
+            session.close()
+
+
+class OpenSite(Generic[SessionT]):
+    """A session that somebody else has opened, and will close."""
+
+    is_final = True
+
+    def __init__(self, session: SessionT) -> None:
+        self._session = session
+
+    @property
+    def address(self) -> str:
+        """Where it is connected to."""
+        return str(getattr(self._session, "address", "an open session"))
+
+    def open(self) -> SessionT:
+        """Return it."""
+        return self._session
+
+    def release(self, session: SessionT) -> None:
+        """Leave it open."""
+
+
+def sites_of(
+    endpoints: object,
+    token: str | None,
+    kind: type[SessionT],
+    connect: Callable[[Dial], SessionT],
+) -> list[Site[SessionT]]:
+    """Return the endpoints that a caller has named.
+
+    Args:
+        endpoints: An address, a ``Dial``, an open session, a list of those, or a fleet.
+        token: For plain addresses.
+        kind: Of the sessions.
+        connect: Opens one.
+
+    Raises:
+        ConfigurationError: It is none of those, or an empty list.
+        EndpointError: The fleet cannot tell its addresses.
+    """
+    if isinstance(endpoints, (list, tuple)):
+        sites = [site for one in endpoints for site in sites_of(one, token, kind, connect)]
+        if not sites:
+            raise ConfigurationError(f"no endpoint for the {_NAMES[kind]}; name at least one")
+        return sites
+    if isinstance(endpoints, kind):
+        return [OpenSite(endpoints)]
+    if isinstance(endpoints, (str, Dial)):
+        dial = Dial(endpoints, token) if isinstance(endpoints, str) else endpoints
+        return [DialedSite(lambda: dial, connect)]
+    if hasattr(endpoints, "addresses") and hasattr(endpoints, "token"):
+        return [_fleet_site(endpoints, place, connect) for place in range(_size(endpoints))]
+    raise ConfigurationError(
+        f"{type(endpoints).__name__} is no endpoint for the {_NAMES[kind]}; give an address, an "
+        f"open {kind.__name__}, a list of those, or a fleet"
+    )
+
+
+def _fleet_site(
+    fleet: Fleet, place: int, connect: Callable[[Dial], SessionT]
+) -> DialedSite[SessionT]:
+    def find() -> Dial:
+        addresses = fleet.addresses
+        if place >= len(addresses):
+            raise EndpointUnreachableError(f"endpoint {place} has left its fleet")
+        return Dial(addresses[place], fleet.token)
+
+    return DialedSite(find, connect)
+
+
+def _size(fleet: Fleet) -> int:
+    count = len(fleet.addresses)
+    if not count:
+        raise ConfigurationError("the fleet has no endpoints")
+    return count
+
+
+_NAMES: dict[type, str] = {RemoteVectorEnv: "environment", RemoteModel: "model"}

@@ -1,0 +1,613 @@
+"""evaluate() over several real endpoints, some of which die, hang or move."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv, evaluate
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss, Role
+from rlmesh_ray.compliance.probe import REST, Command
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    ContractMismatchError,
+    EndpointUnreachableError,
+    EvaluationInterruptedError,
+    RemoteEnvError,
+    RemoteModelError,
+)
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from rlmesh_ray.testing.probe import ENV_ID, ProbeEnv
+
+PROBE = f"{ProbeEnv.__module__}:{ENV_ID}"
+SEED = 20
+
+
+def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
+    """Push CartPole's cart under the pole, too late to keep it up for long."""
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+@functools.cache
+def in_process(index: int) -> Episode:
+    """What episode ``index`` must be, whatever happens to endpoints."""
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=SEED + index)
+    total, length, terminated, truncated = 0.0, 0, False, False
+    while not (terminated or truncated):
+        action = int(lean(observation[None])[0])
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, length = total + float(reward), length + 1
+    return Episode(index, SEED + index, total, length, terminated, truncated)
+
+
+class Record:
+    """Watches an evaluation, and meddles with it.
+
+    Args:
+        meddle: Called once, when ``after`` episodes have ended.
+        after: How many.
+        on_loss: Called at each loss.
+    """
+
+    def __init__(
+        self,
+        meddle: Callable[[], object] = lambda: None,
+        after: int = 3,
+        on_loss: Callable[[Loss], object] = lambda _: None,
+    ) -> None:
+        self.episodes: list[Episode] = []
+        self.losses: list[Loss] = []
+        self._meddle = meddle
+        self._after = after
+        self._on_loss = on_loss
+        self._thread = threading.current_thread()
+
+    def episode(self, episode: Episode) -> None:
+        assert threading.current_thread() is self._thread
+        self.episodes.append(episode)
+        if len(self.episodes) == self._after:
+            self._meddle()
+
+    def loss(self, loss: Loss) -> None:
+        assert threading.current_thread() is self._thread
+        self.losses.append(loss)
+        self._on_loss(loss)
+
+
+def run(env: Any, model: Any, record: Record, episodes: int = 10, **more: Any) -> EvaluationResult:
+    return evaluate(
+        env,
+        model,
+        episodes=episodes,
+        seed=SEED,
+        on_episode=record.episode,
+        on_loss=record.loss,
+        **more,
+    )
+
+
+def check(result: EvaluationResult, record: Record, episodes: int = 10) -> None:
+    """Nothing lost, nothing twice, nothing different."""
+    assert list(result.episodes) == [in_process(index) for index in range(episodes)]
+    assert sorted(record.episodes, key=lambda episode: episode.index) == list(result.episodes)
+    lost = [loss for loss in record.losses if loss.episodes]
+    assert result.interruptions == len(lost)
+    counts = {(report.role, report.address): report.episodes for report in result.endpoints}
+    assert sum(n for (role, _), n in counts.items() if role is Role.ENV) == episodes
+
+
+class Meddling:
+    """A policy that meddles as soon as two environments are at work."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        self._meddle = meddle
+        self._threads: set[threading.Thread] = set()
+        self._has_meddled = False
+
+    def __call__(self, observations: NDArray[Any]) -> NDArray[np.int64]:
+        self._threads.add(threading.current_thread())
+        if len(self._threads) == 2 and not self._has_meddled:
+            self._has_meddled = True
+            self._meddle()
+        return lean(observations)
+
+
+def meeting(
+    barrier: threading.Barrier, then: Callable[[], object] = lambda: None
+) -> Callable[[NDArray[Any]], NDArray[np.int64]]:
+    """Make a policy that waits at its first call, and does something at its second."""
+    first = iter([barrier.wait, then])
+
+    def act(observations: NDArray[Any]) -> NDArray[np.int64]:
+        next(first, lambda: None)()
+        return lean(observations)
+
+    return act
+
+
+def workers() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "rlmesh-ray-evaluate"]
+
+
+# --- several endpoints -----------------------------------------------------------------
+
+
+def test_all_endpoints_work_at_once_each_environment_with_a_policy_of_its_own() -> None:
+    # Each policy answers only when the other one has been asked, too.
+    barrier = threading.Barrier(2, timeout=30)
+    record = Record()
+    with (
+        EnvServer("CartPole-v1", num_envs=3) as first,
+        EnvServer("CartPole-v1") as second,
+        ModelServer(meeting(barrier)) as one,
+        ModelServer(meeting(barrier)) as other,
+    ):
+        addresses = [first.address, second.address], [one.address, other.address]
+        result = run(*addresses, record)
+
+    check(result, record)
+    assert [report.role for report in result.endpoints] == [Role.ENV] * 2 + [Role.MODEL] * 2
+    assert {report.address for report in result.endpoints} == {*addresses[0], *addresses[1]}
+    assert all(report.episodes and not report.interruptions for report in result.endpoints)
+    assert workers() == []
+
+
+@pytest.mark.slow
+def test_open_sessions_are_shared_and_left_open() -> None:
+    record = Record()
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as env_server,
+        ModelServer(lean) as model_server,
+        RemoteModel(model_server.address) as model,
+    ):
+        envs = [RemoteVectorEnv(env_server.address) for _ in range(2)]
+        result = run(envs, model, record)
+
+        for env in envs:
+            env.reset()
+            env.close()
+        model.configure_route(envs[0])
+
+    check(result, record)
+
+
+def test_a_function_is_called_once_at_a_time() -> None:
+    running = 0
+    most = 0
+
+    def count(observations: NDArray[Any]) -> NDArray[np.int64]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        actions = lean(observations)
+        running -= 1
+        return actions
+
+    record = Record()
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        result = run([server.address] * 2, count, record)
+
+    check(result, record)
+    assert most == 1
+
+
+@pytest.mark.slow
+def test_one_environment_calls_the_function_in_the_callers_thread() -> None:
+    threads = set()
+
+    def act(observations: NDArray[Any]) -> NDArray[np.int64]:
+        threads.add(threading.current_thread())
+        return lean(observations)
+
+    with EnvServer("CartPole-v1") as server:
+        run(server.address, act, Record(), episodes=1)
+
+    assert threads == {threading.current_thread()}
+
+
+def probe_action(observation: dict[str, Any], last: int) -> Any:
+    """Earn what the seed gives; end after ``last`` steps, or sooner."""
+    noise, steps = observation["noise"], int(observation["steps"][0])
+    is_over = steps + 1 >= last or noise[0] < 0.2
+    return {
+        **REST,
+        "command": int(Command.TRUNCATE if noise[1] < 0.5 else Command.TERMINATE) * is_over,
+        "box": noise.astype(np.float32),
+    }
+
+
+def probe_policy(observations: dict[str, Any]) -> Any:
+    rows = [
+        probe_action({"noise": noise, "steps": steps}, 6)
+        for noise, steps in zip(observations["noise"], observations["steps"], strict=True)
+    ]
+    batch = {
+        key: np.stack([row[key] for row in rows]) for key in rows[0] if key not in ("text", "pair")
+    }
+    zeros = np.zeros(len(rows), np.int64)
+    return {**batch, "text": tuple(row["text"] for row in rows), "pair": (zeros, zeros)}
+
+
+@pytest.mark.slow
+def test_a_nested_environment_gives_what_it_gives_in_process() -> None:
+    expected = []
+    for index in range(12):
+        env = ProbeEnv()
+        observation, _ = env.reset(seed=SEED + index)
+        total, length, ends = 0.0, 0, (False, False)
+        while not any(ends):
+            observation, reward, *ends, _ = env.step(probe_action(observation, 6))  # type: ignore[assignment]
+            total, length = total + reward, length + 1
+        expected.append(Episode(index, SEED + index, total, length, *ends))
+
+    record = Record()
+    with (
+        EnvServer(PROBE, num_envs=3) as wide,
+        EnvServer(PROBE) as narrow,
+        ModelServer(probe_policy) as model,
+    ):
+        result = run([wide.address, narrow.address], model.address, record, episodes=12)
+
+    assert list(result.episodes) == expected
+    assert len({episode.length for episode in expected}) > 1
+    assert {episode.truncated for episode in expected} == {True, False}
+
+
+class Fortunate(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Reports success where the seed is even, as Gymnasium-Robotics does."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._is_even = seed is not None and seed % 2 == 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        *rest, infos = super().step(action)
+        return (*rest, {**infos, "is_success": float(self._is_even)})
+
+
+def fortunate() -> gymnasium.Env[Any, Any]:
+    return Fortunate(gymnasium.make("CartPole-v1"))
+
+
+def fortunate_vector() -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    return gymnasium.vector.SyncVectorEnv(
+        [fortunate] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "num_envs"),
+    [
+        pytest.param(fortunate, 1, marks=pytest.mark.slow),
+        (fortunate, 3),
+        pytest.param(fortunate_vector, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_success_is_counted_where_the_environment_reports_it(env: Any, num_envs: int) -> None:
+    with EnvServer(env, num_envs=num_envs) as server:
+        result = evaluate(server.address, lean, episodes=7, seed=SEED)
+
+    assert [one.success for one in result.episodes] == [i % 2 == 0 for i in range(7)]
+    assert result.success_rate == pytest.approx(4 / 7)
+
+
+# --- losses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_an_environment_that_dies_costs_no_episode(width: int) -> None:
+    with (
+        EnvServer("CartPole-v1", num_envs=width) as mortal,
+        EnvServer("CartPole-v1", num_envs=width) as other,
+    ):
+        record = Record()
+        policy = Meddling(lambda: mortal.stop(0.0))
+        result = run([mortal.address, other.address], policy, record)
+
+    check(result, record)
+    assert {loss.address for loss in record.losses} == {mortal.address}
+
+
+def test_an_endpoint_that_comes_back_is_used_again() -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(EnvServer("CartPole-v1", num_envs=2))
+        address = server.address
+        record = Record(
+            lambda: server.stop(0.0),
+            on_loss=lambda _: stack.enter_context(
+                EnvServer("CartPole-v1", num_envs=2, address=address)
+            ),
+        )
+
+        result = run(address, lean, record)
+
+    check(result, record)
+    assert result.interruptions == 1
+    assert len(record.losses) == 1
+
+
+@pytest.mark.slow
+def test_a_fleet_is_asked_again_where_its_endpoint_is() -> None:
+    class Fleet:
+        token = "s3cret"
+
+        def __init__(self) -> None:
+            self.servers = [EnvServer("CartPole-v1", token=self.token).start()]
+
+        @property
+        def addresses(self) -> list[str]:
+            return [self.servers[-1].address]
+
+    fleet = Fleet()
+    record = Record(
+        lambda: fleet.servers[-1].stop(0.0),
+        on_loss=lambda _: fleet.servers.append(EnvServer("CartPole-v1", token="s3cret").start()),
+    )
+
+    result = run(fleet, lean, record)
+
+    check(result, record)
+    assert {report.address for report in result.endpoints} == {
+        server.address for server in fleet.servers
+    }
+    fleet.servers[-1].stop()
+
+
+def test_a_policy_that_dies_costs_no_episode() -> None:
+    barrier = threading.Barrier(2, timeout=30)
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as first,
+        EnvServer("CartPole-v1", num_envs=2) as second,
+        ModelServer(meeting(barrier)) as mortal,
+        ModelServer(meeting(barrier, then=lambda: mortal.stop(0.0))) as other,
+    ):
+        record = Record()
+        envs, models = [first.address, second.address], [mortal.address, other.address]
+        result = run(envs, models, record)
+
+    check(result, record)
+    assert {(loss.role, loss.address) for loss in record.losses} == {(Role.MODEL, mortal.address)}
+    assert sum(r.episodes for r in result.endpoints if r.role is Role.MODEL) == 10
+
+
+@pytest.mark.slow
+def test_a_lost_policy_alone_is_waited_for() -> None:
+    with ExitStack() as stack:
+        env = stack.enter_context(EnvServer("CartPole-v1", num_envs=2))
+        model = stack.enter_context(ModelServer(lean))
+        address = model.address
+        record = Record(
+            lambda: model.stop(0.0),
+            on_loss=lambda _: stack.enter_context(ModelServer(lean, address=address)),
+        )
+
+        result = run(env.address, address, record)
+
+    check(result, record)
+
+
+@contextmanager
+def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve CartPole from another process; return it and the address."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlmesh_ray", "serve-env", "CartPole-v1", "--num-envs=2", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        try:
+            yield server, json.loads(server.stdout.readline())["address"]
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
+)
+def test_a_process_that_is_killed_or_frozen_costs_no_episode(number: signal.Signals) -> None:
+    with process() as (mortal, address), EnvServer("CartPole-v1", num_envs=2) as other:
+        record = Record()
+        policy = Meddling(lambda: os.kill(mortal.pid, number))
+        result = run([address, other.address], policy, record, env_timeout_s=1.0)
+
+    check(result, record)
+    assert {loss.address for loss in record.losses} == {address}
+
+
+def test_an_environment_that_hangs_once_is_asked_once_more() -> None:
+    commands = iter([Command.GO_ON, Command.SLEEP])
+
+    def act(observations: dict[str, Any]) -> Any:
+        actions = probe_policy(observations)
+        command = next(commands, None)
+        if command is not None:
+            actions["command"][:] = command
+        return actions
+
+    record = Record()
+    with EnvServer(PROBE, num_envs=2) as server:
+        result = run(server.address, act, record, episodes=4, env_timeout_s=0.5)
+
+    assert [loss.episodes for loss in record.losses] == [(0, 1)]
+    assert "TIMEOUT" in record.losses[0].cause
+    assert [episode.index for episode in result.episodes] == [0, 1, 2, 3]
+
+
+# --- ends ------------------------------------------------------------------------------
+
+
+def test_where_nobody_is_left_the_finished_episodes_are_kept() -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        record = Record(lambda: server.stop(0.0), after=4)
+        with pytest.raises(EvaluationInterruptedError) as caught:
+            run(server.address, lean, record, reconnect_timeout_s=0.2)
+
+    finished = list(caught.value.episodes)
+    assert len(finished) >= 4
+    assert finished == sorted(record.episodes, key=lambda episode: episode.index)
+    assert all(episode == in_process(episode.index) for episode in finished)
+    assert server.address in str(caught.value)
+    assert f"{len(finished)} of 10 episodes" in str(caught.value)
+    assert server.address in caught.value.causes[0]
+
+
+@pytest.mark.slow
+def test_where_no_policy_is_left_it_says_so() -> None:
+    with EnvServer("CartPole-v1") as env, ModelServer(lean) as model:
+        record = Record(lambda: model.stop(0.0))
+        with pytest.raises(EvaluationInterruptedError, match="no endpoint of the model is left"):
+            run(env.address, model.address, record, reconnect_timeout_s=0.2)
+
+
+@pytest.mark.slow
+def test_an_open_session_that_breaks_is_not_opened_again() -> None:
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteVectorEnv(server.address)
+        record = Record(lambda: server.stop(0.0))
+        with pytest.raises(EvaluationInterruptedError) as caught:
+            run(env, lean, record)
+        env.close()
+
+    assert len(caught.value.episodes) >= 3
+
+
+def test_an_episode_that_kills_whoever_runs_it_is_given_up() -> None:
+    with (
+        EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=3)) as server,
+        pytest.raises(EvaluationInterruptedError, match="episode 0 was interrupted 2 times"),
+    ):
+        evaluate(server.address, lean_on_nothing, episodes=2, max_interruptions=1)
+
+
+def lean_on_nothing(observations: NDArray[Any]) -> NDArray[np.int64]:
+    return np.zeros(len(observations), np.int64)
+
+
+def test_an_environment_that_raises_ends_it_at_once() -> None:
+    with (
+        EnvServer(lambda: FaultyEnv(Fault.RAISE, at_step=3)) as broken,
+        pytest.raises(RemoteEnvError, match="the environment is broken"),
+    ):
+        evaluate([broken.address] * 2, lean_on_nothing, episodes=5)
+
+    assert workers() == []
+
+
+@pytest.mark.slow
+def test_a_policy_that_cannot_act_there_ends_it_at_once() -> None:
+    with (
+        EnvServer("Pendulum-v1") as env,
+        ModelServer(lambda observations: observations) as model,
+        pytest.raises((RemoteModelError, ContractMismatchError)),
+    ):
+        evaluate([env.address] * 2, model.address, episodes=5)
+
+
+@pytest.mark.slow
+def test_different_environments_are_not_mixed() -> None:
+    with (
+        EnvServer("CartPole-v1") as one,
+        EnvServer("CartPole-v0") as other,
+        pytest.raises(ContractMismatchError, match="CartPole-v0"),
+    ):
+        evaluate([one.address, other.address], lean, episodes=50)
+
+
+@pytest.mark.slow
+def test_a_wrong_token_ends_it_at_once() -> None:
+    with (
+        EnvServer("CartPole-v1") as server,
+        EnvServer("CartPole-v1", token="s3cret") as closed,
+        pytest.raises(AccessDeniedError),
+    ):
+        evaluate([server.address, closed.address], lean, episodes=500)
+
+
+@pytest.mark.slow
+def test_a_dial_reaches_what_an_address_does_not() -> None:
+    record = Record()
+    with (
+        EnvServer("CartPole-v1", token="s3cret") as closed,
+        EnvServer("CartPole-v1", token="other") as other,
+    ):
+        result = run([Dial(closed.address, "s3cret"), other.address], lean, record, token="other")
+
+    check(result, record)
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_was_never_there_does_not_stop_the_others() -> None:
+    record = Record()
+    with EnvServer("CartPole-v1") as server:
+        result = run(["127.0.0.1:1", server.address], lean, record, episodes=5)
+
+    check(result, record, episodes=5)
+    assert [(loss.address, loss.episodes) for loss in record.losses] in ([], [("127.0.0.1:1", ())])
+
+
+def test_where_none_is_there_it_is_told_at_once() -> None:
+    with pytest.raises(EndpointUnreachableError, match=r"127.0.0.1:1: nothing answers"):
+        evaluate("127.0.0.1:1", lean, episodes=1)
+    with pytest.raises(EvaluationInterruptedError, match=r"127.0.0.1:1: nothing answers"):
+        evaluate(["127.0.0.1:1", "127.0.0.1:2"], lean, episodes=1)
+
+
+def test_whoever_watches_may_stop_it() -> None:
+    def stop() -> None:
+        raise EndpointUnreachableError("of my own")
+
+    with EnvServer("CartPole-v1") as server:
+        for endpoints in (server.address, [server.address] * 2):
+            with pytest.raises(EndpointUnreachableError, match="of my own"):
+                run(endpoints, lean, Record(stop))
+
+    assert workers() == []
+
+
+def test_a_function_that_cannot_reach_its_own_server_is_no_lost_environment() -> None:
+    def act(_observations: Any) -> Any:
+        raise EndpointUnreachableError("of my own")
+
+    record = Record()
+    with (
+        EnvServer("CartPole-v1") as server,
+        pytest.raises(EndpointUnreachableError, match="of my own"),
+    ):
+        run(server.address, act, record)
+
+    assert record.losses == []
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"env_timeout_s": 0.0}, "env_timeout_s"),
+        ({"model_timeout_s": float("inf")}, "model_timeout_s"),
+        ({"reconnect_timeout_s": -1.0}, "reconnect_timeout_s"),
+        ({"max_interruptions": -1}, "max_interruptions"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        evaluate("127.0.0.1:1", lean, episodes=1, **options)
+
+
+@pytest.mark.parametrize("endpoints", [[], 7, [None]])
+def test_what_is_no_endpoint_is_refused(endpoints: Any) -> None:
+    with pytest.raises(ConfigurationError, match="environment"):
+        evaluate(endpoints, lean, episodes=1)

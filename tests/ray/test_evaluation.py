@@ -1,0 +1,153 @@
+"""evaluate_on_ray(): the same episodes, from several processes, some of which die."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from numpy.typing import NDArray
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
+from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.actors.evaluation import evaluate_on_ray
+from rlmesh_ray.client.evaluation import Episode, Loss, Role
+from rlmesh_ray.errors import (
+    CapacityError,
+    ConfigurationError,
+    EvaluationInterruptedError,
+    RemoteModelError,
+)
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+EPISODES = 24
+FEW: dict[str, Any] = {"num_cpus": 0.1, "seed": 5}
+
+
+def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
+    return (observations[:, 2] > 0).astype(np.int64)
+
+
+@pytest.mark.slow
+def test_the_result_is_what_one_process_gets_whoever_dies() -> None:
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
+        alone = evaluate(fleet, lean, episodes=EPISODES, seed=5)
+        victim = ray.get(fleet.actors[0].describe.remote())["pid"]
+        seen: list[Episode] = []
+        losses: list[Loss] = []
+
+        def meddle(episode: Episode) -> None:
+            seen.append(episode)
+            if len(seen) == 3:
+                os.kill(victim, signal.SIGKILL)
+
+        spread = evaluate_on_ray(
+            fleet, lean, episodes=EPISODES, on_episode=meddle, on_loss=losses.append, **FEW
+        )
+
+    assert spread.episodes == alone.episodes
+    assert sorted(seen, key=lambda episode: episode.index) == list(alone.episodes)
+    assert sum(report.episodes for report in spread.endpoints) == EPISODES
+    assert {report.role for report in spread.endpoints} == {Role.ENV}
+    assert spread.interruptions == len([loss for loss in losses if loss.episodes])
+
+
+def test_a_worker_that_dies_costs_no_finished_episode(tmp_path: Path) -> None:
+    # A file that the first worker to get there removes, dying with it.
+    def deadly(path: Path) -> Any:
+        num_calls = 0
+
+        def act(observations: NDArray[Any]) -> NDArray[np.int64]:
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls > 60:
+                try:
+                    path.unlink()
+                except FileNotFoundError:
+                    pass
+                else:
+                    os._exit(1)
+            return (observations[:, 2] > 0).astype(np.int64)
+
+        return act
+
+    path = tmp_path / "one life"
+    path.touch()
+    seen: list[Episode] = []
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        alone = evaluate(server.address, lean, episodes=EPISODES, seed=5)
+        spread = evaluate_on_ray(
+            server.address,
+            deadly(path),
+            episodes=EPISODES,
+            num_workers=2,
+            on_episode=seen.append,
+            **FEW,
+        )
+
+    assert not path.exists()
+    assert spread.episodes == alone.episodes
+    assert sorted(seen, key=lambda episode: episode.index) == list(alone.episodes)
+
+
+@pytest.mark.slow
+def test_where_no_worker_is_left_the_finished_episodes_are_kept() -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        seen: list[Episode] = []
+
+        def meddle(episode: Episode) -> None:
+            seen.append(episode)
+            if len(seen) == 3:
+                server.stop(0.0)
+
+        with pytest.raises(EvaluationInterruptedError) as caught:
+            evaluate_on_ray(
+                server.address,
+                lean,
+                episodes=10_000,
+                on_episode=meddle,
+                reconnect_timeout_s=0.1,
+                **FEW,
+            )
+
+    assert server.address in str(caught.value)
+    assert list(caught.value.episodes) == sorted(seen, key=lambda episode: episode.index)
+    assert len(seen) >= 3
+
+
+def test_a_policy_that_fails_is_reported_as_such() -> None:
+    with (
+        EnvServer("CartPole-v1") as env,
+        ModelServer(lambda observations: observations / 0) as model,
+        pytest.raises(RemoteModelError),
+    ):
+        evaluate_on_ray(env.address, model.address, episodes=2, **FEW)
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        evaluate_on_ray("127.0.0.1:1", lean, episodes=0)
+    with pytest.raises(ConfigurationError, match="num_workers=0"):
+        evaluate_on_ray("127.0.0.1:1", lean, episodes=1, num_workers=0)
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteVectorEnv(server.address)
+        with pytest.raises(ConfigurationError, match="give a fleet or addresses"):
+            evaluate_on_ray(env, lean, episodes=1)
+        env.close()
+
+
+def test_workers_that_find_no_room_say_what_they_need() -> None:
+    with pytest.raises(CapacityError, match="needs 1000 CPU"):
+        evaluate_on_ray("127.0.0.1:1", lean, episodes=1, num_cpus=1000, start_timeout_s=1.0)
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_was_never_there_costs_only_its_worker() -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        alone = evaluate(server.address, lean, episodes=4, seed=5)
+        spread = evaluate_on_ray([server.address, "127.0.0.1:1"], lean, episodes=4, **FEW)
+
+    assert spread.episodes == alone.episodes

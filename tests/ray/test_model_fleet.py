@@ -1,0 +1,406 @@
+"""Served policies on Ray: found, updated, restarted, drained."""
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import ray
+import torch
+from ray._private.internal_api import memory_summary
+
+from rlmesh_ray import RemoteModel
+from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
+from rlmesh_ray.actors.model_service import _placed
+from rlmesh_ray.actors.named_model_fleet import find_actor
+from rlmesh_ray.actors.weights import WeightsKeeper
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    CapacityError,
+    ConfigurationError,
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    PolicyError,
+)
+from tests.ray.switch_policy import switch_policy
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture(scope="module")
+def fleet(local_ray: None) -> Iterator[ModelFleet]:
+    with ModelFleet(switch_policy(), name="tested", num_replicas=2, num_cpus=0.1) as fleet:
+        yield fleet
+
+
+def connect(fleet: NamedModelFleet, replica: int = 0) -> RemoteModel:
+    model = RemoteModel(fleet.addresses[replica], token=fleet.token)
+    model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    return model
+
+
+def action(model: RemoteModel) -> int:
+    first, second = model.predict(np.zeros((2, 4), np.float32))
+    assert first == second
+    return int(first)
+
+
+def predict_for_ever(model: RemoteModel) -> None:
+    while True:
+        action(model)
+
+
+def predict_until_it_is_gone(model: RemoteModel) -> None:
+    with suppress(EndpointError):
+        predict_for_ever(model)
+
+
+def served_actions(fleet: NamedModelFleet) -> list[int]:
+    actions = []
+    for replica in range(len(fleet.addresses)):
+        with connect(fleet, replica) as model:
+            actions.append(action(model))
+    return actions
+
+
+def kill(actor: Any) -> None:
+    os.kill(ray.get(actor.describe.remote())["pid"], signal.SIGKILL)
+
+
+def test_new_weights_reach_every_replica(fleet: ModelFleet) -> None:
+    before = fleet.policy_version
+
+    assert fleet.set_weights({"action": 0}) == before + 1
+    assert served_actions(fleet) == [0, 0]
+    assert fleet.set_weights({"action": 1}, version=before + 10) == before + 10
+    assert served_actions(fleet) == [1, 1]
+
+    assert fleet.policy_version == before + 10
+    assert ray.get([actor.policy_version.remote() for actor in fleet.actors]) == [before + 10] * 2
+    assert [health.is_serving for health in fleet.health()] == [True, True]
+
+
+def test_weights_may_be_references_wholly_or_in_part(fleet: ModelFleet) -> None:
+    for weights in (ray.put({"action": 0}), {"action": ray.put(1)}):
+        fleet.set_weights(weights)
+
+    assert served_actions(fleet) == [1, 1]
+
+
+def test_weights_that_the_policy_refuses_change_nothing(fleet: ModelFleet) -> None:
+    version = fleet.set_weights({"action": 1})
+
+    with pytest.raises(PolicyError, match="no action 7"):
+        fleet.set_weights({"action": 7})
+
+    assert served_actions(fleet) == [1, 1]
+    assert fleet.policy_version == version
+    assert fleet.set_weights({"action": 0}) > version
+
+
+def test_versions_only_grow(fleet: ModelFleet) -> None:
+    version = fleet.set_weights({"action": 0})
+
+    with pytest.raises(ConfigurationError, match="not newer than"):
+        fleet.set_weights({"action": 1}, version=version)
+
+    assert served_actions(fleet) == [0, 0]
+
+
+def test_a_killed_replica_comes_back_with_the_last_weights(fleet: ModelFleet) -> None:
+    version = fleet.set_weights({"action": 1})
+    before = fleet.addresses
+    model = connect(fleet)
+    kill(fleet.actors[0])
+
+    with pytest.raises(EndpointError):
+        predict_for_ever(model)
+    model.close()
+    described = ray.get(fleet.actors[0].describe.remote())
+
+    assert described["policy_version"] == version
+    assert fleet.addresses == [described["address"], before[1]]
+    assert described["address"] != before[0]
+    assert served_actions(fleet) == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_replica_that_restarts_meanwhile_gets_the_new_weights_too(fleet: ModelFleet) -> None:
+    kill(fleet.actors[1])
+
+    version = fleet.set_weights({"action": 0})
+
+    assert ray.get(fleet.actors[1].policy_version.remote()) == version
+    assert served_actions(fleet) == [0, 0]
+
+
+@pytest.mark.slow
+def test_versions_go_on_growing_when_those_who_kept_the_weights_are_gone(
+    fleet: ModelFleet,
+) -> None:
+    version = fleet.set_weights({"action": 0})
+    ray.kill(find_actor(fleet.name), no_restart=False)
+
+    assert fleet.set_weights({"action": 1}) > version
+    assert served_actions(fleet) == [1, 1]
+
+
+def test_a_drained_replica_is_named_no_more_until_it_restarts(fleet: ModelFleet) -> None:
+    fleet.set_weights({"action": 1})
+    _, other = fleet.addresses
+    with connect(fleet, 0):
+        assert not fleet.drain(0.0, replica=0)
+
+    assert fleet.drain(10.0, replica=0)
+    assert fleet.addresses == [other]
+    assert [health.is_serving for health in fleet.health()] == [False, True]
+    assert served_actions(fleet) == [1]
+
+    fleet.restart(0)
+    assert served_actions(fleet) == [1, 1]
+    assert [health.is_serving for health in fleet.health()] == [True, True]
+
+
+def test_a_fleet_that_is_sent_somewhere_is_the_same_one_there(fleet: ModelFleet) -> None:
+    sent = copy.deepcopy(fleet)
+
+    assert type(sent) is NamedModelFleet
+    assert (sent.addresses, sent.token) == (fleet.addresses, fleet.token)
+
+
+def test_a_fleet_is_closed_to_strangers(fleet: ModelFleet) -> None:
+    with pytest.raises(AccessDeniedError):
+        RemoteModel(fleet.addresses[0], token="a guess")
+
+
+def test_no_two_fleets_have_one_name(fleet: ModelFleet) -> None:
+    with pytest.raises(ConfigurationError, match=r"called 'tested' runs .*find\('tested'\)"):
+        ModelFleet(switch_policy(), name="tested", num_cpus=0.1)
+
+    assert len(fleet.addresses) == 2
+
+
+def test_a_fleet_that_is_not_there_is_not_found() -> None:
+    with pytest.raises(EndpointUnreachableError, match="'nobody'"):
+        ModelFleet.find("nobody")
+
+
+def test_a_fleet_has_at_least_one_replica() -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        ModelFleet(switch_policy(), name="empty", num_replicas=0)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        (["127.0.0.1:7001", "127.0.0.1:7001"], "a port of its own"),
+        (["127.0.0.1:7001"], "a list of 2"),
+        ("127.0.0.1:7001", "a list of 2"),
+    ],
+)
+def test_each_replica_needs_a_place_of_its_own(addresses: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        ModelFleet(switch_policy(), name="crowded", num_replicas=2, addresses=addresses)
+
+
+def test_a_policy_that_cannot_travel_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be sent to the replicas .*name a file"):
+        ModelFleet(threading.Lock().acquire, name="at home")
+
+
+@pytest.mark.slow
+def test_a_fleet_that_finds_no_room_says_what_it_needs_and_leaves_its_name() -> None:
+    for _ in range(2):
+        with pytest.raises(CapacityError, match="needs 1000 CPU and 0 GPU"):
+            ModelFleet(switch_policy(), name="giant", num_cpus=1000, start_timeout_s=2.0)
+
+
+@pytest.mark.slow
+def test_a_stopped_fleet_leaves_its_name_to_the_next() -> None:
+    for _ in range(2):
+        fleet = ModelFleet(switch_policy(), name="short", num_cpus=0.1)
+        fleet.stop()
+        fleet.stop()
+
+    with pytest.raises(EndpointUnreachableError, match="'short'"):
+        fleet.set_weights({"action": 1})
+
+
+@pytest.mark.slow
+def test_a_policy_too_large_for_an_argument_survives_a_restart() -> None:
+    policy = switch_policy()
+    policy.ballast = np.zeros(1_000_000)
+    with ModelFleet(policy, name="large", num_cpus=0.1) as fleet:
+        del policy
+        for _ in range(2):
+            kill(fleet.actors[0])
+            assert ray.get(fleet.actors[0].policy_version.remote()) == 0
+            assert served_actions(fleet) == [0]
+
+
+@pytest.mark.slow
+def test_a_fleet_is_found_from_another_driver_and_namespace(fleet: ModelFleet) -> None:
+    code = """
+        import logging, sys, ray
+        from rlmesh_ray.actors import ModelFleet
+        ray.init(sys.argv[1], namespace="elsewhere", logging_level=logging.ERROR)
+        fleet = ModelFleet.find("tested")
+        print(fleet.set_weights({"action": 1}), *fleet.addresses)
+    """
+    version = fleet.set_weights({"action": 0})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), ray.get_runtime_context().gcs_address],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "RAY_AUTH_MODE": "token"},
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(version + 1), *fleet.addresses]
+    # Whoever sent the weights has gone; they have not.
+    kill(fleet.actors[0])
+    ray.get(fleet.actors[0].address.remote())
+    assert served_actions(fleet) == [1, 1]
+
+
+@pytest.mark.slow
+def test_the_memory_of_former_weights_is_freed(fleet: ModelFleet) -> None:
+    # Twice the object store, if nothing were freed; Ray would then write it to disk.
+    for number in range(50):
+        fleet.set_weights({"action": number % 2, "ballast": np.zeros(1_000_000)})
+
+    used = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    assert "Plasma memory usage" in used
+    assert "Spilled" not in used
+
+
+@pytest.mark.slow
+def test_health_tells_that_a_policy_is_stuck_and_everything_else_still_answers() -> None:
+    with (
+        ModelFleet(switch_policy(), name="stuck", num_cpus=0.1, stuck_after_s=0.2) as fleet,
+        connect(fleet) as model,
+    ):
+        fleet.set_weights({"action": "stuck"})
+        predicting = threading.Thread(target=predict_until_it_is_gone, args=[model])
+        predicting.start()
+        while fleet.health()[0].is_serving:
+            pass
+
+        assert "has not come back" in fleet.health()[0].reason
+        with pytest.raises(EndpointTimeoutError):
+            fleet.set_weights({"action": 1}, timeout_s=1.0)
+        assert ray.get(fleet.actors[0].describe.remote())["policy_version"] == 1
+
+        # What it could not take up, it begins with.
+        fleet.restart(0)
+        assert served_actions(fleet) == [1]
+        assert fleet.health()[0].is_serving
+        predicting.join()
+
+
+# --- one actor by itself ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def actor(local_ray: None) -> Iterator[Any]:
+    actor = ModelServiceActor.options(num_cpus=0.1).remote(
+        switch_policy(), endpoint_id="tested alone"
+    )
+    yield actor
+    ray.kill(actor)
+
+
+def test_an_actor_comes_back_with_the_last_weights(actor: Any) -> None:
+    version = ray.get(actor.set_weights.remote({"action": 1}, 20))
+    kill(actor)
+
+    with RemoteModel(ray.get(actor.address.remote())) as model:
+        model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=2))
+
+        assert version == ray.get(actor.policy_version.remote()) == 20
+        assert action(model) == 1
+
+
+def test_an_actor_keeps_its_weights_when_it_refuses_others(actor: Any) -> None:
+    version = ray.get(actor.set_weights.remote({"action": 1}))
+
+    with pytest.raises(PolicyError, match="no action 7"):
+        ray.get(actor.set_weights.remote({"action": 7}))
+    with pytest.raises(ConfigurationError, match="not newer"):
+        ray.get(actor.set_weights.remote({"action": 0}, version))
+
+    assert ray.get(actor.policy_version.remote()) == version
+    assert ray.get(actor.health.remote()).is_serving
+
+
+@pytest.mark.slow
+def test_a_policy_without_weights_cannot_be_given_any() -> None:
+    def left(observations: Any) -> Any:
+        return np.zeros(len(observations), np.int64)
+
+    actor = ModelServiceActor.options(num_cpus=0.1).remote(left)
+
+    with pytest.raises(ConfigurationError):
+        ray.get(actor.set_weights.remote({"action": 1}))
+    ray.kill(actor)
+
+
+def test_a_module_goes_to_its_device_and_a_function_to_none() -> None:
+    module: Any = _placed(torch.nn.Linear(4, 2), explore=False, device="meta")
+    assert module.weight.is_meta
+    module = torch.nn.Linear(4, 2)
+    assert _placed(module, explore=False, device="auto") is module
+    assert _placed(len, explore=False, device="auto") is len
+
+    with pytest.raises(ConfigurationError, match="device='cuda' is for checkpoints and torch"):
+        _placed(len, explore=False, device="cuda")
+
+
+# --- the keeper of weights, without replicas -------------------------------------------
+
+
+def newest(keeper: WeightsKeeper) -> list[tuple[int, Any]]:
+    return [(kept.version, ray.get(kept.reference)) for kept in keeper.newest()]
+
+
+def test_an_offer_stands_before_what_was_accepted_until_it_is_tried() -> None:
+    keeper = WeightsKeeper()
+    keeper.accept(keeper.offer(None, 0, None, "first"))
+
+    second = keeper.offer(None, 0, ["name"], "second")
+    assert newest(keeper) == [(2, {"name": "second"}), (1, "first")]
+    keeper.accept(second)
+    assert newest(keeper) == [(2, {"name": "second"})]
+
+
+def test_a_rejected_offer_is_forgotten_and_its_number_is_not_given_again() -> None:
+    keeper = WeightsKeeper()
+    keeper.accept(keeper.offer(5, 0, None, "first"))
+
+    keeper.reject(keeper.offer(None, 0, None, "second"))
+
+    assert newest(keeper) == [(5, "first")]
+    assert keeper.offer(None, 0, None, "third") == 7
+
+
+def test_an_offer_that_a_newer_one_has_replaced_cannot_be_accepted() -> None:
+    keeper = WeightsKeeper()
+    first = keeper.offer(None, 0, None, "first")
+    second = keeper.offer(None, 0, None, "second")
+
+    keeper.accept(first)
+    keeper.reject(first)
+
+    assert newest(keeper) == [(second, "second")]
+    assert keeper.accepted_version() == 0
