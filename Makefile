@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BASE_VENV := .venvs/base
 B3_VENV := .venvs/b3
+RELEASED_VENV := .venvs/released
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How long `make fuzz` runs each target.
@@ -41,7 +42,13 @@ $(B3_VENV)/.ready: tests/peers/rlmesh_b3/requirements.txt constraints.txt
 	$(B3_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
 	@touch $@
 
-# What the server in JavaScript needs; Node.js itself came with the development packages.
+# The released peer, of another generation, with torch: what the bench compares with.
+$(RELEASED_VENV)/.ready: tests/peers/rlmesh_released/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(RELEASED_VENV)
+	$(RELEASED_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	@touch $@
+
+# What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
@@ -61,7 +68,7 @@ fuzz: setup
 	    || { tail -n 40 runs/fuzz/$$target.log; exit 1; }; \
 	done
 
-test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready
+test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(NODE_MODULES)/.ready
 	$(BIN)/python -m pytest -m slow
 
 lint: setup

@@ -30,6 +30,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"gymnasium", "ray", "torch"},
     ),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
+    "bench": (
+        {"errors", "spaces", "protocol", "wire", "models", "server"},
+        {"asyncio", "grpc", "torch"},
+    ),
     "cli": (
         {
             "errors",
@@ -41,6 +45,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "actors",
             "rllib",
             "compliance",
+            "bench",
         },
         {"ray"},
     ),

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rlmesh_ray import __version__
+from rlmesh_ray.cli.bench import app as bench
 from rlmesh_ray.cli.check import check
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.evaluate import evaluate
@@ -28,6 +29,7 @@ app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("inspect")(inspect)
 app.command("check")(check)
+app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,41 @@
+"""What can be measured, against whom.
+
+Standard library only: the command line needs it for its help.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Side(enum.StrEnum):
+    """A kind of server."""
+
+    OURS = "rlmesh-ray"
+    NOOP = "noop"
+    """The limit: grpc.aio sends back what it gets."""
+    RELEASED = "released"
+    """The released rlmesh 0.1.0, on its own wire, from a virtual environment of its own."""
+    DIRECT = "direct"
+    """The policy called in the handler: no batching, no second thread."""
+
+
+class Workload(enum.StrEnum):
+    """What of serving can be measured."""
+
+    MESSAGES = "messages"
+    ROWS = "rows"
+    LATENCY = "latency"
+    CLIENTS = "clients"
+    SINGLE = "single"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, against whom, and how often."""
+
+    workloads: Sequence[Workload] = tuple(Workload)
+    rivals: Sequence[Side] = (Side.NOOP,)
+    repetitions: int = 5
+    latency_s: float = 60.0
+    """How long requests arrive in the open loop."""

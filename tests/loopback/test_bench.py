@@ -1,0 +1,127 @@
+"""The bench runs, says what it should, and has no number where there is none."""
+
+import json
+import os
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from rlmesh_ray import ModelServer
+from rlmesh_ray.bench.load import Load
+from rlmesh_ray.bench.processes import Process, Server, measure
+from rlmesh_ray.cli.bench import app
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.errors import EndpointError
+
+Capture = pytest.CaptureFixture[str]
+TINY = ["--quick", "--seconds", "0.05", "--latency-seconds", "0.3"]
+
+
+def bench(*arguments: str) -> int:
+    console = Console(is_json="--json" in arguments)
+    code: int = app([*arguments], prog_name="bench", standalone_mode=False, obj=console)
+    return code
+
+
+def load(server: ModelServer, **more: Any) -> Load:
+    port = int(server.address.rpartition(":")[2])
+    told: dict[str, Any] = {"routes": ("a", "b"), "rows": 2, "warm_up_s": 0.05, "seconds": 0.1}
+    return Load(port=port, dialect="ours", **{**told, **more})
+
+
+def push_right(observations: Any) -> Any:
+    return np.ones(len(observations), np.int64)
+
+
+def test_rows_are_measured_and_told_as_json(capsys: Capture) -> None:
+    code = bench("serving", "--json", "--only", "rows", *TINY)
+
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == 0
+    assert [event["event"] for event in events][:: len(events) - 1] == ["machine", "result"]
+    measured = [event for event in events if event["event"] == "measurement"]
+    assert {event["side"] for event in measured if event["workload"] == "rows"} == {
+        "rlmesh-ray",
+        "noop",
+    }
+    result = events[-1]
+    assert result["is_complete"]
+    (finding,) = [each for each in result["findings"] if each["workload"] == "rows"]
+    ours, noop = finding["sides"]["rlmesh-ray"], finding["sides"]["noop"]
+    assert finding["comparisons"]["/ noop"]["values"] == [ours["values"][0] / noop["values"][0]]
+    assert finding["is_met"] == (ours["median"] >= 100_000)
+    assert result["settings"]["seconds"] == 0.05
+    assert result["machine"]["cores"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "row"),
+    [
+        (["--only", "messages", "--pin"], "32 routes in one stream"),
+        (["--only", "latency", "--client-processes", "2"], "p99.9"),
+        (["--only", "clients"], "256 clients"),
+        (["--only", "single", "--repetitions", "2"], "1 client, median round trip"),
+    ],
+)
+def test_every_workload_is_measured_and_shown(
+    options: list[str], row: str, capsys: Capture
+) -> None:
+    assert bench("serving", *options, *TINY) == 0
+
+    text = capsys.readouterr().out
+    assert row in text
+    assert "busy cores" in text
+
+
+def test_options_before_the_subject_are_not_lost_silently() -> None:
+    with pytest.raises(typer.BadParameter, match="options stand after serving"):
+        bench("--quick", "serving")
+
+
+@pytest.mark.parametrize("is_one_stream", [False, True])
+def test_a_reading_has_what_the_clients_saw(is_one_stream: bool) -> None:
+    with ModelServer(push_right) as server:
+        reading = measure(os.getpid(), [load(server, is_one_stream=is_one_stream)])
+
+    assert reading.answers_per_s > 0
+    assert len(reading.latencies_us) >= 2
+    assert len(reading.client_cores) == 1
+
+
+def test_an_open_loop_is_answered_at_the_rate_of_its_arrivals() -> None:
+    with ModelServer(push_right) as server:
+        reading = measure(os.getpid(), [load(server, arrivals_per_s=200.0, seconds=1.0)])
+
+    # A closed loop would ask thousands of times; 14 standard deviations above the schedule.
+    assert 0 < reading.answers_per_s < 400
+    assert reading.lags_us
+
+
+def test_errors_are_no_measurement() -> None:
+    def broken(observations: Any) -> Any:
+        raise RuntimeError("no weights")
+
+    with (
+        ModelServer(broken) as server,
+        pytest.raises(EndpointError, match=r"nothing was measured: .*no weights"),
+    ):
+        measure(os.getpid(), [load(server)])
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    command = [sys.executable, "-c", "raise SystemExit('no such policy')"]
+
+    with pytest.raises(EndpointError, match="the server ended early with code 1: no such policy"):
+        Server("the server", command)
+
+
+def test_chatter_is_not_taken_for_an_answer() -> None:
+    with (
+        Process("the server", [sys.executable, "-c", "print('hello')"]) as process,
+        pytest.raises(EndpointError, match="hello"),
+    ):
+        process.hear()
