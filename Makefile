@@ -8,6 +8,9 @@ B3_VENV := .venvs/b3
 RELEASED_VENV := .venvs/released
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
+# How many files of tests run at a time. Most of their time they wait for other processes.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
@@ -57,7 +60,7 @@ demo: setup
 	$(BIN)/python -m rlmesh_ray.cli.demo --out runs/demo
 
 test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint
-	$(BIN)/python -m pytest -m 'not slow' --durations=10
+	$(PYTEST) -m 'not slow' --durations=10
 
 fuzz: setup
 	@mkdir -p runs/fuzz
@@ -69,7 +72,7 @@ fuzz: setup
 	done
 
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(NODE_MODULES)/.ready
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow --durations=10
 
 lint: setup
 	$(BIN)/ruff check .

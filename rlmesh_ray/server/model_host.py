@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlmesh_ray.errors import ConfigurationError, EndpointTimeoutError, RlmeshError
 from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
@@ -84,6 +84,8 @@ class ModelHost:
         self._num_routes = 0
         self._num_new = 0
         self._is_gathering = False
+        self._is_closed = False
+        self._called: set[Future[Any]] = set()
         self._thread = PolicyThread(self._next_batch)
         self._torch_threads = torch_threads
         self._call(limit_torch_threads, torch_threads)
@@ -115,7 +117,12 @@ class ModelHost:
         self._num_routes += 1
 
     async def forget(self, route_key: str) -> None:
-        """Free what the policy remembers about a route; once for each that was configured."""
+        """Free what the policy remembers about a route; once for each that was configured.
+
+        Raises:
+            PolicyError: The policy could not.
+            asyncio.CancelledError: The host was closed.
+        """
         self._num_routes -= 1
         await asyncio.wrap_future(self._call(self._policy.forget, route_key, None))
 
@@ -177,12 +184,17 @@ class ModelHost:
             ) from None
 
     def close(self) -> None:
-        """End the thread, after what it is doing. Does not block."""
+        """End the thread, after what it is doing; calls that wait are cancelled. Does not block."""
+        self._is_closed = True
         self._thread.end()
+        for done in tuple(self._called):
+            done.cancel()
 
     def _call(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
         """Run ``function`` in the policy's thread."""
         done: Future[ResultT] = Future()
+        self._called.add(done)
+        done.add_done_callback(self._called.discard)
 
         def work() -> None:
             if not done.set_running_or_notify_cancel():
@@ -193,6 +205,8 @@ class ModelHost:
                 done.set_exception(error)
 
         self._thread.call(work)
+        if self._is_closed:
+            done.cancel()
         return done
 
     def _swap(self, weights: object, version: int | None) -> int:

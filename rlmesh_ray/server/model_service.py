@@ -166,6 +166,8 @@ class _Conversation:
                 await self._host.forget(self._route_key(route_id))
             except PolicyError as error:  # nobody is there any more whom it would concern
                 _LOG.warning("the policy failed: %s", error)
+            except asyncio.CancelledError:  # the endpoint has stopped, and the policy with it
+                return
 
     def _follow(self, todo: Todo) -> None:
         """Do what the session says, and what follows from that."""

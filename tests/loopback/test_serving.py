@@ -1,5 +1,6 @@
 """ModelServer under many clients: batches, weights that change, a policy that hangs."""
 
+import asyncio
 import itertools
 import os
 import subprocess
@@ -27,6 +28,7 @@ from rlmesh_ray.errors import (
     RemoteModelError,
 )
 from rlmesh_ray.server import model_service, pace
+from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 
@@ -375,6 +377,26 @@ def test_weights_for_a_policy_that_hangs_are_given_up_and_never_set_later() -> N
 
         assert model.predict(observation(1))[0, 0] == 1.0
         assert server.policy_version == 0
+
+
+def test_a_server_that_stops_leaves_no_session_waiting_for_its_policy(gate: Gate) -> None:
+    async def sessions() -> list[str]:
+        return [repr(task) for task in asyncio.all_tasks() if "_Conversation.release" in repr(task)]
+
+    with ModelServer(gate) as server:
+        model = RemoteModel(server.address)
+        model.configure_route(CONTRACT)
+        with ThreadPoolExecutor() as aside:
+            stuck = aside.submit(model.predict, observation(1))
+            assert gate.entered.acquire(timeout=PATIENCE_S)
+            model._stream.close()  # its session waits for the policy to forget it
+            wait_for(lambda: bool(shared_loop().run(sessions())))
+            server.stop(0.0)
+
+            wait_for(lambda: not shared_loop().run(sessions()))
+            with pytest.raises(EndpointError):
+                stuck.result(PATIENCE_S)
+        model.close()
 
 
 def test_a_policy_that_never_returns_does_not_keep_the_process_from_ending() -> None:
