@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 import grpc
@@ -10,7 +10,7 @@ import grpc
 _DRAINING = "draining: this endpoint takes no new sessions, dial another endpoint"
 
 _Handshake = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
-_Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], AsyncGenerator[bytes, None]]
+_Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -77,10 +77,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         self._empty.clear()
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(self._leave)
-        async with contextlib.aclosing(join(requests, context)) as responses:
-            # Written here, and not passed on: a generator more would cost each response twice.
-            async for response in responses:
-                await context.write(response)
+        await join(requests, context)
 
     def _leave(self, _context: object) -> None:
         self._num_inside -= 1

@@ -69,9 +69,7 @@ class EnvService:
         """Return what a gRPC server dispatches to."""
         return self._reception.handlers(SERVICE, self.join)
 
-    async def join(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
+    async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: one response for each request, in arrival order."""
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
@@ -91,7 +89,8 @@ class EnvService:
                     if session.state is State.CLOSED:
                         # Before the answer: whoever reads it may open the next session at once.
                         host.release()
-                    yield wire.pack_response(response, tag_arrays=capabilities.NDARRAY in offered)
+                    tags = capabilities.NDARRAY in offered
+                    await context.write(wire.pack_response(response, tag_arrays=tags))
                 if session.state is State.CLOSED:
                     break
                 if self._drain.is_wanted:

@@ -78,9 +78,7 @@ class ModelService:
         """Return what a gRPC server dispatches to."""
         return self._reception.handlers(SERVICE, self.join)
 
-    async def join(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
+    async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: each request answered once, each route's in order."""
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
@@ -88,7 +86,7 @@ class ModelService:
         reader = asyncio.ensure_future(conversation.read(requests))
         try:
             while (frame := await conversation.outbox.get()) is not None:
-                yield frame
+                await context.write(frame)
                 conversation.note_taken()
         finally:
             reader.cancel()

@@ -4,7 +4,7 @@ A service keeps a Reception and says what differs: its name, its frames, its cap
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,8 @@ _REFUSAL = (
     "(--allow-shutdown)"
 )
 
-Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], AsyncIterator[bytes]]
+Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
+"""Serves a session, and writes its responses itself: a generator costs each of them more."""
 
 
 class HandshakeFrames(Protocol):

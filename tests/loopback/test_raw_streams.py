@@ -283,6 +283,22 @@ def zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+class Audience:
+    """The context of a stream, for a service without a network: counts what is written."""
+
+    def __init__(self) -> None:
+        self.is_configured = asyncio.Event()
+        self.num_answered = 0
+
+    async def send_initial_metadata(self, _metadata: Any) -> None:
+        pass
+
+    async def write(self, _frame: bytes) -> None:
+        if self.is_configured.is_set():
+            self.num_answered += 1
+        self.is_configured.set()
+
+
 def test_a_client_that_only_sends_is_made_to_wait() -> None:
     go_on = threading.Event()
 
@@ -302,23 +318,18 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
             num_taken = number + 1
             yield model_wire.pack_request(Predict(str(number), context, bytes(16)))
 
-    class Context:
-        async def send_initial_metadata(self, _metadata: Any) -> None:
-            pass
-
     async def converse() -> tuple[int, int]:
-        host = ModelHost(as_policy(slow), 64)
-        answers = ModelService(host, HouseRules(), Drain()).join(requests(), Context())
-        await anext(answers)  # the route is there, the first Predict is stuck
+        host, told = ModelHost(as_policy(slow), 64), Audience()
+        service = ModelService(host, HouseRules(), Drain())
+        serving = asyncio.ensure_future(service.join(requests(), told))
+        await told.is_configured.wait()  # the route is there, the first Predict is stuck
         for _ in range(10 * num_total):
             await asyncio.sleep(0)
         num_taken_while_stuck = num_taken
         go_on.set()
-        num_answered = 0
-        async for _ in answers:
-            num_answered += 1
+        await serving
         host.close()
-        return num_taken_while_stuck, num_answered
+        return num_taken_while_stuck, told.num_answered
 
     num_taken_while_stuck, num_answered = asyncio.run(converse())
 

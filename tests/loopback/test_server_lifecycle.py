@@ -54,14 +54,19 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
 def worker_pids(parent: int | None = None) -> set[int]:
     """Return the worker processes of a process, this one by default."""
     tasks = Path(f"/proc/{parent or os.getpid()}/task")
-    children = [pid for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
-    return {int(pid) for pid in children if b"envs.worker" in _command(pid)}
+    children = [pid for task in tasks.iterdir() for pid in _read(task / "children").split()]
+    return {
+        int(pid)
+        for pid in children
+        if b"envs.worker" in _read(Path("/proc", pid.decode(), "cmdline"))
+    }
 
 
-def _command(pid: str) -> bytes:
+def _read(file: Path) -> bytes:
+    """Return what a file of /proc says; nothing when its thread or process has just ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
         return b""
 
 
