@@ -1,11 +1,16 @@
 """Answers of Ray actors, with this package's errors in place of Ray's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
-from rlmesh_ray.errors import EndpointTimeoutError, EndpointUnreachableError, RlmeshError
+from rlmesh_ray.errors import (
+    CapacityError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    RlmeshError,
+)
 
 
 def answer(reference: Any, timeout_s: float | None = None) -> Any:
@@ -26,6 +31,38 @@ def answers(references: Sequence[Any], timeout_s: float | None = None) -> list[A
         if isinstance(outcome, Exception):
             raise outcome
     return found
+
+
+def await_start(
+    starting: Sequence[Any], what: str, needs: Mapping[str, float], timeout_s: float
+) -> None:
+    """Wait until actors have answered their first call.
+
+    Args:
+        starting: The calls.
+        what: The actors, in the plural; also the end of the option that says how many.
+        needs: What Ray sets aside for each, by Ray's names ("CPU", "GPU").
+        timeout_s: For all of them.
+
+    Raises:
+        RlmeshError: As one of them raised it.
+        CapacityError: The cluster did not place all of them in time.
+    """
+    ready, waiting = ray.wait(list(starting), num_returns=len(starting), timeout=timeout_s)
+    answers(ready)
+    if not waiting:
+        return
+    free = ray.available_resources()
+    lower = ", ".join(f"num_{name.lower()}s" for name in needs)
+    raise CapacityError(
+        f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; each needs "
+        f"{_amounts(needs)} and the cluster has {_amounts({n: free.get(n, 0.0) for n in needs})} "
+        f"free: lower {lower} or num_{what}, or add nodes"
+    )
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def outcomes(references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:

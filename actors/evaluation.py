@@ -13,12 +13,12 @@ from typing import Any
 
 import ray
 
+from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.evaluation_worker import EvaluationWorker, Summary, shares_of
 from rlmesh_ray.client.evaluation import Options
 from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss, Tally
 from rlmesh_ray.client.evaluation_schedule import Schedule
 from rlmesh_ray.errors import (
-    CapacityError,
     ConfigurationError,
     EvaluationInterruptedError,
     RlmeshError,
@@ -99,7 +99,8 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     worker_class: Any = EvaluationWorker
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
     try:
-        _await_start(workers, num_cpus, start_timeout_s)
+        starting = [worker.ready.remote() for worker in workers]
+        await_start(starting, "workers", {"CPU": num_cpus}, start_timeout_s)
         return _Fan(workers, range(episodes), options).run()
     finally:
         for worker in workers:
@@ -224,16 +225,3 @@ class _Chunk:
     worker: int
     lanes: dict[int, int]
     """Of the schedule, by the episode's index."""
-
-
-def _await_start(workers: Sequence[Any], num_cpus: float, timeout_s: float) -> None:
-    starting = [worker.ready.remote() for worker in workers]
-    ready, waiting = ray.wait(starting, num_returns=len(starting), timeout=timeout_s)
-    ray.get(ready)
-    if waiting:
-        free = ray.available_resources().get("CPU", 0.0)
-        raise CapacityError(
-            f"{len(waiting)} of {len(starting)} workers did not start in {timeout_s:g} s; each "
-            f"needs {num_cpus:g} CPU and the cluster has {free:g} free: lower num_cpus or "
-            "num_workers, or add nodes"
-        )

@@ -8,14 +8,13 @@ from typing import Any, Self
 
 import ray
 
+from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.env_service import EnvServiceActor
 from rlmesh_ray.actors.registry import find_registry, shared_registry
 from rlmesh_ray.envs.source import HostedEnv
 from rlmesh_ray.errors import (
-    CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
-    RlmeshError,
 )
 from rlmesh_ray.server.env_server import DEFAULT_STEP_GRACE_S
 
@@ -113,7 +112,8 @@ class EnvFleet:
             for endpoint_id in self.directory.endpoint_ids
         ]
         try:
-            self._await_start(num_cpus, start_timeout_s)
+            starting = [actor.address.remote() for actor in self._actors]
+            await_start(starting, "endpoints", {"CPU": num_cpus}, start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -145,19 +145,3 @@ class EnvFleet:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-    def _await_start(self, num_cpus: float, timeout_s: float) -> None:
-        starting = [actor.address.remote() for actor in self._actors]
-        ready, waiting = ray.wait(starting, num_returns=len(starting), timeout=timeout_s)
-        try:
-            ray.get(ready)
-        except ray.exceptions.RayTaskError as error:
-            # Ray's own text of it is a traceback of many lines.
-            raise error.cause if isinstance(error.cause, RlmeshError) else error from None
-        if waiting:
-            free = ray.available_resources().get("CPU", 0.0)
-            raise CapacityError(
-                f"{len(waiting)} of {len(starting)} endpoints did not start in {timeout_s:g} s; "
-                f"each needs {num_cpus:g} CPU and the cluster has {free:g} free: lower num_cpus or "
-                "num_endpoints, or add nodes"
-            )

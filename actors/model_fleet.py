@@ -9,16 +9,16 @@ from typing import Any, Self
 import cloudpickle
 import ray
 
-from rlmesh_ray.actors.calls import answers
+from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.model_service import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
 from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.weights import FleetRecord, start_keeper
 from rlmesh_ray.errors import (
-    CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
 )
+from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S
 
 _NAME_TIMEOUT_S = 10.0
@@ -47,6 +47,7 @@ class ModelFleet(NamedModelFleet):
         explore: See ``ModelServiceActor``.
         device: See ``ModelServiceActor``.
         max_batch_rows: See ``ModelServer``.
+        torch_threads: See ``ModelServer``.
         stuck_after_s: See ``ModelServer``.
         actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
@@ -71,7 +72,8 @@ class ModelFleet(NamedModelFleet):
         addresses: Sequence[str] | None = None,
         explore: bool = False,
         device: str = "auto",
-        max_batch_rows: int = 1024,
+        max_batch_rows: int = DEFAULT_MAX_ROWS,
+        torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
@@ -104,13 +106,15 @@ class ModelFleet(NamedModelFleet):
                 explore=explore,
                 device=device,
                 max_batch_rows=max_batch_rows,
+                torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=(),
             )
             for endpoint_id, place in zip(endpoint_ids, places, strict=True)
         ]
         try:
-            self._await_start(num_cpus, num_gpus, start_timeout_s)
+            starting = [actor.address.remote() for actor in self._replicas]
+            await_start(starting, "replicas", {"CPU": num_cpus, "GPU": num_gpus}, start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -150,19 +154,6 @@ class ModelFleet(NamedModelFleet):
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-    def _await_start(self, num_cpus: float, num_gpus: float, timeout_s: float) -> None:
-        starting = [actor.address.remote() for actor in self._replicas]
-        ready, waiting = ray.wait(starting, num_returns=len(starting), timeout=timeout_s)
-        answers(ready)
-        if waiting:
-            free = ray.available_resources()
-            raise CapacityError(
-                f"{len(waiting)} of {len(starting)} replicas did not start in {timeout_s:g} s; "
-                f"each needs {num_cpus:g} CPU and {num_gpus:g} GPU and the cluster has "
-                f"{free.get('CPU', 0.0):g} CPU and {free.get('GPU', 0.0):g} GPU free: lower them "
-                "or num_replicas, or add nodes"
-            )
 
 
 def _places(num_replicas: int, addresses: Sequence[str] | None) -> list[str | None]:

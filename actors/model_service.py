@@ -19,6 +19,7 @@ from rlmesh_ray.errors import (
     PolicyError,
     RlmeshError,
 )
+from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S
@@ -54,6 +55,7 @@ class ModelReplica:
         explore: bool,
         device: str,
         max_batch_rows: int,
+        torch_threads: int,
         stuck_after_s: float,
         accept_edition_texts: Collection[str],
     ) -> None:
@@ -67,6 +69,7 @@ class ModelReplica:
                 address=address or _default_address(token),
                 token=token,
                 max_batch_rows=max_batch_rows,
+                torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=accept_edition_texts,
             )
@@ -206,7 +209,8 @@ class ModelServiceActors:
         endpoint_id: str | None = None,
         explore: bool = False,
         device: str = "auto",
-        max_batch_rows: int = 1024,
+        max_batch_rows: int = DEFAULT_MAX_ROWS,
+        torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         accept_edition_texts: Collection[str] = (),
     ) -> Any:
@@ -224,6 +228,7 @@ class ModelServiceActors:
             device: Where a checkpoint or a torch module runs, as torch names it; "auto": on the
                 GPU that Ray gave the actor, if it gave one.
             max_batch_rows: See ``ModelServer``.
+            torch_threads: See ``ModelServer``.
             stuck_after_s: See ``ModelServer``.
             accept_edition_texts: See ``EnvServer``.
         """
@@ -241,6 +246,7 @@ class ModelServiceActors:
             explore=explore,
             device=device,
             max_batch_rows=max_batch_rows,
+            torch_threads=torch_threads,
             stuck_after_s=stuck_after_s,
             accept_edition_texts=accept_edition_texts,
         )

@@ -149,8 +149,9 @@ class RllibPolicy:
             self._try,
         )
         is_plain = _is_plain(parts)
-        # The pipelines of the others have moved on with the episodes when they fail.
-        self.traits = Traits(is_repeatable=is_plain, only_computes=of_device.type == "cpu")
+        # Other connectors may be anybody's code, and move on with the episodes before they fail.
+        is_on_cpu = of_device.type == "cpu"
+        self.traits = Traits(is_repeatable=is_plain, only_computes=is_plain and is_on_cpu)
         actor = _ArrayActor if is_plain else _EpisodeActor
         self._actor = actor(parts, _Run(forward, self._weights, explore))
 

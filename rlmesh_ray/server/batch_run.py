@@ -59,7 +59,7 @@ class BatchRunner:
         contract = parts[0].contract
         counts = [len(part.slots) for part in parts]
         try:
-            rows = _rows(contract, parts, counts)
+            rows = guarded(_rows, contract, parts, counts)
         except RlmeshError as error:
             return self._one_by_one(parts, error)
         start_ns = time.perf_counter_ns()
@@ -72,7 +72,8 @@ class BatchRunner:
         finally:
             self.forward_ns += time.perf_counter_ns() - start_ns
         try:
-            return _answers(contract, actions, counts)
+            # What the policy returned may be anything, and raise when it is looked at.
+            return guarded(_answers, contract, actions, counts)
         except RlmeshError as error:
             return [error] * len(parts)
 

@@ -1,6 +1,7 @@
 """Runs a policy for all routes of all sessions: one thread, batches across routes."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.pace import Pace
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.spaces.contract import EnvContract
+
+_LOG = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -241,7 +244,7 @@ class ModelHost:
         """
         inbox, self._inbox = self._inbox, []
         for take, data in inbox:
-            take(data)
+            _safely(take, data)
         if self._pace.is_quick and inbox and self._num_new < self._num_routes:
             asyncio.get_running_loop().call_soon(self._gather)
             return
@@ -270,7 +273,7 @@ class ModelHost:
     def _deliver(self, done: _Done) -> None:
         """Answer the requests of a batch."""
         for job, result in zip(done.jobs, done.results, strict=True):
-            job.answer(result, done.run, done.begun_ns - job.arrived_ns)
+            _safely(job.answer, result, done.run, done.begun_ns - job.arrived_ns)
 
     def _next_batch(self) -> Work | None:
         with self._lock:
@@ -293,3 +296,11 @@ class ModelHost:
             self._batcher.done(ended_ns * 1e-9)
         self._pace.note((ended_ns - begun_ns) * 1e-9)
         return _Done(jobs, results, run, begun_ns)
+
+
+def _safely(function: Callable[..., None], *arguments: object) -> None:
+    """Call what belongs to one stream; a fault of this package must not stop all the others."""
+    try:
+        function(*arguments)
+    except Exception:  # noqa: BLE001  # logged with its traceback
+        _LOG.exception("a model session has failed; please report this")

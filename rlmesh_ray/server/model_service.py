@@ -244,7 +244,7 @@ class _Conversation:
         if not isinstance(request.contract, EnvContract):
             raise ContractMismatchError("ConfigureRoute came without an environment contract")
         route_id = request.context.route_id
-        if route_id not in self._contracts and len(self._contracts) >= MAX_ROUTES:
+        if self._session.num_routes > MAX_ROUTES:
             raise CapacityError(
                 f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
                 "open another session"

@@ -1,7 +1,6 @@
 """ModelServer under many clients: batches, weights that change, a policy that hangs."""
 
 import asyncio
-import itertools
 import os
 import subprocess
 import sys
@@ -113,9 +112,10 @@ def test_every_answer_tells_which_weights_acted_and_what_it_took(gate: Gate) -> 
     assert early.policy_version == late.policy_version == 0
     assert early.batch_rows == late.batch_rows == 1
     assert early.server == late.server != ""
-    # The first one had the policy for itself, for as long as the second one waited and more.
-    assert 0 < late.queue_s <= early.forward_s + early.queue_s
-    assert early.queue_s < early.forward_s
+    assert early.queue_s >= 0
+    # It came while the first one was at the gate, and was heard of before that was opened.
+    assert late.queue_s > 0
+    assert early.forward_s > 0
 
 
 # --- batches ---------------------------------------------------------------------------
@@ -131,19 +131,20 @@ def test_what_arrives_while_the_policy_is_busy_goes_together(gate: Gate) -> None
         routes = [(model, f"route {n}") for model in (one, other) for n in range(3)]
         for model, route in routes:
             model.configure_route(CONTRACT, route_id=route)
-        answers = [
-            aside.submit(model.predict, observation(n), route_id=route)
-            for n, (model, route) in enumerate(routes)
-        ]
+
+        def ask(number: int) -> Any:
+            model, route = routes[number]
+            return aside.submit(model.predict, observation(number), route_id=route)
+
+        answers = [ask(0)]
         assert gate.entered.acquire(timeout=PATIENCE_S)
-        wait_for(lambda: server.statistics().items == 6 - server.statistics().items_waiting)
-        wait_for(lambda: server.statistics().items + server.statistics().items_waiting == 6)
+        answers += [ask(number) for number in range(1, 6)]
+        wait_for(lambda: server.statistics().items_waiting == 5)
         gate.may_pass.set()
         acted = [float(answer.result(PATIENCE_S)[0, 0]) for answer in answers]
 
     assert acted == [0, 1, 2, 3, 4, 5]
-    assert len(gate.batches) == 2
-    assert sorted(itertools.chain(*gate.batches)) == [0, 1, 2, 3, 4, 5]
+    assert [sorted(batch) for batch in gate.batches] == [[0], [1, 2, 3, 4, 5]]
 
 
 def test_requests_of_a_client_that_has_gone_are_never_run(gate: Gate) -> None:

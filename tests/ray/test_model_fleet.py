@@ -221,7 +221,7 @@ def test_a_policy_that_cannot_travel_is_refused() -> None:
 @pytest.mark.slow
 def test_a_fleet_that_finds_no_room_says_what_it_needs_and_leaves_its_name() -> None:
     for _ in range(2):
-        with pytest.raises(CapacityError, match="needs 1000 CPU and 0 GPU"):
+        with pytest.raises(CapacityError, match="needs 1000 CPU, 0 GPU"):
             ModelFleet(switch_policy(), name="giant", num_cpus=1000, start_timeout_s=2.0)
 
 

@@ -144,6 +144,21 @@ def test_a_wrong_number_of_actions_is_nobody_s_in_particular() -> None:
     assert floats(results) == [PolicyError, PolicyError]
 
 
+def test_actions_that_cannot_even_be_looked_at_end_nothing_but_their_batch() -> None:
+    class Trap:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise SystemExit("enough")
+
+    class Spiteful(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return Trap()
+
+    results = BatchRunner(Spiteful(is_repeatable=True)).run([part(1), part(2)])
+
+    assert floats(results) == [PolicyError, PolicyError]
+    assert "SystemExit: enough" in str(results[0])
+
+
 def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
     runner = BatchRunner(Doubling(is_repeatable=False))
 
