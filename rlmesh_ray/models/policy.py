@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import EnvContract
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRows:
+class RouteRows(NamedTuple):
     """One route's part of a batch."""
 
     route_key: str
@@ -33,7 +32,7 @@ class Rows:
     @property
     def num_rows(self) -> int:
         """How many lanes the batch has."""
-        return sum(len(route.slots) for route in self.routes)
+        return sum([len(route.slots) for route in self.routes])
 
 
 @runtime_checkable

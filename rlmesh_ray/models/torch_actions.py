@@ -11,6 +11,7 @@ from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyErr
 from rlmesh_ray.models.buckets import Part
 from rlmesh_ray.models.torch_module import describe
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
+from rlmesh_ray.spaces.conformance import has_nan
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 
@@ -106,7 +107,7 @@ def _actions(output: Output, part: Part) -> NDArray[Any]:
         return column
     # For small arrays NumPy is several times quicker than torch, and breaks ties alike.
     choices: NDArray[Any] = column.argmax(axis=1)
-    if np.isnan(column.min()):
+    if has_nan(column):
         # argmax would make an action of it, and nobody would ever know.
         is_nan = np.isnan(column).any(axis=1)
         if is_nan.all():

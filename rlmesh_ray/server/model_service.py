@@ -8,9 +8,9 @@ import asyncio
 import logging
 import traceback
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import grpc
 
@@ -97,6 +97,12 @@ class ModelService:
             await asyncio.shield(asyncio.ensure_future(conversation.release()))
 
 
+class _Route(NamedTuple):
+    key: str
+    """Its name over all sessions of the server."""
+    contract: EnvContract
+
+
 class _Conversation:
     """One Join stream."""
 
@@ -109,7 +115,7 @@ class _Conversation:
         self._drain = drain
         self._session = ModelSession()
         self._key = uuid.uuid4().hex
-        self._contracts: dict[str, EnvContract] = {}
+        self._routes: dict[str, _Route] = {}
         self._predicting: dict[str, Ticket] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._num_owed = 0
@@ -158,10 +164,10 @@ class _Conversation:
         for task in working:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
-        for route_id in list(self._contracts):
+        for route in tuple(self._routes.values()):
             try:
                 # After the batch that may be running with rows of the route.
-                await self._host.forget(self._route_key(route_id))
+                await self._host.forget(route.key)
             except PolicyError as error:  # nobody is there any more whom it would concern
                 _LOG.warning("the policy failed: %s", error)
             except asyncio.CancelledError:  # the endpoint has stopped, and the policy with it
@@ -169,9 +175,8 @@ class _Conversation:
 
     def _follow(self, todo: Todo) -> None:
         """Do what the session says, and what follows from that."""
-        following = deque([todo])
-        while following:
-            todo = following.popleft()
+        following = [todo]
+        for todo in following:  # which may grow on the way
             for response in todo.responses:
                 self.outbox.put(wire.pack_response(response))
                 if isinstance(response, ModelClosed):
@@ -196,14 +201,15 @@ class _Conversation:
             task.add_done_callback(self._working.discard)
             return None
         # No task for each of these: it would cost as much as the rest together.
-        contract = self._contracts[request.context.route_id]
-        slots = request.context.slots
+        context = request.context
+        key, contract = self._routes[context.route_id]
+        slots = context.slots
         try:
             _check_slots(slots, contract)
         except CodecError as error:
             return _failed(request, error)
         self._predicting[request.request_id] = self._host.predict(
-            self._route_key(request.context.route_id),
+            key,
             contract,
             request.observation,
             slots,
@@ -236,8 +242,7 @@ class _Conversation:
     async def _answer(self, request: RouteRequest) -> ModelResponse:
         if isinstance(request, ConfigureRoute):
             return await self._configure(request)
-        self._contracts.pop(request.context.route_id)
-        await self._host.forget(self._route_key(request.context.route_id))
+        await self._host.forget(self._routes.pop(request.context.route_id).key)
         return RouteClosed(request.request_id)
 
     async def _configure(self, request: ConfigureRoute) -> ModelResponse:
@@ -250,13 +255,11 @@ class _Conversation:
                 "open another session"
             )
         await self._host.configure(request.contract)
-        if route_id in self._contracts:  # configured anew: what was remembered is another's
-            await self._host.forget(self._route_key(route_id))
-        self._contracts[route_id] = request.contract
+        key = f"{self._key}/{route_id}"
+        if route_id in self._routes:  # configured anew: what was remembered is another's
+            await self._host.forget(key)
+        self._routes[route_id] = _Route(key, request.contract)
         return RouteConfigured(request.request_id)
-
-    def _route_key(self, route_id: str) -> str:
-        return f"{self._key}/{route_id}"
 
 
 def _check_slots(slots: Sequence[PredictSlot], contract: EnvContract) -> None:

@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
 )
 
-__all__ = ["Deviation", "Policy", "check", "coerce", "coerce_batch"]
+__all__ = ["Deviation", "Policy", "check", "coerce", "coerce_batch", "has_nan"]
 
 
 class Policy(enum.Enum):
@@ -105,6 +105,8 @@ class _IntervalRule:
     is_domain: bool
     """Whether to leave the bounds is structural (Discrete and its kin) or a range matter."""
     can_be_nan: bool
+    is_uniform: bool
+    """Whether the bounds are numbers, the same for every element; arrays otherwise."""
 
     def deviations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Deviation]:
         is_bounded = self.low is not None or self.high is not None
@@ -112,7 +114,7 @@ class _IntervalRule:
         # NaN is outside every interval: one comparison finds it, too.
         if is_checked and self._holds(column):
             return []
-        if self.can_be_nan and np.isnan(column).any():
+        if self.can_be_nan and has_nan(column):
             where = _where(np.isnan(column))
             raise ConformanceError("structure", self.path, f"is NaN ({where})")
         if not is_checked:
@@ -123,6 +125,10 @@ class _IntervalRule:
         return [Deviation("range", self.path, message)]
 
     def _holds(self, column: NDArray[Any]) -> bool:
+        if self.is_uniform and column.size:
+            return (self.low is None or bool(_least(column) >= self.low)) and (
+                self.high is None or bool(_greatest(column) <= self.high)
+            )
         return (self.low is None or bool((column >= self.low).all())) and (
             self.high is None or bool((column <= self.high).all())
         )
@@ -175,26 +181,30 @@ def _rule(leaf: Leaf) -> _Rule:
     spec, dtype = leaf.spec, leaf.dtype
     match spec:
         case BoxSpec():
-            low, high = spec.bounds()
-            least, greatest = _extremes(low.dtype)
-            return _IntervalRule(
-                path=leaf.name,
-                low=_bound(low, spec.low, least),
-                high=_bound(high, spec.high, greatest),
-                is_domain=False,
-                can_be_nan=low.dtype.kind == "f",
-            )
+            lows, highs = spec.bounds()
+            least, greatest = _extremes(lows.dtype)
+            low = _bound(lows, spec.low, least)
+            high = _bound(highs, spec.high, greatest)
+            can_be_nan = lows.dtype.kind == "f"
+            return _interval(leaf, low, high, is_domain=False, can_be_nan=can_be_nan)
         case DiscreteSpec():
-            return _IntervalRule(leaf.name, spec.start, spec.start + spec.n - 1, True, False)
+            return _interval(leaf, spec.start, spec.start + spec.n - 1)
         case MultiDiscreteSpec():
             highest = np.array(spec.nvec, dtype).reshape(spec.shape) - 1
-            return _IntervalRule(leaf.name, 0, highest.astype(dtype), True, False)
+            return _interval(leaf, 0, highest.astype(dtype))
         case MultiBinarySpec():
-            return _IntervalRule(leaf.name, 0, 1, True, False)
+            return _interval(leaf, 0, 1)
         case TextSpec():
             charset = frozenset(spec.charset)
             return _TextRule(leaf.name, spec.min_length, spec.max_length, charset)
     assert_never(spec)
+
+
+def _interval(
+    leaf: Leaf, low: Any, high: Any, *, is_domain: bool = True, can_be_nan: bool = False
+) -> _IntervalRule:
+    is_uniform = np.ndim(low) == np.ndim(high) == 0
+    return _IntervalRule(leaf.name, low, high, is_domain, can_be_nan, is_uniform)
 
 
 def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
@@ -210,6 +220,23 @@ def _bound(bounds: NDArray[Any], kept: bytes, extreme: Any) -> Any:
     if (np.frombuffer(kept, bounds.dtype) == extreme).all():
         return None
     return bounds.flat[0] if len(kept) == bounds.itemsize else bounds
+
+
+# The array's own methods go through Python; a batch of few rows would notice that.
+def _least(column: NDArray[Any]) -> Any:
+    return np.minimum.reduce(column, axis=None)
+
+
+def _greatest(column: NDArray[Any]) -> Any:
+    return np.maximum.reduce(column, axis=None)
+
+
+def has_nan(column: NDArray[Any]) -> bool:
+    """Tell whether there is any NaN in an array of a float dtype."""
+    if not column.size:
+        return False
+    least = _least(column)  # NaN, if there is one
+    return bool(least != least)
 
 
 def _where(is_offending: NDArray[Any]) -> str:

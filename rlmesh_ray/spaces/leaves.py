@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, assert_never
 
@@ -38,16 +38,18 @@ class Leaf:
     """Of one lane; ``()`` for Discrete and Text."""
     dtype: np.dtype[Any] | None
     """None for Text."""
+    lane_bytes: int = field(init=False, compare=False, repr=False)
+    """Size of one lane's array in bytes; 0 for Text."""
+
+    def __post_init__(self) -> None:
+        # Once, since whatever comes over the wire is measured by it.
+        size = 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
+        object.__setattr__(self, "lane_bytes", size)
 
     @property
     def name(self) -> str:
         """The path in one word, such as ``"camera.depth.0"``; empty at the root."""
         return path_name(self.path)
-
-    @property
-    def lane_bytes(self) -> int:
-        """Size of one lane's array in bytes; 0 for Text."""
-        return 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
 
 
 def path_name(path: Path) -> str:

@@ -1,5 +1,6 @@
 """The frames of ModelService: bytes to the messages of ``protocol`` and back."""
 
+import functools
 from collections.abc import Callable
 
 from rlmesh_ray.errors import CodecError
@@ -75,22 +76,23 @@ def _pack_predicted(response: Predicted) -> bytes:
     """
     context = response.mirror or _context_message(response.context).SerializeToString()
     data, request_id = response.action, response.request_id.encode()
-    value = b"\x0a" + varint(len(data)) + data  # SpaceValueBytes.data
-    value = b"\x0a" + varint(len(value)) + value  # SpaceValue.bytes
-    body = b"".join(
-        (
-            b"\x0a", varint(len(context)), context,  # PredictResponse.context
-            b"\x12", varint(len(value)), value,  # PredictResponse.action
-        )
-    )  # fmt: skip
-    telemetry = pack_telemetry(response.run, response.queue_ns) if response.run else b""
-    return b"".join(
-        (
-            b"\x12", varint(len(body)), body,  # JoinResponse.predict
-            b"\xa2\x01" + varint(len(telemetry)) if telemetry else b"", telemetry,  # .telemetry
-            b"\xaa\x01" + varint(len(request_id)) if request_id else b"", request_id,
-        )
-    )  # fmt: skip
+    action = _action_head(len(data))
+    body = b"\x0a%b%b%b%b" % (varint(len(context)), context, action, data)  # .context
+    frame = b"\x12%b%b" % (varint(len(body)), body)  # JoinResponse.predict
+    if response.run:
+        telemetry = pack_telemetry(response.run, response.queue_ns)
+        frame += b"\xa2\x01%b%b" % (varint(len(telemetry)), telemetry)  # .telemetry
+    if request_id:
+        frame += b"\xaa\x01%b%b" % (varint(len(request_id)), request_id)  # .request_id
+    return frame
+
+
+@functools.lru_cache(maxsize=64)
+def _action_head(size: int) -> bytes:
+    """Return what stands before the ``size`` bytes of a ``PredictResponse``'s action."""
+    head = b"\x0a" + varint(size)  # SpaceValueBytes.data
+    head = b"\x0a" + varint(len(head) + size) + head  # SpaceValue.bytes
+    return b"\x12" + varint(len(head) + size) + head  # PredictResponse.action
 
 
 def _configure_route(message: pb.JoinRequest) -> ConfigureRoute:
@@ -213,13 +215,14 @@ def _error_code(number: int) -> ModelErrorCode:
 
 
 def _context(message: pb.PredictContext) -> PredictContext:
-    slots = tuple(
-        [
-            PredictSlot(slot.env_index, slot.episode_id, slot.step, slot.reset)
-            for slot in message.slots
-        ]
-    )
+    rows = message.slots
+    # By index: to iterate over a repeated field takes five times as long.
+    slots = tuple([_slot(rows[index]) for index in range(len(rows))])
     return PredictContext(message.session_id, message.route_id, message.request_id, slots)
+
+
+def _slot(message: pb.PredictSlot) -> PredictSlot:
+    return PredictSlot(message.env_index, message.episode_id, message.step, message.reset)
 
 
 def _context_message(context: PredictContext) -> pb.PredictContext:

@@ -102,9 +102,12 @@ def join_batches(spec: SpaceSpec, batches: Sequence[bytes], counts: Sequence[int
             [decode_batch(spec, data, count) for data, count in zip(batches, counts, strict=True)]
         )
     leaf = leaves(spec)[0]
-    for data, count in zip(batches, counts, strict=True):
-        _check_size(leaf, data, count)
-    return [_view(leaf, b"".join(batches), sum(counts))]
+    size = leaf.lane_bytes
+    if [len(data) for data in batches] != [count * size for count in counts]:
+        for data, count in zip(batches, counts, strict=True):
+            _check_size(leaf, data, count)
+    # Not bytes, which are read-only: torch would have to copy them once more.
+    return [_view(leaf, bytearray().join(batches), sum(counts))]
 
 
 def split_batch(spec: SpaceSpec, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
@@ -189,7 +192,7 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
         setattr(node, _KINDS[type(spec)], next(parts))
 
 
-def _check_size(leaf: Leaf, data: bytes, num_lanes: int) -> None:
+def _check_size(leaf: Leaf, data: bytes | bytearray, num_lanes: int) -> None:
     expected = num_lanes * leaf.lane_bytes
     if len(data) != expected:
         place = f" at {leaf.name}" if leaf.path else ""
@@ -199,7 +202,7 @@ def _check_size(leaf: Leaf, data: bytes, num_lanes: int) -> None:
         )
 
 
-def _view(leaf: Leaf, data: bytes, num_lanes: int) -> NDArray[Any]:
+def _view(leaf: Leaf, data: bytes | bytearray, num_lanes: int) -> NDArray[Any]:
     _check_size(leaf, data, num_lanes)
     shape = (num_lanes, *leaf.shape)
     if leaf.dtype == np.bool_:
