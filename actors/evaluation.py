@@ -15,9 +15,14 @@ import ray
 
 from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.evaluation_worker import EvaluationWorker, Summary, shares_of
-from rlmesh_ray.client.evaluation import Options
-from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss, Tally
-from rlmesh_ray.client.evaluation_schedule import Schedule
+from rlmesh_ray.client.evaluation import (
+    Episode,
+    EvaluationResult,
+    Loss,
+    Options,
+    Schedule,
+    Tally,
+)
 from rlmesh_ray.errors import (
     ConfigurationError,
     EvaluationInterruptedError,

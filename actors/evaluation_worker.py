@@ -9,8 +9,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.evaluation import Options, evaluate_indices
-from rlmesh_ray.client.evaluation_result import Episode, Loss
+from rlmesh_ray.client.evaluation import Episode, Loss, Options, evaluate_indices
 from rlmesh_ray.errors import AccessDeniedError, ConfigurationError, EndpointError
 
 

@@ -146,8 +146,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     endpoint that dies costs no finished episode: the others go on, and it is dialed again.
     """
     from rlmesh_ray.client.channel import Dial
+    from rlmesh_ray.client.evaluation import EvaluationResult
     from rlmesh_ray.client.evaluation import evaluate as run
-    from rlmesh_ray.client.evaluation_result import EvaluationResult
 
     console: Console = context.obj
     _require_addresses(env, edition_text, "--edition-text")

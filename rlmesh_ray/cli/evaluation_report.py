@@ -17,7 +17,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss
+    from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss
 
 
 class Meter:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.evaluation_lanes import LaneLoop
-from rlmesh_ray.client.evaluation_result import Episode
-from rlmesh_ray.client.evaluation_schedule import Schedule
+from rlmesh_ray.client.evaluation.lanes import LaneLoop
+from rlmesh_ray.client.evaluation.result import Episode
+from rlmesh_ray.client.evaluation.schedule import Schedule
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, LocalProtocolError
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_ray.client.evaluation_result import (
+from rlmesh_ray.client.evaluation.result import (
     EndpointReport,
     Episode,
     EvaluationResult,

@@ -1,6 +1,6 @@
 import pytest
 
-from rlmesh_ray.client.evaluation_roster import Roster
+from rlmesh_ray.client.evaluation.roster import Roster
 from rlmesh_ray.errors import EndpointLostError
 
 GONE = EndpointLostError("gone", "a")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.client.evaluation_schedule import Schedule
+from rlmesh_ray.client.evaluation.schedule import Schedule
 from rlmesh_ray.errors import LocalProtocolError
 
 

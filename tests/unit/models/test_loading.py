@@ -223,8 +223,10 @@ def test_an_rllib_checkpoint_without_rllib_names_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
-    monkeypatch.delitem(sys.modules, "rlmesh_ray.models.rllib_policy", raising=False)
-    monkeypatch.setitem(sys.modules, "ray", None)
+    for name in list(sys.modules):
+        if name.split(".")[0] in {"ray", "tree"} or name == "rlmesh_ray.models.rllib_policy":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
 
     with pytest.raises(ConfigurationError, match=r"ray is not installed: pip install .*\[rllib\]"):
         load_policy(str(tmp_path))

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.evaluation_board import Board, Crew, News, Turn
-from rlmesh_ray.client.evaluation_result import (
-    EndpointReport,
-    Episode,
-    EvaluationResult,
-    Loss,
-    Role,
-)
-from rlmesh_ray.client.evaluation_sites import Fleet, Site, sites_of
-from rlmesh_ray.client.evaluation_worker import Actor, FunctionActor, RemoteActor, Worker
+from rlmesh_ray.client.evaluation.board import Board, Crew, News, Turn
+from rlmesh_ray.client.evaluation.result import Episode, EvaluationResult, Loss, Role
+from rlmesh_ray.client.evaluation.sites import Fleet, Site, sites_of
+from rlmesh_ray.client.evaluation.worker import Actor, FunctionActor, RemoteActor, Worker
 from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ConfigurationError
-
-__all__ = ["EndpointReport", "Episode", "EvaluationResult", "Loss", "Role", "evaluate"]
 
 ActionFn = Callable[[Any], Any]
 """A batch of observations in, a batch of actions out."""

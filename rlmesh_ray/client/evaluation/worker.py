@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from rlmesh_ray.client.evaluation_board import Board, Turn
-from rlmesh_ray.client.evaluation_lanes import LaneLoop
-from rlmesh_ray.client.evaluation_result import Episode, Role
-from rlmesh_ray.client.evaluation_sites import Site
+from rlmesh_ray.client.evaluation.board import Board, Turn
+from rlmesh_ray.client.evaluation.lanes import LaneLoop
+from rlmesh_ray.client.evaluation.result import Episode, Role
+from rlmesh_ray.client.evaluation.sites import Site
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, RemoteError, RlmeshError

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.evaluation_result import Episode, success_of
+from rlmesh_ray.client.evaluation.result import Episode, success_of
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 

@@ -5,10 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rlmesh_ray.client.evaluation_result import Episode, EvaluationResult, Loss, Role, Tally
-from rlmesh_ray.client.evaluation_roster import Roster
-from rlmesh_ray.client.evaluation_schedule import Schedule
-from rlmesh_ray.client.evaluation_sites import Place
+from rlmesh_ray.client.evaluation.result import Episode, EvaluationResult, Loss, Role, Tally
+from rlmesh_ray.client.evaluation.roster import Roster
+from rlmesh_ray.client.evaluation.schedule import Schedule
+from rlmesh_ray.client.evaluation.sites import Place
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ContractMismatchError, EvaluationInterruptedError, RemoteError
 from rlmesh_ray.spaces.contract import EnvContract

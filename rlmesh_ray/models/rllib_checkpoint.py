@@ -1,0 +1,203 @@
+"""Loading RLlib checkpoints: what an RLlib EnvRunner runs, each piece with its saved state.
+
+That is the env-to-module pipeline, the RLModule and the module-to-env pipeline. No Ray is
+started.
+
+A folder that an RLModule alone was saved to has no connectors. It gets those that RLlib gives a
+module by default for its spaces (actions in a Box are unsquashed, none are clipped): right for
+a module that was trained with them, that is, without connectors or such settings of its own.
+
+**Loading a checkpoint unpickles it, that is, it runs code**: load only what you trust, from paths
+that the operator names, never from a path that came over the network.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.connectors import env_to_module as to_module
+from ray.rllib.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from ray.rllib.core.rl_module.rl_module import RLModule
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from rlmesh_ray.errors import ConfigurationError, PolicyError
+
+logger = logging.getLogger(__name__)
+
+# Of an Algorithm, and of an RLModule.
+_METADATA = ("rllib_checkpoint.json", "metadata.json")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointParts:
+    """What was in the checkpoint."""
+
+    module: Any
+    env_to_module: Any
+    module_to_env: Any
+    lookback: int
+    """Steps before the last observation that pipelines may read."""
+    env_steps: int
+    """Sampled in training; some modules' exploration depends on it."""
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one lane of the environment."""
+        return (self.env_to_module.input_observation_space, self.env_to_module.input_action_space)
+
+
+def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
+    """Load a single-agent checkpoint of the new API stack, ready to act.
+
+    The module is in evaluation mode; filters stand still.
+
+    Args:
+        checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune), ``RLModule.save_to_path`` or
+            ``MultiRLModule.save_to_path`` wrote.
+        device: Where the module runs, as torch names it.
+
+    Raises:
+        ConfigurationError: The folder is no such checkpoint.
+        PolicyError: It could not be unpickled, or built.
+    """
+    is_algorithm = (checkpoint / _METADATA[0]).is_file()
+    modules_folder = checkpoint
+    if is_algorithm:
+        modules_folder = checkpoint / "learner_group" / "learner" / "rl_module"
+        _check_modules(checkpoint, modules_folder)
+    elif _module_names(checkpoint):
+        _check_modules(checkpoint, checkpoint)
+    module_folder = modules_folder / "default_policy"
+    try:
+        module = RLModule.from_checkpoint(module_folder if module_folder.is_dir() else checkpoint)
+        module.eval()
+        module.to(device)
+        load_rest = _rest_of_checkpoint if is_algorithm else _rest_by_default
+        parts = load_rest(checkpoint, module, device)
+    except Exception as error:
+        raise PolicyError(
+            f"the RLlib checkpoint {checkpoint}, written by Ray {_ray_version(checkpoint)}, cannot "
+            f"be loaded with Ray {ray.__version__} ({type(error).__name__}: {error}); use the Ray "
+            "version and the Python modules that it was trained with"
+        ) from error
+    _check_pieces(checkpoint, parts)
+    return parts
+
+
+def _rest_of_checkpoint(checkpoint: Path, module: Any, device: str) -> CheckpointParts:
+    runner = checkpoint / "env_runner"
+    # Without a local EnvRunner the Algorithm keeps the connectors itself.
+    connectors = runner if runner.is_dir() else checkpoint
+    env_to_module = _pipeline(connectors / "env_to_module_connector", device)
+    return CheckpointParts(
+        module=module,
+        env_to_module=env_to_module,
+        module_to_env=_pipeline(connectors / "module_to_env_connector", device),
+        lookback=_lookback(env_to_module, checkpoint),
+        env_steps=_env_steps(runner),
+    )
+
+
+def _rest_by_default(checkpoint: Path, module: Any, device: str) -> CheckpointParts:
+    config = AlgorithmConfig()
+    spaces = {INPUT_ENV_SINGLE_SPACES: (module.observation_space, module.action_space)}
+    return CheckpointParts(
+        module=module,
+        env_to_module=config.build_env_to_module_connector(spaces=spaces, device=device),
+        module_to_env=config.build_module_to_env_connector(spaces=spaces),
+        lookback=config.episode_lookback_horizon,
+        env_steps=0,
+    )
+
+
+def _check_modules(checkpoint: Path, modules_folder: Path) -> None:
+    if not modules_folder.is_dir():
+        raise ConfigurationError(
+            f"{checkpoint} holds no RLModule: it is incomplete, or of RLlib's old API stack; name "
+            "a folder that Algorithm.save_to_path wrote on the new one"
+        )
+    names = _module_names(modules_folder)
+    if "default_policy" not in names:
+        raise ConfigurationError(_multi_agent(checkpoint, f"its modules are {', '.join(names)}"))
+
+
+def _module_names(modules_folder: Path) -> list[str]:
+    return sorted(folder.name for folder in modules_folder.iterdir() if folder.is_dir())
+
+
+def _multi_agent(checkpoint: Path, reason: str) -> str:
+    return (
+        f"{checkpoint} is a multi-agent checkpoint ({reason}); only single-agent ones can be "
+        "served, whose module is called default_policy"
+    )
+
+
+def _pipeline(folder: Path, device: str) -> Any:
+    pipeline = ConnectorPipelineV2.from_checkpoint(folder)
+    for piece in _pieces(pipeline):
+        if isinstance(piece, to_module.NumpyToTensor):
+            # It remembers the device of the machine that trained.
+            piece._device = device
+        elif isinstance(piece, to_module.MeanStdFilter):
+            piece._update_stats = False
+    return pipeline
+
+
+def _pieces(pipeline: Any) -> Iterator[Any]:
+    """Yield all pieces, those of pipelines within the pipeline too."""
+    for piece in pipeline.connectors:
+        if isinstance(piece, ConnectorPipelineV2):
+            yield from _pieces(piece)
+        else:
+            yield piece
+
+
+def _check_pieces(checkpoint: Path, parts: CheckpointParts) -> None:
+    for piece in _pieces(parts.env_to_module):
+        if isinstance(piece, to_module.AgentToModuleMapping):
+            raise ConfigurationError(_multi_agent(checkpoint, "it maps agents to modules"))
+        if isinstance(piece, to_module.PrevActionsPrevRewards) and piece.n_prev_rewards:
+            logger.warning(
+                "%s was trained on previous rewards, which the wire does not carry: it will "
+                "act as if each had been 0.0",
+                checkpoint,
+            )
+
+
+def _lookback(env_to_module: Any, checkpoint: Path) -> int:
+    """How many steps back pipelines read: what training allowed them, or what they ask for."""
+    names = ("num_frames", "n_prev_actions", "n_prev_rewards")
+    wanted = [getattr(piece, name, 0) for piece in _pieces(env_to_module) for name in names]
+    try:
+        ctor_args, _ = _unpickle(checkpoint / "class_and_ctor_args.pkl")["ctor_args_and_kwargs"]
+        wanted.append(int(ctor_args[0]["episode_lookback_horizon"]))
+    except (ImportError, AttributeError) as error:
+        # The configuration names the environment, which need not be installed here.
+        logger.warning("%s: its configuration cannot be read here (%s)", checkpoint, error)
+    # A module with state always reads the last step's.
+    return max(1, *wanted)
+
+
+def _env_steps(runner: Path) -> int:
+    state_file = runner / "state.pkl"
+    return int(_unpickle(state_file)[NUM_ENV_STEPS_SAMPLED_LIFETIME]) if state_file.is_file() else 0
+
+
+def _unpickle(file: Path) -> Any:
+    with file.open("rb") as stream:
+        return cloudpickle.load(stream)
+
+
+def _ray_version(checkpoint: Path) -> str:
+    try:
+        file = next(checkpoint / n for n in _METADATA if (checkpoint / n).is_file())
+        return str(json.loads(file.read_text())["ray_version"])
+    except (StopIteration, OSError, LookupError, ValueError):
+        return "(unknown)"
