@@ -21,6 +21,8 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.server.access import checked_address
+from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.model_server import ModelServer
@@ -64,9 +66,11 @@ class ModelReplica:
         self._failure: RlmeshError | None = None
         try:
             self._keeper = find_keeper(keeper)
+            place = address or _default_address(token)
+            checked_address(place, token)  # loading the policy may take long
             server = ModelServer(
                 _placed(policy, explore, device),
-                address=address or _default_address(token),
+                address=place,
                 token=token,
                 max_batch_rows=max_batch_rows,
                 torch_threads=torch_threads,
@@ -118,14 +122,15 @@ class ModelReplica:
 
         Args:
             weights: What the policy's ``set_weights`` takes.
-            version: Of these weights, larger than the present one; default: one more than that.
+            version: Of these weights, an integer up to 2**63 - 1 that is larger than the present
+                one; default: one more than that.
 
         Returns:
             The version that acts from now on.
 
         Raises:
             PolicyError: The policy does not take them; the former ones act on.
-            ConfigurationError: The policy cannot take any, or ``version`` is not larger.
+            ConfigurationError: The policy cannot take any, or ``version`` is no such integer.
         """
         floor = self._running().policy_version
         offered = answer(offer(self._keeper, weights, version, floor))
@@ -269,7 +274,12 @@ def _default_address(token: str | None) -> str:
 
 
 def _placed(policy: object, explore: bool, device: str) -> object:
-    """Load the policy where it is named, and put it on its device."""
+    """Load the policy where it is named, and put it on its device.
+
+    Raises:
+        ConfigurationError: The policy or the device is not there, or they do not go together.
+        PolicyError: The policy is there, and loading it or moving it failed.
+    """
     where: str | None = device
     if device == "auto":
         # A factory puts its policy wherever it likes.
@@ -285,4 +295,12 @@ def _placed(policy: object, explore: bool, device: str) -> object:
             f"device={device!r} is for checkpoints and torch modules; a {type(policy).__name__} "
             "runs where it likes"
         )
-    return move(where)
+    from rlmesh_ray.models.torch_module import torch_device
+
+    place = torch_device(where)
+    try:
+        return move(place)
+    except Exception as error:  # the device's memory is full, or the operator's own code raised
+        raise PolicyError(
+            f"the policy could not be moved to {where}: {type(error).__name__}: {text_of(error)}"
+        ) from error

@@ -80,7 +80,8 @@ class NamedModelFleet:
         Args:
             weights: What the policy's ``set_weights`` takes, a reference to it, or a mapping of
                 which some values are references.
-            version: Of these weights, larger than the present one; default: one more than that.
+            version: Of these weights, an integer up to 2**63 - 1 that is larger than the present
+                one; default: one more than that.
             timeout_s: How long to wait for each step of it.
 
         Returns:
@@ -88,7 +89,7 @@ class NamedModelFleet:
 
         Raises:
             PolicyError: The policy does not take them; the former ones act on.
-            ConfigurationError: The policy cannot take any, or ``version`` is not larger.
+            ConfigurationError: The policy cannot take any, or ``version`` is no such integer.
             EndpointTimeoutError: A replica has not taken them up in time; it will when it can.
             EndpointUnreachableError: The fleet has been stopped, or a replica is gone for good.
         """
@@ -122,8 +123,11 @@ class NamedModelFleet:
 
         Returns:
             Whether no session is open any more.
+
+        Raises:
+            ConfigurationError: There is no such replica.
         """
-        actors = self.actors if replica is None else [self.actors[replica]]
+        actors = self.actors if replica is None else [self._actor(replica)]
         return all(answers([actor.drain.remote(timeout_s) for actor in actors]))
 
     def restart(self, replica: int, *, drain_timeout_s: float = 0.0) -> None:
@@ -132,14 +136,27 @@ class NamedModelFleet:
         Args:
             replica: Which, by its place in ``actors``.
             drain_timeout_s: After how long sessions that are still open are cut off.
+
+        Raises:
+            ConfigurationError: There is no such replica.
         """
         self.drain(drain_timeout_s, replica=replica)
-        actor = self.actors[replica]
+        actor = self._actor(replica)
         former = answer(actor.describe.remote())["pid"]
         ray.kill(actor, no_restart=False)
         # Ray kills in its own time: the process that answers first may still be the former one.
         while answer(actor.describe.remote())["pid"] == former:
             time.sleep(POLL_S)
+
+    def _actor(self, replica: int) -> Any:
+        actors = self.actors
+        is_place = isinstance(replica, int) and not isinstance(replica, bool)
+        if not is_place or not 0 <= replica < len(actors):
+            there = ", ".join(map(str, range(len(actors))))
+            raise ConfigurationError(
+                f"replica={replica!r} is not one of the fleet's replicas: {there}"
+            )
+        return actors[replica]
 
     def _try(self, keeper: Any, offered: int, timeout_s: float) -> int:
         """Have the replicas take up an offer; return the newest version that acts."""

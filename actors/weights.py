@@ -8,6 +8,7 @@ import ray
 
 from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
+from rlmesh_ray.server.model_options import checked_version, version_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class WeightsKeeper:
         """Take weights that have not been tried yet; they take the place of others like that.
 
         Args:
-            version: Their version; None: the next one.
+            version: Their version, an integer from 1 to 2**63 - 1; None: the next one.
             floor: The newest version that somebody is known to act with.
             names: Keys of the mapping that ``parts`` are the values of; None: one part, alone.
             parts: Arguments of their own, so that Ray fetches those that are references.
@@ -66,11 +67,13 @@ class WeightsKeeper:
             The version.
 
         Raises:
-            ConfigurationError: ``version`` is not newer than the accepted one.
+            ConfigurationError: ``version`` is no such integer, or not newer than the accepted one.
         """
         floor = max(floor, self.accepted_version())
         if version is None:
-            version = max(floor, self._last_version) + 1
+            version = version_after(max(floor, self._last_version))
+        else:
+            version = checked_version(version)
         if version <= floor:
             raise ConfigurationError(
                 f"version {version} is not newer than {floor}, which the policy acts with: "

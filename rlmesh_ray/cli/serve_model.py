@@ -94,9 +94,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
         from rlmesh_ray.models.loading import load_policy
+        from rlmesh_ray.server.access import checked_address
         from rlmesh_ray.server.model_server import ModelServer
 
         token, tls = read_token(token_file), server_tls(tls_cert, tls_key)
+        checked_address(address, token)  # loading the policy may take long
         with muted():
             policy = load_policy(
                 checkpoint,

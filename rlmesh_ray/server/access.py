@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
 from rlmesh_ray.protocol.token import bearer
 
@@ -32,6 +32,20 @@ class ServerTls:
         pair = (self.private_key.read_bytes(), self.certificate.read_bytes())
         authority = self.client_ca.read_bytes() if self.client_ca else None
         return grpc.ssl_server_credentials([pair], authority, authority is not None)
+
+
+def checked_address(address: str, token: str | None) -> Address:
+    """Return where to listen, if an endpoint with this token may.
+
+    Raises:
+        AddressError: ``address`` is malformed, or open to strangers without a token.
+        ConfigurationError: ``token`` is nothing that a call can carry.
+    """
+    parsed = parse_address(address)
+    check_exposure(parsed, token)
+    if token is not None:
+        bearer(token)
+    return parsed
 
 
 def check_exposure(address: Address, token: str | None) -> None:

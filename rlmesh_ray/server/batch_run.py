@@ -12,6 +12,7 @@ from typing import TypeVar
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
 from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import split
 from rlmesh_ray.spaces.conformance import Policy as Validation
@@ -53,7 +54,12 @@ class BatchRunner:
             parts: At least one; their contracts agree in the spaces.
         """
         self.forward_ns = 0
-        return self._run(parts)
+        try:
+            return self._run(parts)
+        except BaseException as error:  # noqa: BLE001  # whoever waits gets an answer
+            name = type(error).__name__
+            failure = PolicyError(f"the batch could not be run, {name}: {text_of(error)}")
+            return [failure] * len(parts)
 
     def _run(self, parts: Sequence[Part]) -> list[bytes | RlmeshError]:
         contract = parts[0].contract
@@ -95,7 +101,7 @@ def guarded(function: Callable[..., ResultT], *arguments: object) -> ResultT:
         raise
     except BaseException as error:
         name = type(error).__name__
-        raise PolicyError(f"the policy raised {name}: {error}") from error
+        raise PolicyError(f"the policy raised {name}: {text_of(error)}") from error
 
 
 def _rows(contract: EnvContract, parts: Sequence[Part], counts: Sequence[int]) -> Rows:

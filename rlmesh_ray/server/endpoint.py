@@ -1,6 +1,7 @@
 """The life cycle of a gRPC endpoint: bind, serve, stop."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -9,8 +10,8 @@ from pathlib import Path
 import grpc
 
 from rlmesh_ray.errors import AddressError, LocalProtocolError
-from rlmesh_ray.protocol.address import Address, parse_address
-from rlmesh_ray.server.access import ServerTls, TokenGate, check_exposure, is_wildcard
+from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.server.access import ServerTls, TokenGate, checked_address, is_wildcard
 from rlmesh_ray.server.admission import Admission
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, ask
@@ -36,7 +37,9 @@ _OPTIONS = [
 
 _DRAIN_S = 10.0  # for a stop that a client has asked for
 _FLUSH_S = 0.1
-_HEALTH_S = 5.0
+# What the loop may take longer than it was given before it counts as held.
+_LATE_S = 2.0
+_SILENT_S = 5.0
 
 
 class Endpoint:
@@ -47,7 +50,7 @@ class Endpoint:
         token: What every call must carry; None for no check (loopback only).
         tls: Files for TLS; None for plain text.
         on_stop: Ends what the services are made of; called once, after the last call.
-        probe: Tells the health of what the services are made of, from the serving loop.
+        probe: Tells the health of what the services are made of.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
@@ -63,8 +66,7 @@ class Endpoint:
         on_stop: Callable[[], None],
         probe: Probe = always_serving,
     ) -> None:
-        self._wanted = parse_address(address)
-        check_exposure(self._wanted, token)
+        self._wanted = checked_address(address, token)
         self._admission = Admission()
         # The first one is the outermost: strangers do not learn that an endpoint drains.
         gate = [] if token is None else [TokenGate(token)]
@@ -123,23 +125,27 @@ class Endpoint:
     def health(self) -> Health:
         """Tell whether it would serve a new client now, as ``grpc.health.v1`` tells on its port.
 
-        Blocks until the serving loop has answered; one that does not within 5 s serves nobody.
+        Does not wait for the serving loop, so that it answers while a policy holds that. A loop
+        that has not answered for 5 s, since somebody asked this, serves nobody.
         """
         if self._stopped.is_set():
             return Health(False, "it has stopped")
         if self._bound is None:
             return Health(False, "it has not been started")
-        try:
-            return shared_loop().run(self._look(), _HEALTH_S)
-        except TimeoutError:
-            return Health(False, f"the serving loop has not answered within {_HEALTH_S:g} s")
+        silent_for_s = shared_loop().silent_for_s()
+        health = ask(self._current_health)
+        if health.is_serving and silent_for_s > _SILENT_S:
+            return Health(False, f"the serving loop has not answered for {silent_for_s:.0f} s")
+        return health
 
     def begin_drain(self) -> None:
         """Refuse new sessions from now on, for good; those that are open go on. Idempotent.
 
         Whoever sees a refusal and asks for the health then is told that it does not serve.
         """
-        shared_loop().run(self._close_door())
+        # A loop that something holds lets nobody in meanwhile, and does this when it is free.
+        with contextlib.suppress(TimeoutError):
+            shared_loop().run(self._close_door(), _LATE_S)
 
     def finish_sessions(self, timeout_s: float | None = None) -> bool:
         """Begin to drain, and block until the last session has ended; return whether it has.
@@ -148,10 +154,18 @@ class Endpoint:
             timeout_s: How long to wait; None: as long as it takes.
         """
         self.begin_drain()
-        return shared_loop().run(self._admission.wait_empty(timeout_s))
+        waiting = self._admission.wait_empty(timeout_s)
+        try:
+            return shared_loop().run(waiting, None if timeout_s is None else _within_s(timeout_s))
+        except TimeoutError:
+            return False
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Accept nothing new, answer what is outstanding, end. Idempotent; blocks.
+
+        It takes little longer than ``grace_s``, whatever happens: if something holds the serving
+        loop, it gives up waiting 2 s later. Clients are then cut off when the loop is free again,
+        or the process ends.
 
         Args:
             grace_s: After how many seconds whatever is not answered yet is cut off.
@@ -159,7 +173,8 @@ class Endpoint:
         with self._stopping:
             server, self._server = self._server, None
             if server is not None:
-                shared_loop().run(self._end(server, grace_s))
+                with contextlib.suppress(TimeoutError):
+                    shared_loop().run(self._end(server, grace_s), _within_s(grace_s))
                 if self._wanted.path:
                     Path(self._wanted.path).unlink(missing_ok=True)
             if not self._stopped.is_set():
@@ -171,9 +186,6 @@ class Endpoint:
     def stop_soon(self) -> None:
         """Begin to stop, from the serving loop; ``wait`` tells when it is done."""
         in_thread(self.stop, _DRAIN_S)
-
-    async def _look(self) -> Health:
-        return ask(self._current_health)
 
     def _current_health(self) -> Health:
         if self._is_stopping:
@@ -229,6 +241,11 @@ class Endpoint:
         except RuntimeError as error:
             raise AddressError(f"cannot listen on {target}: {_obstacle(self._wanted)}") from error
         return 0 if self._wanted.path else int(port)
+
+
+def _within_s(given_s: float) -> float:
+    """Return how long to wait for what the loop was given so much time for."""
+    return min(given_s + _LATE_S, threading.TIMEOUT_MAX)
 
 
 def _is_served(path: str) -> bool:

@@ -1,5 +1,6 @@
 """EnvServer: an environment as an endpoint, without Ray."""
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from types import TracebackType
@@ -10,6 +11,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.env_calls import EnvCalls, checked_names
 from rlmesh_ray.server.env_service import EnvService
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.loop import shared_loop
@@ -21,6 +23,8 @@ from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
+
+_CLOSE_S = 10.0  # several times what the pool takes
 
 
 class EnvServer:
@@ -47,6 +51,9 @@ class EnvServer:
         step_grace_s: How many seconds an environment may go on after a deadline has passed and
             its request has been answered with TIMEOUT. Its result reaches nobody, but when it
             finishes in time, its process serves the next Reset; if not, the process is killed.
+        allow_calls: Names of methods and attributes of the environment, or of its wrappers, that
+            clients may call and read in the lanes of their own sessions, such as ``("set_task",)``
+            for a curriculum; see ``EnvClient.call``. Whoever may dial the endpoint may use them.
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
@@ -67,6 +74,7 @@ class EnvServer:
         tls: ServerTls | None = None,
         validation: str = "warn",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
+        allow_calls: Collection[str] = (),
         allow_shutdown: bool = False,
         accept_edition_texts: Collection[str] = (),
     ) -> None:
@@ -75,6 +83,7 @@ class EnvServer:
                 f"step_grace_s={step_grace_s} must be a finite number of seconds, 0 or more"
             )
         self._step_grace_s = step_grace_s
+        self._allow_calls = checked_names(allow_calls)
         self._source = make_source(env, num_envs, env_kwargs)
         allowed = _num_sessions(max_sessions, self._source.max_sessions)
         self._pool = WorkerPool(self._source, _policy(validation), allowed)
@@ -111,11 +120,14 @@ class EnvServer:
         self._endpoint.require_new()
         self._contract = self._pool.start()
         try:
+            drain = self._endpoint.drain
+            calls = EnvCalls(self._allow_calls, self._contract.num_envs, drain)
             service = EnvService(
-                self._pool, self._contract, self._step_grace_s, self._rules, self._endpoint.drain
+                self._pool, self._contract, self._step_grace_s, self._rules, drain, calls
             )
             limit_bytes = max_request_bytes(self._contract)
-            self._endpoint.start([service.handlers()], max_receive_bytes=limit_bytes)
+            handlers = [service.handlers(), *calls.handlers()]
+            self._endpoint.start(handlers, max_receive_bytes=limit_bytes)
         except BaseException:
             self._close_pool()
             raise
@@ -152,7 +164,9 @@ class EnvServer:
         self._endpoint.stop(grace_s)
 
     def _close_pool(self) -> None:
-        shared_loop().run(self._pool.close())
+        # A loop that something holds closes it later; workers end with this process at the latest.
+        with contextlib.suppress(TimeoutError):
+            shared_loop().run(self._pool.close(), _CLOSE_S)
 
     def __enter__(self) -> Self:
         return self.start()

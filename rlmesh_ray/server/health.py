@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import grpc
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 
@@ -32,7 +33,8 @@ class Health:
 
 
 Probe = Callable[[], Health]
-"""Looks at what an endpoint serves with. Called in the serving loop: it must not block."""
+"""Looks at what an endpoint serves with. Called in any thread, the serving loop too: it must not
+block."""
 
 
 def always_serving() -> Health:
@@ -45,7 +47,7 @@ def ask(probe: Probe) -> Health:
     try:
         return probe()
     except Exception as error:  # noqa: BLE001  # whoever asks for health wants an answer
-        return Health(False, f"the health probe raised {type(error).__name__}: {error}")
+        return Health(False, f"the health probe raised {type(error).__name__}: {text_of(error)}")
 
 
 class HealthService:

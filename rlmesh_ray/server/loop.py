@@ -7,6 +7,7 @@ other for nothing (grpc/grpc#25364): every endpoint of a process shares this one
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
@@ -24,6 +25,7 @@ class LoopThread:
             target=self._loop.run_forever, name="rlmesh-ray-loop", daemon=True
         )
         self._thread.start()
+        self._asked_s: float | None = None
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run ``work`` in the loop and return its result; never call this from the loop itself.
@@ -32,6 +34,25 @@ class LoopThread:
             TimeoutError: It took longer than ``timeout_s``.
         """
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have ``function`` called in the loop; does not wait for it."""
+        self._loop.call_soon_threadsafe(function)
+
+    def silent_for_s(self) -> float:
+        """Return for how long the loop has owed an answer to whoever asked this before.
+
+        It does not wait, but asks: so it is 0.0 the first time, and while the loop gets on.
+        """
+        asked_s = self._asked_s
+        if asked_s is not None:
+            return time.monotonic() - asked_s
+        self._asked_s = time.monotonic()
+        self.post(self._answer)
+        return 0.0
+
+    def _answer(self) -> None:
+        self._asked_s = None
 
 
 @functools.cache

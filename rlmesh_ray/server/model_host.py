@@ -16,7 +16,14 @@ from rlmesh_ray.models.policy import Policy, Updatable, traits_of
 from rlmesh_ray.models.torch_threads import limit_torch_threads
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server.batch_run import BatchRunner, Part, guarded
-from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.health import WATCH_PERIOD_S, Health
+from rlmesh_ray.server.model_options import (
+    checked_version,
+    require_count,
+    require_duration,
+    version_after,
+)
 from rlmesh_ray.server.pace import Pace
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.spaces.contract import EnvContract
@@ -27,8 +34,13 @@ ResultT = TypeVar("ResultT")
 
 DEFAULT_STUCK_AFTER_S = 5.0
 
+# Long enough for every Watch to see it.
+_TOLD_FOR_S = 2 * WATCH_PERIOD_S
+
 Answer = Callable[[bytes | RlmeshError, BatchRun, int], None]
-"""Takes a request's actions (or why there are none), its batch, and the ns that it waited."""
+"""Takes a request's actions (or why there are none), its batch, and the ns that it waited.
+
+Must not raise: others wait for theirs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +74,9 @@ class ModelHost:
             stuck.
         torch_threads: How many threads torch uses for a batch.
         name: Names the server in what it tells about each prediction.
+
+    Raises:
+        ConfigurationError: An option is out of its range.
     """
 
     def __init__(
@@ -73,6 +88,9 @@ class ModelHost:
         torch_threads: int = 1,
         name: str = "",
     ) -> None:
+        require_count("max_batch_rows", max_rows)
+        require_count("torch_threads", torch_threads)
+        require_duration("stuck_after_s", stuck_after_s)
         self._policy = policy
         self._runner = BatchRunner(policy)
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows)
@@ -88,6 +106,8 @@ class ModelHost:
         self._num_new = 0
         self._is_gathering = False
         self._is_closed = False
+        self._held_for_s = 0.0
+        self._told_until_s = 0.0
         self._called: set[Future[Any]] = set()
         self._thread = PolicyThread(self._next_batch)
         self._torch_threads = torch_threads
@@ -104,14 +124,22 @@ class ModelHost:
             return self._batcher.statistics()
 
     def health(self) -> Health:
-        """Tell whether the policy gets on with its work. From any thread."""
+        """Tell whether the policy gets on with its work. From any thread.
+
+        One that has held the serving loop cannot be asked for meanwhile by gRPC; so that is told
+        for a moment afterwards.
+        """
         busy_for_s = self._thread.busy_for_s
-        if busy_for_s <= self._stuck_after_s:
-            return Health(is_serving=True)
-        return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
+        if busy_for_s > self._stuck_after_s:
+            return Health(False, f"the policy has not come back for {busy_for_s:.0f} s")
+        if time.monotonic() < self._told_until_s:
+            return Health(
+                False, f"the policy has just held all sessions for {self._held_for_s:.0f} s"
+            )
+        return Health(is_serving=True)
 
     async def configure(self, contract: EnvContract) -> None:
-        """Ask whether the policy can act there.
+        """Ask whether the policy can act there; what acts there counts as a route from now on.
 
         Raises:
             ContractMismatchError: It cannot.
@@ -119,21 +147,44 @@ class ModelHost:
         await asyncio.wrap_future(self._call(self._policy.check_contract, contract))
         self._num_routes += 1
 
-    async def forget(self, route_key: str) -> None:
-        """Free what the policy remembers about a route; once for each that was configured.
+    async def reconfigure(self, route_key: str, contract: EnvContract) -> None:
+        """Ask the same for a route that is there already, and forget what it was before.
 
         Raises:
-            PolicyError: The policy could not.
+            ContractMismatchError: It cannot; what it remembers stays.
+            PolicyError: The policy could not forget.
+        """
+        await asyncio.wrap_future(self._call(self._renew, route_key, contract))
+
+    async def forget(self, route_key: str) -> None:
+        """Free what the policy remembers about a route, which ends with that.
+
+        Raises:
+            RlmeshError: The policy could not; the route is still there.
+            asyncio.CancelledError: The caller was cancelled, and the route may still be there; or
+                the host was closed.
+        """
+        await asyncio.wrap_future(self._call(self._policy.forget, route_key, None))
+        self._num_routes -= 1
+
+    async def abandon(self, route_key: str) -> None:
+        """End a route whose client has gone, whatever the policy says; to be run to its end.
+
+        Raises:
             asyncio.CancelledError: The host was closed.
         """
-        self._num_routes -= 1
-        await asyncio.wrap_future(self._call(self._policy.forget, route_key, None))
+        try:
+            await self.forget(route_key)
+        except RlmeshError as error:  # nobody is there any more whom it would concern
+            _LOG.warning("the policy failed: %s", text_of(error))
+            self._num_routes -= 1
 
     def soon(self, take: Callable[[bytes], None], data: bytes) -> None:
         """Have ``take(data)`` called in the next round of the serving loop; from the loop.
 
-        What has come at the same time is worked on in one go, whatever stream it came by: each
-        piece of code that runs ten times on end is several times as fast as if all take turns.
+        It must not raise: the others' would be lost. What has come at the same time is worked on
+        in one go, whatever stream it came by: each piece of code that runs ten times on end is
+        several times as fast as if all take turns.
         """
         self._inbox.append((take, data))
         if self._num_routes > 1 or self._is_gathering:
@@ -179,7 +230,8 @@ class ModelHost:
 
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
         """Let the policy act with other weights from the next batch on. Blocks; see ModelServer."""
-        swapped = self._call(self._swap, weights, version)
+        wanted = None if version is None else checked_version(version)
+        swapped = self._call(self._swap, weights, wanted)
         try:
             return swapped.result(timeout_s)
         except TimeoutError:
@@ -222,7 +274,7 @@ class ModelHost:
                 f"the weights of a {type(self._policy).__name__} cannot be replaced; serve a torch "
                 "module, an RLlib checkpoint, or a policy with get_weights and set_weights"
             )
-        newer = self._version + 1 if version is None else version
+        newer = version_after(self._version) if version is None else version
         if newer <= self._version:
             raise ConfigurationError(
                 f"version {newer} is not newer than version {self._version}, which acts already"
@@ -230,6 +282,10 @@ class ModelHost:
         self._policy.set_weights(weights)
         self._version = newer
         return newer
+
+    def _renew(self, route_key: str, contract: EnvContract) -> None:
+        self._policy.check_contract(contract)
+        self._policy.forget(route_key, None)
 
     def _gather_soon(self) -> None:
         if not self._is_gathering:
@@ -244,7 +300,7 @@ class ModelHost:
         """
         inbox, self._inbox = self._inbox, []
         for take, data in inbox:
-            _safely(take, data)
+            take(data)
         if self._pace.is_quick and inbox and self._num_new < self._num_routes:
             asyncio.get_running_loop().call_soon(self._gather)
             return
@@ -267,13 +323,18 @@ class ModelHost:
         """Run one batch in the serving loop."""
         with self._lock:
             tickets = self._batcher.next_batch(time.monotonic())
-        if tickets:
-            ran.append(self._run([ticket.payload for ticket in tickets]))
+        if not tickets:
+            return
+        ran.append(self._run([ticket.payload for ticket in tickets]))
+        ended_s = time.monotonic()
+        took_s = ended_s - ran[0].begun_ns * 1e-9
+        if took_s > self._stuck_after_s:
+            self._held_for_s, self._told_until_s = took_s, ended_s + _TOLD_FOR_S
 
     def _deliver(self, done: _Done) -> None:
         """Answer the requests of a batch."""
         for job, result in zip(done.jobs, done.results, strict=True):
-            _safely(job.answer, result, done.run, done.begun_ns - job.arrived_ns)
+            job.answer(result, done.run, done.begun_ns - job.arrived_ns)
 
     def _next_batch(self) -> Work | None:
         with self._lock:
@@ -296,11 +357,3 @@ class ModelHost:
             self._batcher.done(ended_ns * 1e-9)
         self._pace.note((ended_ns - begun_ns) * 1e-9)
         return _Done(jobs, results, run, begun_ns)
-
-
-def _safely(function: Callable[..., None], *arguments: object) -> None:
-    """Call what belongs to one stream; a fault of this package must not stop all the others."""
-    try:
-        function(*arguments)
-    except Exception:  # noqa: BLE001  # logged with its traceback
-        _LOG.exception("a model session has failed; please report this")

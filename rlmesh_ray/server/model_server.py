@@ -8,7 +8,7 @@ from typing import Self
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS, BatcherStatistics
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.protocol.handshake import resolve_text
-from rlmesh_ray.server.access import ServerTls
+from rlmesh_ray.server.access import ServerTls, checked_address
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S, ModelHost
@@ -29,14 +29,16 @@ class ModelServer:
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
         torch_threads: How many threads torch uses for a batch. More than one pays for large modules
             only: on two cores, two of them were seen to be forty times as slow for small ones.
-        stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck.
+        stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck; more
+            than 0.
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         stop_on_close: Whether a client's Close stops the server after that client's session. By
             default it ends the session only: other clients may be at work.
         accept_edition_texts: See ``EnvServer``.
 
     Raises:
-        ConfigurationError: ``policy`` is none of these, or an edition text is not known.
+        ConfigurationError: ``policy`` is none of these, an option is out of its range, or an
+            edition text is not known.
         AddressError: ``address`` is malformed, or open to strangers without a token.
     """
 
@@ -54,6 +56,9 @@ class ModelServer:
         stop_on_close: bool = False,
         accept_edition_texts: Collection[str] = (),
     ) -> None:
+        # What can be refused without the policy comes first: a host begins with a thread.
+        checked_address(address, token)
+        accept_texts = frozenset(map(resolve_text, accept_edition_texts))
         self._host = ModelHost(
             as_policy(policy),
             max_batch_rows,
@@ -67,7 +72,7 @@ class ModelServer:
         self._rules = HouseRules(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
-            accept_texts=frozenset(map(resolve_text, accept_edition_texts)),
+            accept_texts=accept_texts,
         )
 
     @property
@@ -95,22 +100,28 @@ class ModelServer:
         Args:
             weights: In the policy's own form: a module's state dict; of an RLlib checkpoint, the
                 state of an EnvRunner (``rl_module``, and the connectors' if they have changed).
-            version: What each answer tells from then on; default: one more than now.
+            version: What each answer tells from then on: an integer from 1 to 2**63 - 1, rounded
+                there beyond 2**53; default: one more than now.
             timeout_s: How long to wait for the policy, which may be at a batch.
 
         Returns:
             The version that acts now.
 
         Raises:
-            ConfigurationError: ``version`` is not newer than the present one, or the policy's
-                weights cannot be replaced.
+            ConfigurationError: ``version`` is no such integer or not newer than the present one,
+                or the policy's weights cannot be replaced.
             PolicyError: The weights do not fit; nothing has changed.
             EndpointTimeoutError: The policy did not come back in time; nothing has changed.
         """
         return self._host.set_weights(weights, version=version, timeout_s=timeout_s)
 
     def health(self) -> Health:
-        """Tell whether it would serve a new client now: the policy works, nothing drains."""
+        """Tell whether it would serve a new client now: the policy works, nothing drains.
+
+        Does not wait, whatever the policy does. By ``grpc.health.v1`` the same is told, except
+        while the policy runs in the serving loop, as quick ones do: one that gets stuck there is
+        told of when it has come back.
+        """
         return self._endpoint.health()
 
     def start(self) -> Self:
@@ -143,6 +154,9 @@ class ModelServer:
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Answer what is outstanding, then end the sessions. Idempotent; blocks.
+
+        It takes little longer than ``grace_s``, also while the policy hangs. If that runs in the
+        serving loop then, clients are cut off when it comes back, or the process ends.
 
         Args:
             grace_s: After how many seconds whatever is not answered yet is cut off.

@@ -5,10 +5,11 @@ Requests of different routes are worked on at once and answered in completion or
 """
 
 import asyncio
+import contextlib
 import logging
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +19,6 @@ from rlmesh_ray.errors import (
     CapacityError,
     CodecError,
     ContractMismatchError,
-    PolicyError,
     RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities
@@ -38,6 +38,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_session import ModelSession, Todo
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.error_text import clipped, text_of
 from rlmesh_ray.server.model_host import ModelHost, Ticket
 from rlmesh_ray.server.outbox import Outbox
 from rlmesh_ray.server.reception import HouseRules, Reception
@@ -57,6 +58,12 @@ MAX_UNANSWERED = 256
 """Requests of one session that are read before earlier ones have been answered and taken."""
 MAX_ROUTES = 1024
 """Routes of one session; each keeps its contract in memory."""
+MAX_LANES = 2**16
+"""Lanes of all routes of one session together. A policy may remember something about each of them,
+and a client can claim any number of lanes in one request."""
+
+_MOST_TRACE_CHARACTERS = 2**16
+_FAULT = "this session has come upon a fault of the server, which its log tells; open another one"
 
 
 class ModelService:
@@ -88,6 +95,8 @@ class ModelService:
             while (frame := await conversation.outbox.get()) is not None:
                 await context.write(frame)
                 conversation.note_taken()
+            if conversation.has_failed:
+                await context.abort(grpc.StatusCode.INTERNAL, _FAULT)
         finally:
             reader.cancel()
             # Also when the client has gone as soon as it had its answer.
@@ -111,11 +120,15 @@ class _Conversation:
         """Frames to send; None after the last one."""
         self.is_closed = False
         """Whether Close has been answered."""
+        self.has_failed = False
+        """Whether a fault of this package has ended it: not every request will be answered."""
         self._host = host
         self._drain = drain
         self._session = ModelSession()
         self._key = uuid.uuid4().hex
         self._routes: dict[str, _Route] = {}
+        self._num_lanes: dict[str, int] = {}
+        """Of the routes that are there, and of those about to be."""
         self._predicting: dict[str, Ticket] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._num_owed = 0
@@ -144,9 +157,13 @@ class _Conversation:
 
     def _take(self, data: bytes) -> None:
         """Work on a request; together with those of other streams that came at the same time."""
-        if not self._is_released:
-            self._num_untaken -= 1
+        if self._is_released:
+            return
+        self._num_untaken -= 1
+        try:
             self._follow(self._session.receive(wire.parse_request(data)))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
 
     def note_taken(self) -> None:
         """Note that a response has been sent."""
@@ -167,11 +184,15 @@ class _Conversation:
         for route in tuple(self._routes.values()):
             try:
                 # After the batch that may be running with rows of the route.
-                await self._host.forget(route.key)
-            except PolicyError as error:  # nobody is there any more whom it would concern
-                _LOG.warning("the policy failed: %s", error)
+                await self._host.abandon(route.key)
             except asyncio.CancelledError:  # the endpoint has stopped, and the policy with it
                 return
+
+    def _fail(self) -> None:
+        """End the session, from within the handling of an error that should not have come up."""
+        _LOG.exception("a model session has failed; please report this")
+        self.has_failed = True
+        self.outbox.put(None)
 
     def _follow(self, todo: Todo) -> None:
         """Do what the session says, and what follows from that."""
@@ -224,25 +245,34 @@ class _Conversation:
             return
         del self._predicting[request.request_id]
         response: ModelResponse
-        if isinstance(result, bytes):
-            response = Predicted(
-                request.request_id, request.context, result, run, queue_ns, request.mirror
-            )
-        else:
-            response = _failed(request, result)
-        self._follow(self._session.complete(request, response))
+        try:
+            if isinstance(result, bytes):
+                response = Predicted(
+                    request.request_id, request.context, result, run, queue_ns, request.mirror
+                )
+            else:
+                response = _failed(request, result)
+            self._follow(self._session.complete(request, response))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
 
     async def _work(self, request: RouteRequest) -> None:
         try:
-            response = await self._answer(request)
-        except RlmeshError as error:
-            response = _failed(request, error)
-        self._follow(self._session.complete(request, response))
+            try:
+                response = await self._answer(request)
+            except RlmeshError as error:
+                response = _failed(request, error)
+            self._follow(self._session.complete(request, response))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
 
     async def _answer(self, request: RouteRequest) -> ModelResponse:
         if isinstance(request, ConfigureRoute):
             return await self._configure(request)
-        await self._host.forget(self._routes.pop(request.context.route_id).key)
+        route_id = request.context.route_id
+        await self._host.forget(self._routes[route_id].key)
+        # Not before: whoever releases the session meanwhile has to forget the route.
+        del self._routes[route_id], self._num_lanes[route_id]
         return RouteClosed(request.request_id)
 
     async def _configure(self, request: ConfigureRoute) -> ModelResponse:
@@ -254,12 +284,33 @@ class _Conversation:
                 f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
                 "open another session"
             )
-        await self._host.configure(request.contract)
         key = f"{self._key}/{route_id}"
-        if route_id in self._routes:  # configured anew: what was remembered is another's
-            await self._host.forget(key)
+        with self._room_for(route_id, request.contract.num_envs):
+            if route_id in self._routes:
+                await self._host.reconfigure(key, request.contract)
+            else:
+                await self._host.configure(request.contract)
         self._routes[route_id] = _Route(key, request.contract)
         return RouteConfigured(request.request_id)
+
+    @contextlib.contextmanager
+    def _room_for(self, route_id: str, num_lanes: int) -> Iterator[None]:
+        """Count a route's lanes, unless the context raises."""
+        before = self._num_lanes.get(route_id, 0)
+        total = sum(self._num_lanes.values()) - before + num_lanes
+        if total > MAX_LANES:
+            raise CapacityError(
+                f"the session's routes would have {total} lanes, and {MAX_LANES} are the limit: "
+                "close a route first, or open another session"
+            )
+        self._num_lanes[route_id] = num_lanes
+        try:
+            yield
+        except BaseException:
+            self._num_lanes[route_id] = before
+            if not before:
+                del self._num_lanes[route_id]
+            raise
 
 
 def _check_slots(slots: Sequence[PredictSlot], contract: EnvContract) -> None:
@@ -291,6 +342,8 @@ def _failed(request: RouteRequest, error: RlmeshError) -> ModelFailed:
     code = _CODES.get(type(error), ModelErrorCode.INTERNAL)
     trace = ""
     if code is ModelErrorCode.INTERNAL:
-        trace = "".join(traceback.format_exception(error))
-        _LOG.warning("the policy failed: %s", error)
-    return ModelFailed(request.request_id, code, str(error), is_recoverable=True, debug_info=trace)
+        trace = clipped("".join(traceback.format_exception(error)), _MOST_TRACE_CHARACTERS)
+        _LOG.warning("the policy failed: %s", text_of(error))
+    return ModelFailed(
+        request.request_id, code, text_of(error), is_recoverable=True, debug_info=trace
+    )

@@ -10,14 +10,17 @@ Rule 3: at any time at most one thread is at work on the policy. This one is, bu
 serving loop does itself (``try_here``) while this one has nothing to do.
 """
 
+import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+_LOG = logging.getLogger(__name__)
+
 Work = Callable[[], None]
-"""Must not raise."""
+"""Does not raise; if it does, that is logged, and the thread goes on."""
 
 
 class PolicyThread:
@@ -95,5 +98,9 @@ class PolicyThread:
 
     def _do(self, work: Work) -> None:
         self._busy_since_s = time.monotonic()
-        work()
-        self._busy_since_s = None
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  # everybody else's work is still to be done
+            _LOG.exception("the work of a policy has failed; please report this")
+        finally:
+            self._busy_since_s = None

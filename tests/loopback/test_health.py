@@ -1,5 +1,6 @@
 """Health that tells the truth, and endpoints that take no new sessions but finish the old ones."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,9 +24,13 @@ from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import EndpointHealth, HealthStatus, check_health
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import AccessDeniedError, EndpointError
+from rlmesh_ray.server import endpoint as endpoint_module
+from rlmesh_ray.server import env_server as env_server_module
+from rlmesh_ray.server import loop as loop_module
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_service import SERVICE as MODEL
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 from tests.loopback.test_server_lifecycle import worker_pids
@@ -215,6 +220,89 @@ def test_an_environment_that_hangs_is_no_reason_to_send_clients_away(
             os.kill(worker, signal.SIGCONT)
         step.result(20.0)
         frozen.close()
+
+
+# --- a serving loop that something holds -----------------------------------------------
+
+
+@pytest.fixture
+def hold_loop() -> Iterator[Callable[[], None]]:
+    """Hold the process's serving loop from when this is called to the end of the test."""
+    may_go_on = threading.Event()
+
+    def hold() -> None:
+        is_held = threading.Event()
+
+        def wait() -> None:
+            is_held.set()
+            may_go_on.wait(30.0)
+
+        shared_loop().post(wait)
+        assert is_held.wait(30.0)
+
+    yield hold
+    may_go_on.set()
+    shared_loop().run(asyncio.sleep(0))
+    while worker_pids():  # they are ended now that the loop is free
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("make", [env_server, model_server])
+def test_health_is_told_without_the_loop_and_tells_of_one_that_is_held(
+    make: Callable[[], EnvServer | ModelServer],
+    hold_loop: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint_module, "_SILENT_S", 0.05)
+    monkeypatch.setattr(endpoint_module, "_LATE_S", 0.05)
+    monkeypatch.setattr(env_server_module, "_CLOSE_S", 0.05)
+    with make() as server:
+        assert server.health() == Health(True)
+        hold_loop()
+
+        while (health := server.health()).is_serving:
+            pass
+
+    assert health.reason.startswith("the serving loop has not answered for")
+
+
+def test_a_loop_that_answers_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LateClock:
+        """Between any two looks at it a minute passes."""
+
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            self.now_s += 60.0
+            return self.now_s
+
+    loop = shared_loop()
+    loop.run(asyncio.sleep(0))
+    monkeypatch.setattr(loop_module, "time", LateClock())
+
+    silences = []
+    for _ in range(3):
+        silences.append(loop.silent_for_s())
+        loop.run(asyncio.sleep(0))  # it has answered before that
+
+    assert silences == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("make", [env_server, model_server])
+def test_a_held_loop_keeps_no_server_from_stopping(
+    make: Callable[[], EnvServer | ModelServer],
+    hold_loop: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint_module, "_LATE_S", 0.05)
+    monkeypatch.setattr(env_server_module, "_CLOSE_S", 0.05)
+    server = make().start()
+    hold_loop()
+
+    assert not server.drain(0.0)
+    server.stop(0.0)
+
+    assert server.wait(0.0)
 
 
 # --- draining --------------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """ModelServer under many clients: batches, weights that change, a policy that hangs."""
 
 import asyncio
+import contextlib
+import dataclasses
+import json
+import math
 import os
 import subprocess
 import sys
@@ -8,6 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,19 +22,29 @@ import torch
 from gymnasium import spaces
 
 from rlmesh_ray import ModelServer, RemoteModel
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import (
     ConfigurationError,
+    ContractMismatchError,
     EndpointError,
+    EndpointLostError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     PolicyError,
     RemoteModelError,
 )
-from rlmesh_ray.server import model_service, pace
+from rlmesh_ray.models.loading import as_policy
+from rlmesh_ray.models.policy import Rows, Traits
+from rlmesh_ray.protocol.messages import CloseRoute, Predict, PredictContext
+from rlmesh_ray.protocol.model_session import ModelSession
+from rlmesh_ray.server import endpoint, model_host, model_service, pace
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 
 PATIENCE_S = 30.0
 CONTRACT = EnvContract(
@@ -72,6 +87,15 @@ def gate() -> Iterator[Gate]:
 def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         os.sched_yield()
+
+
+async def releases() -> list[str]:
+    """Return the sessions that have ended, and wait for the policy to forget them."""
+    return [repr(task) for task in asyncio.all_tasks() if "_Conversation.release" in repr(task)]
+
+
+def wait_released() -> None:
+    wait_for(lambda: not shared_loop().run(releases()))
 
 
 def weighted(weight: float) -> torch.nn.Module:
@@ -206,17 +230,266 @@ def test_a_client_may_not_open_routes_without_end(monkeypatch: pytest.MonkeyPatc
     assert (caught.value.code, caught.value.is_recoverable) == ("BUSY", True)
 
 
-class Recording(torch.nn.Module):
-    """Returns the first element, and notes in which threads it runs."""
+def test_a_client_may_not_claim_lanes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_service, "MAX_LANES", 5)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(1))
+    def wide(num_envs: int) -> EnvContract:
+        return dataclasses.replace(CONTRACT, num_envs=num_envs)
+
+    with ModelServer(Gate(is_open=True)) as server, RemoteModel(server.address) as model:
+        with pytest.raises(RemoteModelError, match="would have 6 lanes, and 5 are the limit"):
+            model.configure_route(wide(6))
+        model.configure_route(wide(3), route_id="a")
+        with pytest.raises(RemoteModelError) as caught:
+            model.configure_route(wide(3), route_id="b")
+        model.configure_route(wide(2), route_id="b")
+        model.configure_route(wide(3), route_id="a")  # anew, which takes no more room
+        with pytest.raises(RemoteModelError):
+            model.configure_route(wide(4), route_id="a")
+        model.close_route("a")
+        model.configure_route(wide(3), route_id="c")
+
+    assert (caught.value.code, caught.value.is_recoverable) == ("BUSY", True)
+
+
+def test_lanes_that_the_policy_refuses_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_service, "MAX_LANES", 5)
+    policy = Remembering()
+    with ModelServer(policy) as server, RemoteModel(server.address) as model:
+        policy.refused_contracts = 1
+        with pytest.raises(RemoteModelError, match="not this one"):
+            model.configure_route(dataclasses.replace(CONTRACT, num_envs=5), route_id="a")
+
+        model.configure_route(dataclasses.replace(CONTRACT, num_envs=5), route_id="b")
+
+
+# --- routes that end -------------------------------------------------------------------
+
+
+class Remembering:
+    """A policy that knows every route on which it has acted, until it is told to forget it."""
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.known: set[str] = set()
+        self.refused_contracts = 0
+        self.refusals: list[Exception] = []
+        """What it raises when it forgets, one after the other; it forgets all the same."""
+        self._gate = gate or Gate(is_open=True)
+
+    def check_contract(self, contract: EnvContract) -> None:
+        if self.refused_contracts:
+            self.refused_contracts -= 1
+            raise ContractMismatchError("not this one")
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        self.known.update(route.route_key for route in rows.routes)
+        return self._gate(rows.observations)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        self.known.discard(route_key)
+        if self.refusals:
+            raise self.refusals.pop()
+
+
+def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the_policy_is_busy(
+    gate: Gate,
+) -> None:
+    gate.may_pass.set()
+    policy = Remembering(gate)
+    with (
+        ModelServer(policy) as server,
+        RemoteModel(server.address) as staying,
+        ThreadPoolExecutor() as aside,
+    ):
+        leaving = RemoteModel(server.address)
+        for model in (staying, leaving):
+            model.configure_route(CONTRACT)
+            model.predict(observation(1))
+            assert gate.entered.acquire(timeout=PATIENCE_S)
+        gate.may_pass.clear()
+        running = aside.submit(staying.predict, observation(1))
+        assert gate.entered.acquire(timeout=PATIENCE_S)
+        context = PredictContext(leaving._session_id, "default", "close")
+        leaving._stream.send(model_wire.pack_request(CloseRoute("close", context)))
+        wait_for(lambda: bool(server._host._called))
+        (forgetting,) = server._host._called
+
+        leaving._stream.close()
+        wait_for(forgetting.cancelled)  # by the release of the session
+        gate.may_pass.set()
+        running.result(PATIENCE_S)
+        wait_released()
+
+        assert len(policy.known) == 1
+        assert server._host._num_routes == 1
+        leaving.close()
+    wait_released()
+    assert policy.known == set()
+
+
+def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> None:
+    policy = Remembering()
+    policy.refusals = [ConfigurationError("never"), ValueError("no"), PolicyError("not now")]
+    with ModelServer(policy) as server:
+        with RemoteModel(server.address) as model:
+            for route in "abcd":
+                model.configure_route(CONTRACT, route_id=route)
+                model.predict(observation(1), route_id=route)
+            assert len(policy.known) == 4
+        wait_released()
+
+        assert policy.known == set()
+        assert server._host._num_routes == 0
+
+
+def test_a_route_whose_closing_has_failed_can_be_used_and_closed_again() -> None:
+    policy = Remembering()
+    with ModelServer(policy) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        policy.refusals = [ValueError("not now")]
+        with pytest.raises(RemoteModelError, match="not now"):
+            model.close_route()
+
+        assert model.predict(observation(3)).tolist() == [[3]]
+        model.close_route()
+        assert server._host._num_routes == 0
+
+
+# --- faults of this package ------------------------------------------------------------
+
+
+def broken_receive(session: ModelSession, request: Any) -> Any:
+    if isinstance(request, Predict):
+        raise KeyError("a fault")
+    return whole_receive(session, request)
+
+
+def broken_complete(session: ModelSession, request: Any, response: Any) -> Any:
+    if isinstance(request, Predict):
+        raise KeyError("a fault")
+    return whole_complete(session, request, response)
+
+
+def broken_closing(session: ModelSession, request: Any, response: Any) -> Any:
+    if isinstance(request, CloseRoute):
+        raise KeyError("a fault")
+    return whole_complete(session, request, response)
+
+
+def predict_and_close(model: RemoteModel) -> None:
+    model.predict(observation(1))
+    model.close_route()
+
+
+whole_receive, whole_complete = ModelSession.receive, ModelSession.complete
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"),
+    [
+        ("receive", broken_receive),
+        ("complete", broken_complete),
+        ("complete", broken_closing),
+    ],
+)
+def test_a_fault_of_this_package_ends_the_session_that_has_it_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    broken: Callable[..., Any],
+) -> None:
+    policy = Remembering()
+    with ModelServer(policy) as server, RemoteModel(server.address) as other:
+        other.configure_route(CONTRACT)
+        model = RemoteModel(server.address)
+        model.configure_route(CONTRACT)
+        with monkeypatch.context() as patch:
+            patch.setattr(ModelSession, method, broken)
+            with pytest.raises(EndpointLostError, match="a fault of the server"):
+                predict_and_close(model)
+        model.close()
+
+        assert other.predict(observation(2)).tolist() == [[2]]
+        wait_released()
+        assert len(policy.known) == 1
+    assert "a model session has failed; please report this" in caplog.text
+
+
+class Unspeakable(Exception):
+    """Cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise Unspeakable
+
+
+@pytest.mark.parametrize("error", [Unspeakable, lambda: ValueError("x" * 2**24)])
+def test_whatever_a_policy_raises_is_an_answer_and_the_session_goes_on(
+    error: Callable[[], Exception],
+) -> None:
+    def choose(observations: Any) -> Any:
+        if observations[0, 0] > 5:
+            raise error()
+        return observations[:, :1]
+
+    with ModelServer(choose) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        for _ in range(2):
+            with pytest.raises(RemoteModelError) as caught:
+                model.predict(observation(6))
+            assert caught.value.code == "INTERNAL"
+            assert len(str(caught.value)) < 10_000
+            assert len(caught.value.debug_info) < 100_000
+        assert model.predict(observation(1)).tolist() == [[1]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"torch_threads": 0},
+        {"torch_threads": "x"},
+        {"stuck_after_s": math.nan},
+        {"max_batch_rows": 1.5},
+        {"address": "foo"},
+        {"address": "0.0.0.0:0"},
+        {"accept_edition_texts": ["no such text"]},
+    ],
+)
+def test_a_server_that_is_refused_leaves_no_thread(options: dict[str, Any]) -> None:
+    before = set(threading.enumerate())
+
+    with pytest.raises(ConfigurationError):
+        ModelServer(Gate(), **options)
+
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("address", ["foo", "0.0.0.0:0"])
+def test_the_command_refuses_an_address_before_it_loads_the_policy(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RLMESH_RAY_TOKEN", raising=False)
+
+    code = main(["serve-model", "/no/such/checkpoint", "--address", address])
+
+    assert code == 1
+    assert address in capsys.readouterr().err
+
+
+class Recording:
+    """A policy that notes in which threads it runs."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self.traits = policy.traits
+        self.check_contract = policy.check_contract
+        self.forget = policy.forget
+        self.get_weights = policy.get_weights
+        self.set_weights = policy.set_weights
         self.threads: list[str] = []
 
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
         self.threads.append(threading.current_thread().name)
-        return observations[:, :1] + self.bias
+        return self._policy.predict(contract, rows)
 
 
 def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_same(
@@ -225,18 +498,18 @@ def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_sa
     # However slow the machine is that runs this.
     monkeypatch.setattr(pace, "_QUICK_S", PATIENCE_S)
     monkeypatch.setattr(pace, "_NEVER_S", PATIENCE_S)
-    module = Recording()
-    with ModelServer(module) as server, RemoteModel(server.address) as model:
+    policy = Recording(as_policy(weighted(1.0)))
+    with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT)
         answers = [float(model.predict(observation(n % 9))[0, 0]) for n in range(150)]
         # Calls go to the policy's thread all the while.
-        server.set_weights({"bias": np.ones(1, np.float32)})
+        server.set_weights(weights(2.0))
         answers.append(float(model.predict(observation(4))[0, 0]))
 
-    assert answers == [n % 9 for n in range(150)] + [5]
-    assert set(module.threads[:100]) == {"rlmesh-ray-policy"}
+    assert answers == [n % 9 for n in range(150)] + [8]
+    assert set(policy.threads[:100]) == {"rlmesh-ray-policy"}
     # Now and then the thread has a last look for work just then, and finds it.
-    assert module.threads[120:].count("rlmesh-ray-loop") > 20
+    assert policy.threads[120:].count("rlmesh-ray-loop") > 20
 
 
 def test_a_function_never_runs_in_the_serving_loop() -> None:
@@ -296,14 +569,34 @@ def test_weights_that_do_not_fit_change_nothing() -> None:
         model.configure_route(CONTRACT)
         with pytest.raises(PolicyError, match="weight"):
             server.set_weights({"weight": np.ones((2, 2), np.float32)})
-        with pytest.raises(ConfigurationError, match="not newer than version 0"):
-            server.set_weights(weights(5.0), version=0)
 
         assert model.predict(observation(1.0))[0, 0] == 3.0
         assert server.policy_version == 0
         assert server.set_weights(weights(5.0), version=7) == 7
         assert model.predict(observation(1.0))[0, 0] == 5.0
+        with pytest.raises(ConfigurationError, match="7 is not newer than version 7"):
+            server.set_weights(weights(6.0), version=7)
         assert server.set_weights(weights(6.0)) == 8
+
+
+@pytest.mark.parametrize("version", [0, 1.5, math.nan, 2**63, True, "3"])
+def test_weights_get_no_version_that_a_client_could_not_read(version: Any) -> None:
+    with ModelServer(weighted(3.0)) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        with pytest.raises(ConfigurationError, match="must be an integer from 1 to"):
+            server.set_weights(weights(5.0), version=version)
+
+        assert model.predict(observation(1.0))[0, 0] == 3.0
+        assert server.set_weights(weights(4.0), version=2**53) == 2**53
+        model.predict(observation(1.0))
+        telemetry = model.last_telemetry()
+        assert server.set_weights(weights(5.0), version=2**63 - 1) == 2**63 - 1
+        with pytest.raises(ConfigurationError, match="no version is left"):
+            server.set_weights(weights(6.0))
+        assert model.predict(observation(1.0))[0, 0] == 5.0
+
+    assert telemetry is not None
+    assert telemetry.policy_version == 2**53
 
 
 def test_a_policy_without_weights_says_so() -> None:
@@ -381,9 +674,6 @@ def test_weights_for_a_policy_that_hangs_are_given_up_and_never_set_later() -> N
 
 
 def test_a_server_that_stops_leaves_no_session_waiting_for_its_policy(gate: Gate) -> None:
-    async def sessions() -> list[str]:
-        return [repr(task) for task in asyncio.all_tasks() if "_Conversation.release" in repr(task)]
-
     with ModelServer(gate) as server:
         model = RemoteModel(server.address)
         model.configure_route(CONTRACT)
@@ -391,10 +681,10 @@ def test_a_server_that_stops_leaves_no_session_waiting_for_its_policy(gate: Gate
             stuck = aside.submit(model.predict, observation(1))
             assert gate.entered.acquire(timeout=PATIENCE_S)
             model._stream.close()  # its session waits for the policy to forget it
-            wait_for(lambda: bool(shared_loop().run(sessions())))
+            wait_for(lambda: bool(shared_loop().run(releases())))
             server.stop(0.0)
 
-            wait_for(lambda: not shared_loop().run(sessions()))
+            wait_for(lambda: not shared_loop().run(releases()))
             with pytest.raises(EndpointError):
                 stuck.result(PATIENCE_S)
         model.close()
@@ -431,6 +721,150 @@ def test_a_policy_that_never_returns_does_not_keep_the_process_from_ending() -> 
     )
 
     assert (done.returncode, done.stdout) == (0, "stopped\n")
+
+
+# --- a policy that hangs in the serving loop -------------------------------------------
+
+
+class Holding:
+    """A policy that counts as quick at once, and waits at its gate in the serving loop only."""
+
+    traits = Traits(only_computes=True)
+
+    def __init__(self, gate: Callable[[Any], Any]) -> None:
+        self._gate = gate
+        self.is_armed = False
+
+    def check_contract(self, contract: EnvContract) -> None:
+        pass
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        if self.is_armed and threading.current_thread().name == "rlmesh-ray-loop":
+            return self._gate(rows.observations)
+        return np.asarray(rows.observations)[:, :1]
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def held(gate: Gate, **options: Any) -> Iterator[ModelServer]:
+    """Return a server whose policy holds the serving loop until the gate is opened."""
+    policy = Holding(gate)
+
+    def predict_until_it_holds(model: RemoteModel) -> None:
+        # Now and then the policy's own thread has a look for work just then, and finds it.
+        with contextlib.suppress(EndpointError):
+            while policy.is_armed:
+                model.predict(observation(1))
+
+    with ModelServer(policy, **options) as server, ThreadPoolExecutor() as aside:
+        model = RemoteModel(server.address)
+        model.configure_route(CONTRACT)
+        policy.is_armed = True
+        predicting = aside.submit(predict_until_it_holds, model)
+        try:
+            assert gate.entered.acquire(timeout=PATIENCE_S)
+            policy.is_armed = False
+            yield server
+        finally:
+            gate.may_pass.set()
+            predicting.result(PATIENCE_S)
+            model.close()
+
+
+@pytest.fixture
+def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_NUM_TO_PROVE", 0)
+    # However slow the machine is that runs this.
+    monkeypatch.setattr(pace, "_QUICK_S", PATIENCE_S)
+    monkeypatch.setattr(pace, "_NEVER_S", PATIENCE_S)
+
+
+@pytest.mark.usefixtures("_quick_at_once")
+def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_host, "_TOLD_FOR_S", PATIENCE_S)
+    with held(gate, stuck_after_s=0.05) as server:
+        wait_for(lambda: not server.health().is_serving)
+        assert "the policy has not come back" in server.health().reason
+        gate.may_pass.set()
+
+        told = check_health(Dial(server.address))
+
+    assert told.status is HealthStatus.NOT_SERVING
+    assert "the policy has just held all sessions" in told.reason
+
+
+@pytest.mark.usefixtures("_quick_at_once")
+def test_nothing_that_has_its_time_takes_longer_while_a_policy_holds_the_serving_loop(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "_LATE_S", 0.05)
+    with held(gate) as server:
+        assert not server.drain(0.01)
+        with pytest.raises(EndpointTimeoutError):
+            server.set_weights({}, timeout_s=0.01)
+        server.stop(0.01)
+
+        assert server.wait(0.0)
+        assert server.health().reason == "it has stopped"
+        # All of this came back while the gate was shut.
+        assert not gate.may_pass.is_set()
+
+
+@pytest.mark.slow
+def test_serve_model_ends_when_it_is_told_to_though_the_policy_holds_the_serving_loop(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "holding.py").write_text(
+        textwrap.dedent(
+            """
+            import threading
+            from rlmesh_ray.server import pace
+            from tests.loopback.test_serving import Holding
+
+            pace._NUM_TO_PROVE, pace._QUICK_S = 0, 60.0
+
+            def hold(observations):
+                print("held", flush=True)
+                threading.Event().wait()
+
+            def make():
+                policy = Holding(hold)
+                policy.is_armed = True
+                return policy
+            """
+        )
+    )
+    command = [sys.executable, "-m", "rlmesh_ray", "serve-model", "holding:make", "--json"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        try:
+            address = json.loads(process.stdout.readline())["address"]
+            model = RemoteModel(address)
+            model.configure_route(CONTRACT)
+            with ThreadPoolExecutor() as aside:
+
+                def predict_for_ever() -> None:
+                    with contextlib.suppress(EndpointError):
+                        while True:
+                            model.predict(observation(1))
+
+                predicting = aside.submit(predict_for_ever)
+                assert process.stdout.readline() == "held\n"
+                process.terminate()
+                # The gate alone would keep it for as long as the test may take.
+                assert process.wait(PATIENCE_S) == 0
+                predicting.result(PATIENCE_S)
+            model.close()
+        finally:
+            process.kill()
 
 
 # --- drain -----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Served policies on Ray: found, updated, restarted, drained."""
 
 import copy
+import math
 import os
 import signal
 import subprocess
@@ -117,6 +118,18 @@ def test_versions_only_grow(fleet: ModelFleet) -> None:
     assert served_actions(fleet) == [0, 0]
 
 
+@pytest.mark.parametrize("version", [0, 1.5, math.nan, 2**63, True, "900"])
+def test_a_version_is_an_integer_that_clients_can_read(fleet: ModelFleet, version: Any) -> None:
+    before = fleet.set_weights({"action": 0})
+
+    with pytest.raises(ConfigurationError, match="must be an integer from 1 to"):
+        fleet.set_weights({"action": 1}, version=version)
+
+    assert fleet.policy_version == before
+    assert served_actions(fleet) == [0, 0]
+    assert fleet.set_weights({"action": 1}) == before + 1
+
+
 def test_a_killed_replica_comes_back_with_the_last_weights(fleet: ModelFleet) -> None:
     version = fleet.set_weights({"action": 1})
     before = fleet.addresses
@@ -169,6 +182,18 @@ def test_a_drained_replica_is_named_no_more_until_it_restarts(fleet: ModelFleet)
     fleet.restart(0)
     assert served_actions(fleet) == [1, 1]
     assert [health.is_serving for health in fleet.health()] == [True, True]
+
+
+@pytest.mark.parametrize("replica", [7, -1, True, "0"])
+def test_a_replica_that_is_not_there_is_named_with_those_that_are(
+    fleet: ModelFleet, replica: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match="is not one of the fleet's replicas: 0, 1"):
+        fleet.drain(1.0, replica=replica)
+    with pytest.raises(ConfigurationError, match="is not one of the fleet's replicas: 0, 1"):
+        fleet.restart(replica)
+
+    assert len(fleet.addresses) == 2
 
 
 def test_a_fleet_that_is_sent_somewhere_is_the_same_one_there(fleet: ModelFleet) -> None:
@@ -344,6 +369,33 @@ def test_an_actor_keeps_its_weights_when_it_refuses_others(actor: Any) -> None:
     assert ray.get(actor.health.remote()).is_serving
 
 
+@pytest.mark.parametrize("version", [0, math.nan, 2**70])
+def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, version: Any) -> None:
+    before = ray.get(actor.policy_version.remote())
+
+    with pytest.raises(ConfigurationError, match="must be an integer from 1 to"):
+        ray.get(actor.set_weights.remote({"action": 1}, version))
+
+    assert ray.get(actor.policy_version.remote()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": "tpu"}, "device=tpu is none that policies run on; here are"),
+        ({"torch_threads": 0}, "torch_threads=0 must be a whole number"),
+        ({"address": "nowhere"}, "is not an address"),
+    ],
+)
+def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: str) -> None:
+    actor = ModelServiceActor.options(num_cpus=0.1).remote(torch.nn.Linear(4, 2), **options)
+
+    with pytest.raises(ConfigurationError, match=reason):
+        ray.get(actor.address.remote())
+    ray.kill(actor)
+
+
 @pytest.mark.slow
 def test_a_policy_without_weights_cannot_be_given_any() -> None:
     def left(observations: Any) -> Any:
@@ -357,14 +409,31 @@ def test_a_policy_without_weights_cannot_be_given_any() -> None:
 
 
 def test_a_module_goes_to_its_device_and_a_function_to_none() -> None:
-    module: Any = _placed(torch.nn.Linear(4, 2), explore=False, device="meta")
-    assert module.weight.is_meta
+    module: Any = torch.nn.Linear(4, 2, device="meta")
+    moved: list[torch.device] = []
+    module.to = moved.append
+    _placed(module, explore=False, device="cpu")
+    assert moved == [torch.device("cpu")]
     module = torch.nn.Linear(4, 2)
     assert _placed(module, explore=False, device="auto") is module
     assert _placed(len, explore=False, device="auto") is len
 
     with pytest.raises(ConfigurationError, match="device='cuda' is for checkpoints and torch"):
         _placed(len, explore=False, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "no such device"])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(device: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"device={device} .*'cpu'"):
+        _placed(torch.nn.Linear(4, 2), explore=False, device=device)
+
+
+def test_a_policy_that_cannot_be_moved_is_a_policy_s_error() -> None:
+    # What has no data cannot be copied.
+    module = torch.nn.Linear(4, 2, device="meta")
+
+    with pytest.raises(PolicyError, match="could not be moved to cpu: NotImplementedError"):
+        _placed(module, explore=False, device="cpu")
 
 
 # --- the keeper of weights, without replicas -------------------------------------------
@@ -392,6 +461,18 @@ def test_a_rejected_offer_is_forgotten_and_its_number_is_not_given_again() -> No
 
     assert newest(keeper) == [(5, "first")]
     assert keeper.offer(None, 0, None, "third") == 7
+
+
+def test_a_keeper_is_offered_versions_that_there_can_be() -> None:
+    keeper = WeightsKeeper()
+    for version in (0, 1.5, math.nan, 2**63, True):
+        with pytest.raises(ConfigurationError, match="must be an integer from 1 to"):
+            keeper.offer(version, 0, None, "weights")  # type: ignore[arg-type]
+
+    keeper.accept(keeper.offer(2**63 - 1, 0, None, "last"))
+    with pytest.raises(ConfigurationError, match="no version is left"):
+        keeper.offer(None, 0, None, "one more")
+    assert newest(keeper) == [(2**63 - 1, "last")]
 
 
 def test_an_offer_that_a_newer_one_has_replaced_cannot_be_accepted() -> None:

@@ -168,3 +168,40 @@ def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
 
     assert first_ns > 0
     assert runner.forward_ns == 0
+
+
+class Unspeakable(Exception):
+    """Cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise Unspeakable
+
+
+def test_an_error_that_cannot_say_anything_is_an_answer_like_others() -> None:
+    class Mute(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            raise Unspeakable
+
+    runner = BatchRunner(Mute(is_repeatable=False))
+
+    (error,) = runner.run([part(1.0)])
+
+    assert isinstance(error, PolicyError)
+    assert "Unspeakable" in str(error)
+
+
+def test_whatever_goes_wrong_beside_the_policy_s_methods_everybody_is_answered() -> None:
+    class Fragile(Doubling):
+        @property
+        def traits(self) -> Traits:
+            raise KeyError("traits")
+
+        @traits.setter
+        def traits(self, _: Traits) -> None:
+            pass
+
+    runner = BatchRunner(Fragile(is_repeatable=True))
+
+    results = runner.run([part(5.0), part(1.0)])
+
+    assert [type(result) for result in results] == [PolicyError, PolicyError]

@@ -142,3 +142,28 @@ def test_what_waits_when_it_ends_is_not_done() -> None:
 
     assert not any(thread.is_alive() for thread in threads)
     assert plan.done == []
+
+
+class Unspeakable(BaseException):
+    """Cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise Unspeakable
+
+
+def test_work_that_raises_does_not_end_the_thread(
+    plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise Unspeakable
+
+    plan.thread.call(fail)
+    plan.batches.append(fail)
+    plan.thread.ring()
+    plan.thread.call(plan.note("next"))
+    plan.finish()
+    while plan.thread.busy_for_s:  # the last call has only just returned
+        pass
+
+    assert plan.done == ["next"]
+    assert caplog.text.count("the work of a policy has failed") == 2

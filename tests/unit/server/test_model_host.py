@@ -1,0 +1,250 @@
+"""Which requests of several streams the host runs together, in which round of the loop."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
+from rlmesh_ray.models.policy import Rows, Traits
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
+from rlmesh_ray.server import model_host, pace
+from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.policy_thread import Work
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+
+CONTRACT = EnvContract(
+    id="Toy-v0",
+    observation_space=from_gymnasium(spaces.Box(-10.0, 10.0, (1,), np.float32)),
+    action_space=from_gymnasium(spaces.Box(-10.0, 10.0, (1,), np.float32)),
+    num_envs=1,
+    autoreset_mode=AutoresetMode.DISABLED,
+)
+SLOTS = [PredictSlot(0, "", 0, False)]
+
+
+class AtOnce:
+    """In place of the policy's thread: has nothing of its own to do, and does everything at once.
+
+    What the real one does depends on when it wakes up.
+    """
+
+    busy_for_s = 0.0
+
+    def __init__(self, next_batch: Callable[[], Work | None]) -> None:
+        self._next_batch = next_batch
+
+    def call(self, work: Work) -> None:
+        work()
+
+    def try_here(self, work: Work) -> bool:
+        work()
+        return True
+
+    def ring(self) -> None:
+        batch = self._next_batch()
+        if batch is not None:
+            batch()
+
+    def end(self) -> None:
+        pass
+
+
+class Echo:
+    """A policy that only computes, and remembers its batches; it may refuse to forget."""
+
+    traits = Traits(only_computes=True)
+
+    def __init__(self) -> None:
+        self.batches: list[list[float]] = []
+        self.forgotten: list[str] = []
+        self.refusal: Exception | None = None
+
+    def check_contract(self, contract: EnvContract) -> None:
+        pass
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        observations = np.asarray(rows.observations)
+        self.batches.append(observations[:, 0].tolist())
+        return observations
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.forgotten.append(route_key)
+
+
+class Stage:
+    """A host of an ``Echo`` that has proved quick, and what its clients are answered."""
+
+    def __init__(self) -> None:
+        self.policy = Echo()
+        self.host = ModelHost(self.policy, 64)
+        self.answers: list[object] = []
+
+    async def open(self, *keys: str) -> None:
+        for _ in keys:
+            await self.host.configure(CONTRACT)
+
+    def send(self, key: str, value: float) -> None:
+        """Have a request arrive now, as from a stream."""
+
+        def take(data: bytes) -> None:
+            self.host.predict(key, CONTRACT, data, SLOTS, self._answer)
+
+        self.host.soon(take, np.array([value], np.float32).tobytes())
+
+    def _answer(self, result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+        self.answers.append(result)
+
+
+@pytest.fixture(autouse=True)
+def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "_NUM_TO_PROVE", 0)
+    # However slow the machine is that runs this.
+    monkeypatch.setattr(pace, "_QUICK_S", 60.0)
+    monkeypatch.setattr(pace, "_NEVER_S", 60.0)
+    monkeypatch.setattr(model_host, "PolicyThread", AtOnce)
+
+
+def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> Stage:
+    async def whole() -> Stage:
+        stage = Stage()
+        await scenario(stage)
+        return stage
+
+    return asyncio.run(whole())
+
+
+async def next_round() -> None:
+    """Let the loop do what it has to do now, and nothing that this leads to."""
+    await asyncio.sleep(0)
+
+
+def test_a_request_of_the_next_round_joins_those_of_this_one() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b", "c")
+        stage.send("a", 1)
+        await next_round()
+        stage.send("b", 2)
+        await next_round()
+        assert stage.policy.batches == []  # the third one may be about to come
+        await next_round()
+
+    assert play(scenario).policy.batches == [[1, 2]]
+
+
+def test_a_batch_goes_out_in_the_round_in_which_every_live_route_has_arrived() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b")
+        stage.send("a", 1)
+        stage.send("b", 2)
+        await next_round()
+        assert stage.policy.batches == [[1, 2]]
+        assert len(stage.answers) == 2
+
+    play(scenario)
+
+
+def test_a_lone_route_does_not_wait_for_the_next_round() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        stage.send("a", 1)
+        assert stage.policy.batches == [[1]]
+
+    play(scenario)
+
+
+def test_nobody_waits_for_a_route_that_was_closed() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b")
+        await stage.host.forget("b")
+        stage.send("a", 1)
+        assert stage.policy.batches == [[1]]
+
+    assert play(scenario).policy.forgotten == ["b"]
+
+
+@pytest.mark.parametrize("refusal", [ConfigurationError("never"), ValueError("no")])
+def test_nobody_waits_for_a_route_whose_client_has_gone_whatever_the_policy_says(
+    refusal: Exception,
+) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b")
+        stage.policy.refusal = refusal
+        await stage.host.abandon("b")
+        stage.send("a", 1)
+        assert stage.policy.batches == [[1]]
+
+    play(scenario)
+
+
+def test_a_route_that_the_policy_does_not_forget_is_still_there() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b")
+        stage.policy.refusal = ValueError("not now")
+        with pytest.raises(PolicyError, match="not now"):
+            await stage.host.forget("b")
+        stage.send("a", 1)
+        assert stage.policy.batches == []
+        stage.send("b", 2)
+        await next_round()
+        assert stage.policy.batches == [[1, 2]]
+
+    play(scenario)
+
+
+def test_a_route_that_is_configured_anew_is_forgotten_and_counts_once() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        await stage.host.reconfigure("a", CONTRACT)
+        stage.send("a", 1)
+        assert stage.policy.batches == [[1]]
+
+    assert play(scenario).policy.forgotten == ["a"]
+
+
+# --- a policy that has held the serving loop -------------------------------------------
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+
+def test_what_could_not_be_told_while_a_policy_held_the_loop_is_told_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(model_host, "time", clock)
+
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        stage.send("a", 1)
+        assert stage.host.health().is_serving
+
+        def hang(contract: EnvContract, rows: Rows) -> object:
+            clock.now_s += 45.0
+            return np.asarray(rows.observations)
+
+        monkeypatch.setattr(stage.policy, "predict", hang)
+        stage.send("a", 2)
+        health = stage.host.health()
+        assert not health.is_serving
+        assert health.reason == "the policy has just held all sessions for 45 s"
+        clock.now_s += 2.1
+        assert stage.host.health().is_serving
+
+    play(scenario)
