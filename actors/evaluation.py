@@ -22,12 +22,9 @@ from rlmesh_ray.client.evaluation import (
     Options,
     Schedule,
     Tally,
+    check_seeds,
 )
-from rlmesh_ray.errors import (
-    ConfigurationError,
-    EvaluationInterruptedError,
-    RlmeshError,
-)
+from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
 
 _POLL_S = 0.5
 _END_S = 5.0
@@ -85,8 +82,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         EvaluationInterruptedError: No worker is left; holds the finished episodes.
         RlmeshError: Otherwise as ``evaluate``.
     """
-    if episodes < 1:
-        raise ConfigurationError(f"episodes={episodes} must be at least 1")
+    check_seeds(episodes, seed)
     options = Options(
         seed=seed,
         token=token,

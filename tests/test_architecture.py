@@ -68,6 +68,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
 HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "torch"}
 # These may import Ray where their room may not; the others load them inside functions only.
 LAZY_MODULES = {
+    ("models", "rllib_actors.py"): {"ray"},
     ("models", "rllib_checkpoint.py"): {"ray"},
     ("models", "rllib_policy.py"): {"ray"},
 }

@@ -22,6 +22,7 @@ from rlmesh_ray.cli.options import (
 )
 from rlmesh_ray.errors import (
     AccessDeniedError,
+    ConfigurationError,
     ContractMismatchError,
     EndpointError,
     EvaluationInterruptedError,
@@ -63,7 +64,7 @@ ModelOption = Annotated[
 EpisodesOption = Annotated[int, typer.Option("--episodes", min=1, help="How many.")]
 SeedOption = Annotated[
     int | None,
-    typer.Option("--seed", help="Of the first episode; episode i starts with seed + i."),
+    typer.Option("--seed", help="Of the first episode, 0 or more; episode i starts with seed + i."),
 ]
 LanesOption = Annotated[
     int | None,
@@ -146,10 +147,14 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     endpoint that dies costs no finished episode: the others go on, and it is dialed again.
     """
     from rlmesh_ray.client.channel import Dial
-    from rlmesh_ray.client.evaluation import EvaluationResult
+    from rlmesh_ray.client.evaluation import EvaluationResult, check_seeds
     from rlmesh_ray.client.evaluation import evaluate as run
 
     console: Console = context.obj
+    try:
+        check_seeds(episodes, seed)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint="--seed") from error
     _require_addresses(env, edition_text, "--edition-text")
     _require_addresses(model, model_edition_text, "--model-edition-text")
     token = read_token(token_file)

@@ -83,8 +83,10 @@ class Traits:
     """A ``predict`` that raised has changed nothing. So it is asked again for each route alone, and
     only the one fails whose rows it cannot bear; otherwise a whole batch does."""
     only_computes: bool = False
-    """It waits for nothing but this machine's processors: it cannot hang. So a server may run it
-    in its serving loop, while it is quick; otherwise it always runs in a thread of its own."""
+    """It waits for nothing but this machine's processors, and never loops without end. So a server
+    may run it in its serving loop, while it is quick; if it hangs after all, so does the endpoint.
+    Otherwise it always runs in a thread of its own. The policies here claim it only where the
+    code that runs is torch's or RLlib's; a policy of your own may claim it."""
 
 
 def traits_of(policy: Policy) -> Traits:

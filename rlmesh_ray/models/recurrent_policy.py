@@ -49,7 +49,7 @@ class RecurrentTorchPolicy:
     ) -> None:
         self._initial_state: Any = module.initial_state
         self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
-        self.traits = Traits(is_repeatable=True, only_computes=self._module.device.type == "cpu")
+        self.traits = Traits(is_repeatable=True, only_computes=self._module.only_computes)
         self._table = StateTable(self._initial, self._module.device)
         self._lanes = SlotStates(self._table.allocate, self._table.release)
 

@@ -53,6 +53,12 @@ class CheckpointParts:
         return (self.env_to_module.input_observation_space, self.env_to_module.input_action_space)
 
 
+def pieces(parts: CheckpointParts) -> Iterator[Any]:
+    """Yield the connectors of both pipelines, those of pipelines within them too."""
+    yield from _pieces(parts.env_to_module)
+    yield from _pieces(parts.module_to_env)
+
+
 def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
     """Load a single-agent checkpoint of the new API stack, ready to act.
 

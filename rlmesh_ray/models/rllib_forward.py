@@ -1,5 +1,6 @@
 """An RLModule's forward pass, in batches of few sizes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,10 @@ import tree
 
 from rlmesh_ray.models.buckets import Buckets, Part
 from rlmesh_ray.models.torch_module import compiled
+
+# By name: who serves another algorithm need not import it.
+_DQN = "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module"
+_KEPT = {"action_dist_inputs", "state_out"}
 
 
 class RlModuleForward:
@@ -24,7 +29,7 @@ class RlModuleForward:
     ) -> None:
         self._explore = explore
         self._buckets = buckets
-        self._forward = module.forward_exploration if explore else module.forward_inference
+        self._forward = module.forward_exploration if explore else _inference(module)
         if compile is not None:
             self._forward = compiled(self._forward, compile, buckets)
 
@@ -46,6 +51,25 @@ class RlModuleForward:
             return outputs[0]
         joined: dict[str, Any] = tree.map_structure(lambda *of_parts: torch.cat(of_parts), *outputs)
         return joined
+
+
+def _inference(module: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the module's inference, with logits in its outputs where that is possible.
+
+    DQN's returns actions only, the best by its Q-values; NaN among them would be lost. What it
+    does with them is what RLlib's connectors do with logits.
+    """
+    forward: Callable[[dict[str, Any]], dict[str, Any]] = module.forward_inference
+    if type(module)._forward_inference.__module__ != _DQN:
+        return forward
+
+    @torch.no_grad()
+    def with_logits(batch: dict[str, Any]) -> dict[str, Any]:
+        outputs = dict(module.compute_q_values(batch))
+        outputs["action_dist_inputs"] = outputs.pop("qf_preds")
+        return {key: outputs[key] for key in _KEPT & outputs.keys()}
+
+    return with_logits
 
 
 def _padded(batch: dict[str, Any], part: Part) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.buckets import Buckets, Part
+from rlmesh_ray.models.known_code import only_computes
 from rlmesh_ray.models.weights import check_weights, replace, weights_of
 
 # Torch compiles as many versions of a function by default, and then runs it uncompiled.
@@ -47,6 +48,8 @@ class TorchModule:
         first = next(iter([*module.parameters(), *module.buffers()]), None)
         self.device = torch.device(device or "cpu") if first is None else first.device
         """Where inputs are moved."""
+        self.only_computes = not compile and only_computes(module, self.device)
+        """Whether a run waits for nothing but the processor, see ``known_code``."""
         self._buckets = Buckets(buckets)
         self._is_compiled = compile
         if compile and isinstance(module, torch.jit.ScriptModule):

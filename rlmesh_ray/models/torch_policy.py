@@ -24,8 +24,9 @@ class TorchPolicy:
     * everything else: the actions themselves, ``(N, *shape)``; of an integer (or bool) dtype
       unless the leaf is a Box.
 
-    On a CPU a module counts as one that only computes (``Traits``). One whose ``forward`` waits for
-    something, such as a file, should be handed in as a function.
+    On a CPU a module that is made of torch's own layers alone counts as one that only computes
+    (``Traits``), and so does a program of TorchScript or torch.export without loops. Whoever writes
+    a ``forward`` may wait in it.
 
     Args:
         module: It is switched to evaluation mode.
@@ -48,7 +49,7 @@ class TorchPolicy:
         compile: bool = False,
     ) -> None:
         self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
-        self.traits = Traits(is_repeatable=True, only_computes=self._module.device.type == "cpu")
+        self.traits = Traits(is_repeatable=True, only_computes=self._module.only_computes)
 
     def check_contract(self, contract: EnvContract) -> None:
         """Run the module on zeros: one row, or each size that is to be compiled.

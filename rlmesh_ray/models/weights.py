@@ -1,5 +1,6 @@
 """A module's weights, read and replaced as a whole."""
 
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ def check_weights(
         What ``replace`` takes.
 
     Raises:
-        PolicyError: The names differ, or a shape or dtype does.
+        PolicyError: The names differ, or a shape or dtype does, or a tensor is no dense one that
+            holds numbers (sparse, nested, on the meta device, ...).
     """
     if not isinstance(weights, Mapping):
         raise PolicyError(
@@ -71,17 +73,35 @@ def _copy(tensor: torch.Tensor) -> Any:
 
 
 def _fitting(name: str, tensor: torch.Tensor, value: object) -> torch.Tensor:
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         # A copy: a tensor can neither be read-only nor step backwards.
-        value = torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value
+        array = np.array(value, value.dtype.newbyteorder("="))
+        with contextlib.suppress(TypeError):  # torch has no such dtype
+            value = torch.from_numpy(array)
     if not isinstance(value, torch.Tensor):
         raise PolicyError(f"weight {name} is neither an array of numbers nor a tensor")
+    if not _is_plain(value):
+        raise PolicyError(
+            f"weight {name} is a {type(value).__name__} ({value.layout}, on {value.device.type}), "
+            "which cannot be copied from; give a plain dense tensor that holds numbers, or an "
+            "array; nothing has changed"
+        )
     if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
         raise PolicyError(
             f"weight {name} is {_kind(value)}, but the module's is {_kind(tensor)}; nothing has "
             "changed"
         )
     return value
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether copying from it can only go well: dense, with storage, and no other class."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.device.type != "meta"
+    )
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -16,22 +16,29 @@ import numpy as np
 import pytest
 import torch
 import tree
+from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.env_to_module import (
     FlattenObservations,
     MeanStdFilter,
     PrevActionsPrevRewards,
 )
+from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils.filter import RunningStat
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.models import rllib_actors, rllib_policy
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Traits, Updatable
+from rlmesh_ray.models.rllib_checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.server.batch_run import BatchRunner, Part
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
 
 pytestmark = pytest.mark.ray
 NUM_LANES = 3
@@ -294,20 +301,189 @@ def test_what_is_remembered_does_not_grow_with_the_episode(
     assert most < 25
 
 
-def test_a_failure_in_the_pipeline_is_a_policy_error_and_the_lanes_begin_anew(
+def first_steps(run: Trained) -> list[tuple[Event, ...]]:
+    """Vector steps until the served episodes have been cut twice."""
+    return list(zip(*run.lanes, strict=True))[: 2 * rllib_actors._STEPS_BETWEEN_CUTS + 3]
+
+
+@pytest.mark.parametrize(
+    "name", ["recurrent", "looking back", pytest.param("filtered", marks=pytest.mark.slow)]
+)
+def test_a_failed_batch_leaves_the_lanes_as_they_were(
+    trained: Callable[[str], Trained], name: str
+) -> None:
+    run = trained(name)
+    policy, undisturbed = (RllibPolicy(run.checkpoint) for _ in range(2))
+    misfits = [Event(np.zeros(7, np.float32), np.zeros(1))] * NUM_LANES
+
+    for now in first_steps(run):
+        # Before and after the first step, and before and after the episodes are cut.
+        with pytest.raises(PolicyError, match="RLlib module or one of its connectors raised"):
+            act(policy, run.contract, misfits, [3])
+        actions = act(policy, run.contract, list(now), [3])
+        assert np.array_equal(actions, act(undisturbed, run.contract, list(now), [3]))
+
+    assert policy.traits.is_repeatable
+
+
+class Preach(ConnectorV2):
+    """A connector that RLlib knows nothing of."""
+
+    def __call__(self, *, batch: dict[str, Any], **rest: Any) -> dict[str, Any]:
+        return batch
+
+
+def altered(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Path, change: Callable[[Any], object]
+) -> RllibPolicy:
+    """The policy of a checkpoint with other parts."""
+
+    def load(*arguments: Any) -> Any:
+        parts = load_checkpoint(*arguments)
+        change(parts)
+        return parts
+
+    monkeypatch.setattr(rllib_policy, "load_checkpoint", load)
+    return RllibPolicy(checkpoint)
+
+
+def test_only_what_rllib_wrote_counts_as_repeatable_and_as_computing_only(
+    trained: Callable[[str], Trained], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = trained("discrete").checkpoint
+
+    def add_hook(parts: Any) -> None:
+        parts.module.encoder.register_forward_hook(lambda layer, given, returned: returned)
+
+    def sample_oddly(parts: Any) -> None:
+        parts.module.action_dist_cls = type("Odd", (TorchCategorical,), {})
+
+    plain = RllibPolicy(checkpoint, explore=True)
+    recurrent = RllibPolicy(trained("recurrent").checkpoint)
+    own_piece = altered(monkeypatch, checkpoint, lambda parts: parts.env_to_module.append(Preach()))
+    own_hook = altered(monkeypatch, checkpoint, add_hook)
+    own_distribution = altered(monkeypatch, checkpoint, sample_oddly)
+
+    assert plain.traits == Traits(True, True)
+    assert recurrent.traits == Traits(True, False)
+    assert own_piece.traits == Traits(False, False)
+    assert own_hook.traits == Traits(True, False)
+    assert own_distribution.traits == Traits(True, False)
+
+
+# --- what is no number -----------------------------------------------------------------
+
+
+def no_numbers(weights: dict[str, Any]) -> dict[str, Any]:
+    """The same weights, all of them NaN."""
+    module = weights["rl_module"]["default_policy"]
+    return weights | {"rl_module": {name: array * np.nan for name, array in module.items()}}
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("name", ["discrete", "recurrent"])
+def test_weights_that_are_nan_do_not_act_until_there_are_others(
+    trained: Callable[[str], Trained], name: str, explore: bool
+) -> None:
+    run = trained(name)
+    policy = RllibPolicy(run.checkpoint, explore=explore)
+    of_three, sound = [lane[0] for lane in run.lanes], policy.get_weights()
+
+    policy.set_weights(no_numbers(sound))
+    for _ in range(2):
+        with pytest.raises(PolicyError, match="NaN in it; are its weights sound"):
+            act(policy, run.contract, of_three, [3])
+    policy.set_weights(sound)
+
+    assert len(act(policy, run.contract, of_three, [3])) == 3
+
+
+@pytest.mark.parametrize("buckets", [[], pytest.param([2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["discrete", "recurrent", "looking back"])
+def test_a_row_that_makes_nan_is_refused_alone_and_disturbs_no_memory(
+    trained: Callable[[str], Trained], name: str, buckets: list[int]
+) -> None:
+    run = trained(name)
+    policy = RllibPolicy(run.checkpoint, buckets=buckets)
+    undisturbed = RllibPolicy(run.checkpoint, buckets=buckets)
+    space = to_gymnasium(run.contract.action_space)
+
+    for number, now in enumerate(first_steps(run)):
+        events = list(now)
+        if number % 2:
+            # The last lane's client sends something, and repeats its step with sound numbers.
+            bad = Event(np.full_like(now[2].observation, np.inf), now[2].action)
+            actions = act(policy, run.contract, [*events[:2], bad], [2, 1])
+            assert [action in space for action in actions] == [True, True, False]
+            last = act_alone(policy, run.contract, events[2])
+        else:
+            actions = act(policy, run.contract, events, [2, 1])
+            last = actions[2]
+        expected = act(undisturbed, run.contract, events, [2, 1])
+        assert np.allclose([*actions[:2], last], expected, atol=1e-5)
+
+
+def act_alone(policy: Policy, contract: EnvContract, event: Event) -> Any:
+    """The action of the only lane of the second route."""
+    observations = read_only(event.observation[None])
+    rows = Rows(observations, [RouteRows("route 1", [slot(2, event)])])
+    return np.asarray(policy.predict(contract, rows))[0]
+
+
+def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity(
     trained: Callable[[str], Trained],
 ) -> None:
     run = trained("recurrent")
-    policy = RllibPolicy(run.checkpoint)
-    of_three = [lane[0] for lane in run.lanes]
-    fine = act(policy, run.contract, of_three, [3])
-    misfits = [Event(np.zeros(7, np.float32), np.zeros(1)) for _ in of_three]
-    going_on = [Event(event.observation, np.zeros(1)) for event in of_three]
+    policy = RllibPolicy(run.checkpoint, explore=True)
+    runner, good = BatchRunner(policy), run.lanes[0][0].observation
+    actor: Any = policy._actor
 
-    with pytest.raises(PolicyError, match="RLlib module or one of its connectors raised"):
-        act(policy, run.contract, misfits, [3])
+    def part(route: str, observation: Any) -> Part:
+        slots = [PredictSlot(0, "", 0, reset=False)]
+        return Part(run.contract, observation.tobytes(), route, slots)
 
-    assert np.array_equal(act(policy, run.contract, going_on, [3]), fine)
+    runner.run([part("good", good)])
+    answers = runner.run([part("good", good), part("bad", np.full_like(good, np.inf))])
+
+    assert isinstance(answers[0], bytes)
+    assert isinstance(answers[1], PolicyError)
+    assert actor._lanes._routes["good"][0].state.num_kept == 1
+    assert actor._lanes._routes["bad"][0].state.num_kept is None
+
+
+@pytest.fixture(scope="module")
+def q_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DQN's module alone, which chooses its actions itself."""
+    folder = tmp_path_factory.mktemp("dqn") / "module"
+    spec = DQNConfig().get_default_rl_module_spec()
+    spec.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+    spec.action_space = gym.spaces.Discrete(3)
+    spec.model_config = DQNConfig().model_config
+    module = spec.build()
+    module.save_to_path(folder)
+    return folder
+
+
+def test_nan_among_q_values_is_noticed_and_sound_ones_act_as_rllib_has_it(q_network: Path) -> None:
+    policy = RllibPolicy(q_network)
+    space = from_gymnasium(gym.spaces.Box(-np.inf, np.inf, (4,), np.float32))
+    actions = from_gymnasium(gym.spaces.Discrete(3))
+    contract = EnvContract("Q-v0", space, actions, 64, AutoresetMode.NEXT_STEP)
+    observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    events = [Event(row) for row in observations]
+
+    chosen = act(policy, contract, events, [64])
+    module: Any = RLModule.from_checkpoint(q_network)
+    expected = module.forward_inference({"obs": torch.from_numpy(observations)})["actions"]
+    events[7] = Event(np.full(4, np.inf, np.float32))
+    with_infinity = act(policy, contract, events, [64])
+    policy.set_weights(no_numbers(policy.get_weights()))
+
+    assert np.array_equal(chosen, expected)
+    assert len(set(chosen.tolist())) > 1
+    assert np.flatnonzero(with_infinity == 3).tolist() == [7]
+    with pytest.raises(PolicyError, match="NaN"):
+        act(policy, contract, events, [64])
 
 
 def test_exploring_samples_the_actions(trained: Callable[[str], Trained]) -> None:
@@ -549,6 +725,10 @@ def test_running_episodes_keep_their_states_over_new_weights(
     assert np.array_equal(act(policy, run.contract, [second], [1]), of_second_step)
 
 
+def meta(array: np.ndarray) -> torch.Tensor:
+    return torch.zeros(array.shape, device="meta")
+
+
 def broken_states(state: dict[str, Any]) -> dict[str, object]:
     module = dict(state["rl_module"])
     name = next(iter(module))
@@ -559,6 +739,8 @@ def broken_states(state: dict[str, Any]) -> dict[str, object]:
         "not a mapping": [1],
         "nothing known": {"weights_seq_no": 3},
         "no module state": state | {"rl_module": [1]},
+        "a weight without data": state
+        | {"rl_module": module | {list(module)[-1]: meta(module[list(module)[-1]])}},
         "a missing weight": state | {"rl_module": {n: w for n, w in module.items() if n != name}},
         "an unknown weight": state | {"rl_module": module | {"unknown": module[name]}},
         "another shape": state | {"rl_module": module | {name: module[name][:1]}},

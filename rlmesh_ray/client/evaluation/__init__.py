@@ -10,6 +10,7 @@ from rlmesh_ray.client.evaluation.result import (
 )
 from rlmesh_ray.client.evaluation.run import Options, evaluate, evaluate_indices
 from rlmesh_ray.client.evaluation.schedule import Schedule
+from rlmesh_ray.client.evaluation.seeds import check_seeds
 
 __all__ = [
     "EndpointReport",
@@ -20,6 +21,7 @@ __all__ = [
     "Role",
     "Schedule",
     "Tally",
+    "check_seeds",
     "evaluate",
     "evaluate_indices",
 ]

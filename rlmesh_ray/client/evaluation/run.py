@@ -11,6 +11,7 @@ from typing import Any
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.evaluation.board import Board, Crew, News, Turn
 from rlmesh_ray.client.evaluation.result import Episode, EvaluationResult, Loss, Role
+from rlmesh_ray.client.evaluation.seeds import check_seeds
 from rlmesh_ray.client.evaluation.sites import Fleet, Site, sites_of
 from rlmesh_ray.client.evaluation.worker import Actor, FunctionActor, RemoteActor, Worker
 from rlmesh_ray.client.remote_model import RemoteModel
@@ -96,7 +97,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
         model: The same, with open RemoteModels; or a function of a batch of observations, which
             is called once at a time, for several environments from several threads.
         episodes: How many; at least 1.
-        seed: Of the first episode; None lets the environment seed itself.
+        seed: Of the first episode, 0 or more; None lets the environment seed itself.
         token: For the addresses that are given; a fleet brings its own.
         model_token: For those of models; default: ``token``.
         on_episode: Called with each episode as it ends, in the caller's thread.
@@ -116,8 +117,7 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
             token.
         RemoteError: An environment or a policy failed by its own fault, or cannot act there.
     """
-    if episodes < 1:
-        raise ConfigurationError(f"episodes={episodes} must be at least 1")
+    check_seeds(episodes, seed)
     options = Options(
         seed=seed,
         token=token,

@@ -224,7 +224,7 @@ def test_an_rllib_checkpoint_without_rllib_names_the_remedy(
 ) -> None:
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
     for name in list(sys.modules):
-        if name.split(".")[0] in {"ray", "tree"} or name == "rlmesh_ray.models.rllib_policy":
+        if name.split(".")[0] in {"ray", "tree"} or name.startswith("rlmesh_ray.models.rllib_"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
 

@@ -314,16 +314,26 @@ def test_weights_are_replaced_in_place_by_arrays_and_by_tensors() -> None:
     assert np.array_equal(policy.get_weights()["weight"], before["weight"])
 
 
-def test_read_only_and_strided_arrays_and_half_floats_are_weights_too() -> None:
+def test_read_only_strided_and_swapped_arrays_and_half_floats_are_weights_too() -> None:
     module = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
     policy = TorchPolicy(torch.nn.ModuleDict({"a": torch.nn.Linear(3, 2), "b": module}))
-    flipped = np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::-1]
+    flipped = np.arange(6, dtype=">f4").reshape(2, 3)[:, ::-1]
     flipped.flags.writeable = False
 
     policy.set_weights(policy.get_weights() | {"a.weight": flipped})
 
     assert np.array_equal(policy.get_weights()["a.weight"], flipped)
     assert policy.get_weights()["b.weight"].dtype is torch.bfloat16
+
+
+class Odd(torch.nn.Parameter):
+    """Raises when it is copied from, as tensors of other classes may."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_:
+            raise RuntimeError("not here")
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 W, B = np.ones((2, 3), np.float32), np.ones(2, np.float32)
@@ -338,6 +348,10 @@ W, B = np.ones((2, 3), np.float32), np.ones(2, np.float32)
         ({"weight": W, "bias": np.ones(2)}, r"bias is float64 \(2,\), but .*float32"),
         ({"weight": W, "bias": [1.0, 1.0]}, "neither an array of numbers nor a tensor"),
         ({"weight": W, "bias": np.array(["a", "b"])}, "neither an array of numbers"),
+        ({"weight": W, "bias": np.ones(2, np.longdouble)}, "neither an array of numbers"),
+        ({"weight": W, "bias": torch.ones(2, device="meta")}, "bias is a Tensor .*on meta.*dense"),
+        ({"weight": W, "bias": torch.ones(2).to_sparse()}, r"bias is a Tensor \(torch.sparse_coo"),
+        ({"weight": W, "bias": Odd(torch.ones(2))}, "bias is a Odd .*give a plain dense tensor"),
         ([W, B], "a mapping of names to arrays.*not a list"),
     ],
 )

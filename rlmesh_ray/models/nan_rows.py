@@ -1,0 +1,99 @@
+"""Rows for which a module's output is not a number. Nobody may act on them; the others do."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError, PolicyError
+from rlmesh_ray.spaces.batch import Column, Leaf, leaves, unflatten
+from rlmesh_ray.spaces.conformance import coerce_batch, has_nan
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+)
+
+IsNan = NDArray[np.bool_]
+"""One a row: whether there is NaN in it, ``(N,) bool``."""
+
+
+def nan_rows(outputs: Iterable[torch.Tensor]) -> IsNan | None:
+    """Return which rows have NaN in any of the outputs; None if none has.
+
+    Args:
+        outputs: Each ``(N, ...)``, of any dtype.
+    """
+    found: IsNan | None = None
+    for output in outputs:
+        if not output.is_floating_point():
+            continue
+        # NumPy has no bfloat16, and is several times quicker for small arrays.
+        output = output.float() if output.dtype is torch.bfloat16 else output
+        column = output.detach().cpu().numpy()
+        if has_nan(column):
+            is_nan = np.isnan(column).reshape(len(column), -1).any(axis=1)
+            found = is_nan if found is None else found | is_nan
+    return found
+
+
+def zeroed(output: torch.Tensor, is_nan: IsNan) -> torch.Tensor:
+    """Return a copy with zeros in these rows; integers, which cannot be NaN, stay."""
+    if not output.is_floating_point():
+        return output
+    rows = torch.from_numpy(is_nan).to(output.device)
+    return output.masked_fill(rows.view(-1, *[1] * (output.dim() - 1)), 0.0)
+
+
+def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
+    """Return the actions with some that are in no space in these rows.
+
+    Whoever checks the actions refuses those rows, and no others.
+
+    Args:
+        spec: The action space.
+        actions: Batched, for N rows.
+        is_nan: Which of the rows.
+
+    Raises:
+        PolicyError: There are no other rows, or all actions of the dtype are in the space.
+    """
+    if is_nan.all():
+        raise PolicyError("the module's output has NaN in it; are its weights sound?")
+    try:
+        columns = coerce_batch(spec, actions, len(is_nan))
+    except ConformanceError:
+        # They fit in no row, and are refused as they are.
+        return actions
+    outside = [_outside(leaf) for leaf in leaves(spec)]
+    if all(value is None for value in outside):
+        raise PolicyError(
+            f"the module's output has NaN in it for {is_nan.sum()} of {len(is_nan)} rows"
+        )
+    marked = [_marked(*pair, is_nan) for pair in zip(columns, outside, strict=True)]
+    return unflatten(spec, marked)
+
+
+def _outside(leaf: Leaf) -> float | None:
+    """Return what no action of the leaf is; None: its dtype holds nothing like it."""
+    match leaf.spec:
+        case DiscreteSpec(n=n, start=start):
+            return start + n
+        case MultiDiscreteSpec() | MultiBinarySpec():
+            return -1
+        case BoxSpec() if leaf.dtype is not None and leaf.dtype.kind == "f":
+            return np.nan
+    return None
+
+
+def _marked(column: Column, outside: float | None, is_nan: IsNan) -> Any:
+    if outside is None:
+        return column
+    marked = np.array(column)
+    # Where -1 cannot be held it becomes the dtype's largest number.
+    marked[is_nan] = np.array(outside).astype(marked.dtype)
+    return marked
