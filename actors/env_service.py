@@ -29,6 +29,7 @@ class EnvServiceActor:
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
+        allow_calls: See ``EnvServer``.
         accept_edition_texts: See ``EnvServer``.
     """
 
@@ -44,6 +45,7 @@ class EnvServiceActor:
         max_sessions: int | None = None,
         validation: str = "warn",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
+        allow_calls: Collection[str] = (),
         accept_edition_texts: Collection[str] = (),
     ) -> None:
         # An exception here would reach the caller as the text of a dead actor; kept, it is
@@ -59,6 +61,7 @@ class EnvServiceActor:
                 max_sessions=max_sessions,
                 validation=validation,
                 step_grace_s=step_grace_s,
+                allow_calls=allow_calls,
                 accept_edition_texts=accept_edition_texts,
             ).start()
         except RlmeshError as error:

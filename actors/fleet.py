@@ -1,7 +1,7 @@
 """EnvFleet: several EnvServiceActors that serve the same environment."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -63,6 +63,7 @@ class EnvFleet:
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
+        allow_calls: See ``EnvServer``.
         actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all endpoints serve.
@@ -84,6 +85,7 @@ class EnvFleet:
         max_sessions: int | None = None,
         validation: str = "warn",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
+        allow_calls: Collection[str] = (),
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -108,6 +110,7 @@ class EnvFleet:
                 max_sessions=max_sessions,
                 validation=validation,
                 step_grace_s=step_grace_s,
+                allow_calls=allow_calls,
             )
             for endpoint_id in self.directory.endpoint_ids
         ]

@@ -64,6 +64,16 @@ GraceOption = Annotated[
     ),
 ]
 
+CallsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-call",
+        metavar="NAME",
+        help="Method or attribute of the environment that clients may call, such as set_task; "
+        "repeatable.",
+    ),
+]
+
 
 def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
@@ -74,6 +84,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     max_sessions: SessionsOption = None,
     validation: ValidationOption = Validation.WARN,
     step_grace: GraceOption = 5.0,
+    allow_call: CallsOption = None,
     allow_shutdown: AllowShutdown = False,
     accept_edition_text: AcceptedTexts = None,
     token_file: TokenFile = None,
@@ -104,13 +115,16 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             tls=server_tls(tls_cert, tls_key),
             validation=validation.value,
             step_grace_s=step_grace,
+            allow_calls=allow_call or (),
             allow_shutdown=allow_shutdown,
             accept_edition_texts=accept_edition_text or (),
         )
-        _serve(context.obj, server, is_protected=token is not None)
+        _serve(context.obj, server, allow_call or [], is_protected=token is not None)
 
 
-def _serve(console: Console, server: "EnvServer", *, is_protected: bool) -> None:
+def _serve(
+    console: Console, server: "EnvServer", allow_calls: list[str], *, is_protected: bool
+) -> None:
     from rlmesh_ray.cli.describe import contract_facts, contract_json
     from rlmesh_ray.cli.serving import serve
 
@@ -122,13 +136,15 @@ def _serve(console: Console, server: "EnvServer", *, is_protected: bool) -> None
             address=server.address,
             service="env",
             **contract_json(contract),
+            allow_calls=allow_calls,
             pid=os.getpid(),
             version=__version__,
         )
         protected = {"token": "required"} if is_protected else {}
+        calls = {"clients may call": ", ".join(allow_calls)} if allow_calls else {}
         console.facts(
             f"serving on {server.address}",
-            {**contract_facts(contract), **protected, "stop with": "Ctrl-C"},
+            {**contract_facts(contract), **calls, **protected, "stop with": "Ctrl-C"},
             [f"inspect {server.address}", f"train {server.address}"],
         )
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import Dial, handshake_with
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
     EndpointClosedError,
     EndpointLostError,
     HandshakeRefusedError,
+    LocalProtocolError,
     RemoteEnvError,
     RemoteProtocolError,
     RlmeshError,
@@ -47,6 +49,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.lanes_v1 import LaneCall
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
@@ -116,6 +119,8 @@ class EnvClient:
         self._dial = dial
         self._timeout_s = step_timeout_s
         self._request_ids = map(str, itertools.count(1))
+        self._num_sent = 0
+        self._has_received = False
         self._is_closed = False
         self._end: RlmeshError | None = None
         self._channel = dial.open()
@@ -130,7 +135,8 @@ class EnvClient:
             self._channel = dial.open(max_response_bytes(self.contract))
         session_id = self.answer.capabilities.get(capabilities.SESSION, "")
         own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
-        self._stream = JoinStream(self._channel, _JOIN, dial.metadata + own, dial.address)
+        self._metadata = dial.metadata + own
+        self._stream = JoinStream(self._channel, _JOIN, self._metadata, dial.address)
 
     @property
     def address(self) -> str:
@@ -232,6 +238,44 @@ class EnvClient:
         self._send(request)
         return self._receive(request.request_id, Rendered).png
 
+    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Call a method of the environment of each lane, or read an attribute that is none.
+
+        It happens after everything that was sent before and never during a step. Episodes go on.
+        What it changes lasts as long as the session has its environment: not beyond a crash (then
+        a Reset creates a new one), nor into the next session.
+
+        Args:
+            name: One that the operator allows (``EnvServer(..., allow_calls=...)``), of the
+                environment or of one of its wrappers.
+            arguments: By position: numbers, text, bytes, arrays, and lists and dicts of these, up
+                to 512 KiB. Tuples arrive as lists.
+            lanes: Which, each once; empty for all.
+
+        Returns:
+            What each lane returned, in the order of ``lanes``. Objects come back as text, as they
+            do in infos.
+
+        Raises:
+            ConfigurationError: The endpoint does not allow it; nothing was sent.
+            CodecError: An argument cannot travel; nothing was sent.
+            LocalProtocolError: The first request of the session has not been answered yet.
+            RemoteEnvError: The environment raised: its episodes go on, and lanes before the one
+                that raised have been called. Only with the codes CRASHED and TIMEOUT they do not:
+                the next step is answered with an error, and a Reset starts over.
+            EndpointError: The session broke.
+        """
+        self._require_open()
+        require_allowed(self.answer, name, self.address)
+        if not self._has_received:
+            if self._num_sent:
+                raise LocalProtocolError("receive the answer to the first request before a call")
+            # The call must not come before the Join: this does nothing, but its answer tells that
+            # there is a session, or why there is none.
+            self.render()
+        call = LaneCall(name, arguments, tuple(lanes), self._num_sent, self._server_timeout_ms)
+        return call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
+
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
         if self._is_closed:
@@ -264,7 +308,7 @@ class EnvClient:
     def _server_timeout_ms(self) -> int:
         return max(1, int(self._timeout_s * 900))
 
-    def _send(self, request: EnvRequest) -> None:
+    def _require_open(self) -> None:
         if self._is_closed:
             raise EndpointClosedError("the session is closed", self.address)
         if self._end is not None:
@@ -272,10 +316,15 @@ class EnvClient:
                 f"the session ended with an error ({self._end}); close it and open a new one",
                 self.address,
             ) from self._end
+
+    def _send(self, request: EnvRequest) -> None:
+        self._require_open()
         self._stream.send(wire.pack_request(request))
+        self._num_sent += 1
 
     def _receive(self, request_id: str, kind: type[ResponseT]) -> ResponseT:
         frame = self._stream.receive(self._timeout_s)
+        self._has_received = True
         try:
             return self._response(frame, request_id, kind)
         except RemoteEnvError as error:

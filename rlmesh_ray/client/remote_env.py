@@ -101,6 +101,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             lane_info(result.infos, 0),
         )
 
+    def call(self, name: str, *args: Any) -> Any:
+        """Call a method of the environment; see ``EnvClient.call``.
+
+        Args:
+            name: One that the operator of the endpoint allows.
+            args: By position.
+        """
+        return self._client.call(name, *args)[0]
+
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # pictures only
         """Return a picture, (height, width, 3) uint8, or None."""
         png = self._client.render()

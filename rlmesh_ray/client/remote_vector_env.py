@@ -153,6 +153,22 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             dict(result.infos),
         )
 
+    def call(self, name: str, *args: Any) -> tuple[Any, ...]:
+        """Call a method of every lane's environment; see ``EnvClient.call``.
+
+        Args:
+            name: One that the operator of the endpoint allows.
+            args: By position.
+
+        Returns:
+            What each lane returned, or the value where ``name`` is no method.
+        """
+        return self._client.call(name, *args)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
+        return self._client.call(name)
+
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # one picture for all
         """Return a picture of all lanes, (height, width, 3) uint8, or None."""
         png = self._client.render()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.envs.channel import encode
-from rlmesh_ray.envs.commands import Outcome, ResetReply, StepReply
-from rlmesh_ray.protocol.outcomes import Failure
+from rlmesh_ray.envs.commands import CallReply, Outcome, ResetReply, StepReply
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.brief import (
     CONTAINERS,
     LEFT_OUT_KEY,
@@ -29,6 +29,8 @@ MAX_NODES = 2**16
 """What the infos of one reply may count; a numeric array counts as one number does."""
 MAX_BYTES = 2**26
 """What text, bytes and arrays in them may take, about, beyond twice what an observation takes."""
+MAX_RESULT_BYTES = 2**24
+"""What text, bytes and arrays may take in the results of a call, about."""
 MAX_DEPTH = 64
 """More than any message on the wire can have, less than pickle, which recurses, can follow."""
 MAX_TEXT = 2**16
@@ -59,7 +61,8 @@ def bounded(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
 
     Containers that are too large or too deep, sets, objects and integers beyond int64 become
     text, as they would on the wire. Where one has too many keys, the first remain. If anything
-    is missing then, ``LEFT_OUT_KEY`` in the infos says so.
+    is missing then, ``LEFT_OUT_KEY`` in the infos says so. Results of a call come back whole or,
+    as a Failure, not at all.
 
     Args:
         reply: What the environment gave; left as it is.
@@ -69,6 +72,8 @@ def bounded(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
         return dataclasses.replace(
             reply, message=reply.message[:MAX_TEXT], debug_info=reply.debug_info[-MAX_TEXT:]
         )
+    if isinstance(reply, CallReply):
+        return _bounded_results(reply)
     if not isinstance(reply, (ResetReply, StepReply)):
         return reply
     trimmer = _Trimmer(max_bytes)
@@ -77,6 +82,19 @@ def bounded(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
         return ResetReply(trimmer.with_notice(infos), reply.text_columns)
     final_infos = {lane: trimmer.trim(own) for lane, own in reply.final_infos.items()}
     return StepReply(trimmer.with_notice(infos), final_infos, reply.text_columns)
+
+
+def _bounded_results(reply: CallReply) -> CallReply | Failure:
+    # Twice, since one entry gets half.
+    trimmer = _Trimmer(2 * MAX_RESULT_BYTES)
+    results = trimmer.trim({"": list(reply.results)})[""]
+    if trimmer.with_notice({}):
+        return Failure(
+            FailureKind.BAD_REQUEST,
+            f"it was called, but what it returned is larger than {MAX_RESULT_BYTES >> 20} MiB or "
+            f"{MAX_NODES // 2} values; have it return less, or arrays in place of lists",
+        )
+    return CallReply(tuple(results))
 
 
 class _Trimmer:

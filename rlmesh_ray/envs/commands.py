@@ -45,6 +45,17 @@ class RenderCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class CallCommand:
+    """Call an attribute of the environment of each lane, or read it if it is no method."""
+
+    name: str
+    """One that the operator allows."""
+    arguments: tuple[object, ...] = ()
+    lanes: tuple[int, ...] = ()
+    """Which lanes; empty: all."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClearCommand:
     """Close the environment; only a RenewCommand may follow, or the end."""
 
@@ -59,7 +70,15 @@ class StopCommand:
     """Close the environment and end the process; has no reply."""
 
 
-Command = ResetCommand | StepCommand | RenderCommand | ClearCommand | RenewCommand | StopCommand
+Command = (
+    ResetCommand
+    | StepCommand
+    | RenderCommand
+    | CallCommand
+    | ClearCommand
+    | RenewCommand
+    | StopCommand
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +111,14 @@ class RenderReply:
 
 
 @dataclass(frozen=True, slots=True)
+class CallReply:
+    """Answers CallCommand."""
+
+    results: tuple[object, ...]
+    """One for each lane that was called."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClearReply:
     """Answers ClearCommand."""
 
@@ -101,7 +128,7 @@ class RenewReply:
     """Answers RenewCommand."""
 
 
-Reply = ResetReply | StepReply | RenderReply | ClearReply | RenewReply
+Reply = ResetReply | StepReply | RenderReply | CallReply | ClearReply | RenewReply
 Outcome = Reply | Failure
 
 

@@ -114,6 +114,35 @@ class HostedVector:
             else:
                 old[...] = column
 
+    def call_lanes(
+        self, name: str, arguments: Sequence[object], lanes: Sequence[int]
+    ) -> Sequence[object]:
+        """Have the vector call attribute ``name`` of all its environments.
+
+        Raises:
+            ConfigurationError: It has no ``call``, as gymnasium's own vectors have, or only some of
+                its lanes are meant.
+            RlmeshError: It gave another number of results.
+        """
+        call = getattr(self._vector.unwrapped, "call", None)
+        if not callable(call):
+            raise ConfigurationError(
+                f"{self._vector} has no call(name, *args), as gymnasium's SyncVectorEnv has it; "
+                "give it one, or serve single environments with num_envs"
+            )
+        if sorted(lanes) != list(range(self._num_lanes)):
+            raise ConfigurationError(
+                f"{self._vector} calls all of its lanes or none; leave lanes out, or serve single "
+                "environments with num_envs"
+            )
+        results: Sequence[object] = call(name, *arguments)
+        if len(results) != self._num_lanes:
+            raise RlmeshError(
+                f"{self._vector}.call({name!r}) gave {len(results)} results for "
+                f"{self._num_lanes} lanes"
+            )
+        return [results[lane] for lane in lanes]
+
     def render(self) -> Any:
         """Return what the vector renders."""
         return self._vector.render()

@@ -7,6 +7,7 @@ is kept.
 """
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -189,6 +190,26 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         for position, (leaf, values) in enumerate(zip(self._leaves, by_leaf, strict=True)):
             column = self.observations[position]
             self.observations[position] = _written(leaf, column, lanes, values)
+
+    def call_lanes(
+        self, name: str, arguments: Sequence[object], lanes: Sequence[int]
+    ) -> list[object]:
+        """Call attribute ``name`` of the environment in each of ``lanes``, or its wrappers'.
+
+        Args:
+            name: Of a method, or with no arguments of something to read.
+            arguments: By position; each lane gets a copy.
+            lanes: Indices.
+
+        Returns:
+            What each gave. If one raises, those before it have been called.
+        """
+        results: list[object] = []
+        for lane in lanes:
+            attribute = self.envs[lane].get_wrapper_attr(name)
+            is_read = not arguments and not callable(attribute)
+            results.append(attribute if is_read else attribute(*copy.deepcopy(arguments)))
+        return results
 
     def render(self) -> tuple[Any, ...]:
         """Return one frame a lane."""

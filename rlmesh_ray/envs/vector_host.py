@@ -11,6 +11,8 @@ from gymnasium.vector import VectorEnv
 
 from rlmesh_ray.envs.block import Block, Results
 from rlmesh_ray.envs.commands import (
+    CallCommand,
+    CallReply,
     RenderReply,
     ResetCommand,
     ResetReply,
@@ -55,6 +57,11 @@ class Lanes(Protocol):
 
     def store(self) -> None:
         """Put the new observations into the buffers; the environment has done its part."""
+
+    def call_lanes(
+        self, name: str, arguments: Sequence[object], lanes: Sequence[int]
+    ) -> Sequence[object]:
+        """Call attribute ``name`` of the environment of each of ``lanes``; return the results."""
 
     def render(self) -> Any:
         """Return frames."""
@@ -118,6 +125,11 @@ class VectorHost:
         return StepReply(
             self._with_warnings(infos, deviations), self._lanes.final_infos, self._texts()
         )
+
+    def call(self, command: CallCommand) -> CallReply:
+        """Call into the lanes, also before the first reset."""
+        lanes = command.lanes or range(self.contract.num_envs)
+        return CallReply(tuple(self._lanes.call_lanes(command.name, command.arguments, lanes)))
 
     def render(self) -> RenderReply:
         """Draw all lanes; no frame before the first reset or in another render mode."""

@@ -19,6 +19,7 @@ from rlmesh_ray.envs.block import Block
 from rlmesh_ray.envs.bounded import MAX_BYTES, encode_reply
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.commands import (
+    CallCommand,
     ClearCommand,
     ClearReply,
     Outcome,
@@ -60,6 +61,7 @@ class Worker:
             ResetCommand: lambda command: self._host.reset(command),
             StepCommand: lambda command: self._host.step(command),
             RenderCommand: lambda _: self._host.render(),
+            CallCommand: lambda command: self._host.call(command),
             ClearCommand: lambda _: self._clear(),
             RenewCommand: lambda _: self._renew(),
         }

@@ -13,6 +13,10 @@ PARTIAL_RESET = "rlmesh_ray.partial_reset.v1"
 SAME_STEP = "rlmesh_ray.same_step.v1"
 """In SAME_STEP mode, which the edition reserves: from a client, that it does not take the first
 observation of the next episode for the last one; from a server, that its lanes are in that mode."""
+MULTI_AGENT = "rlmesh_ray.multi_agent.v1"
+"""Key of a contract's metadata: each lane holds several agents, as ``spaces.multi_agent`` says."""
+LANE_CALLS = "rlmesh_ray.lane_calls.v1"
+"""Only from the server: what clients may call in their lanes, names separated by commas."""
 SESSION = "rlmesh_ray.session.v1"
 """Only from the server: the session id that the client carries in the Join metadata."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rlmesh_ray.envs.commands import (
+    CallCommand,
+    CallReply,
     Command,
     RenderCommand,
     RenderReply,
@@ -32,14 +34,15 @@ from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.lanes_v1 import LaneCall
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Deadline:
-    """Until when a request must be answered."""
+class Deadline:
+    """Until when a request or call must be answered."""
 
     timeout_ms: int
     at_s: float | None
@@ -47,6 +50,7 @@ class _Deadline:
 
     @classmethod
     def after(cls, timeout_ms: int) -> Self:
+        """Return the time that lies ``timeout_ms`` ahead; 0: never."""
         now_s = asyncio.get_running_loop().time()
         return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
 
@@ -76,12 +80,26 @@ class EnvHost:
         """Do what a legal ``request`` asks; what goes wrong comes back as a Failure."""
         match request:
             case Reset():
-                return await self._reset(request, _Deadline.after(request.timeout_ms))
+                return await self._reset(request, Deadline.after(request.timeout_ms))
             case Step():
-                return await self._step(request, _Deadline.after(request.timeout_ms))
+                return await self._step(request, Deadline.after(request.timeout_ms))
             case Render():
-                return await self._render(_Deadline.after(request.timeout_ms))
+                return await self._render(Deadline.after(request.timeout_ms))
         raise AssertionError(f"the session lets no {type(request).__name__} through")
+
+    async def call(self, call: LaneCall, deadline: Deadline) -> tuple[object, ...] | Failure:
+        """Call into the environment; to be called between requests.
+
+        Before the first Reset it gets a worker, as a Reset would. One that is gone is not replaced:
+        a session that has not been told yet would step lanes that nobody has reset.
+        """
+        ready = self._make_ready if self._worker is None else self._make_idle
+        obstacle = await ready(deadline)
+        if obstacle is not None:
+            return obstacle
+        command = CallCommand(call.name, call.arguments, call.lanes)
+        reply = await self._call(command, deadline)
+        return reply.results if isinstance(reply, CallReply) else _as_failure(reply)
 
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed, not waited for.
@@ -96,7 +114,7 @@ class EnvHost:
             self._finishing.cancel()
         self._pool.release(self._worker, is_idle=self._is_idle)
 
-    async def _reset(self, request: Reset, deadline: _Deadline) -> EnvOutcome:
+    async def _reset(self, request: Reset, deadline: Deadline) -> EnvOutcome:
         obstacle = await self._make_ready(deadline)
         if obstacle is not None:
             return obstacle
@@ -108,7 +126,7 @@ class EnvHost:
             return _as_failure(reply)
         return ResetOutcome(self._observation(reply.text_columns), reply.infos)
 
-    async def _make_ready(self, deadline: _Deadline) -> Failure | None:
+    async def _make_ready(self, deadline: Deadline) -> Failure | None:
         """Make sure that there is an idle worker; return what stands in the way."""
         message = ""
         try:
@@ -125,13 +143,27 @@ class EnvHost:
             return Failure(FailureKind.CRASHED, str(error), error.traceback_text)
         return None
 
+    async def _make_idle(self, deadline: Deadline) -> Failure | None:
+        """Wait for a worker that is still busy; return what stands in the way."""
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                await self._finished()
+        except TimeoutError:
+            message = f"still busy with an earlier request after {deadline.timeout_ms} ms"
+            return Failure(FailureKind.TIMEOUT, message)
+        return None
+
     async def _finished(self) -> None:
         """Wait until the worker is idle, or gone."""
         if self._finishing is not None:
             await asyncio.shield(self._finishing)
             self._finishing = None
 
-    async def _step(self, request: Step, deadline: _Deadline) -> EnvOutcome:
+    async def _step(self, request: Step, deadline: Deadline) -> EnvOutcome:
+        if self._finishing is not None:
+            return Failure(
+                FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
+            )
         try:
             worker = self._require_worker()
             text_columns = self._write_action(worker, request.action)
@@ -150,19 +182,16 @@ class EnvHost:
             final_infos=reply.final_infos,
         )
 
-    async def _render(self, deadline: _Deadline) -> EnvOutcome:
-        try:
-            async with asyncio.timeout_at(deadline.at_s):
-                await self._finished()
-        except TimeoutError:
-            message = f"still busy with an earlier request after {deadline.timeout_ms} ms"
-            return Failure(FailureKind.TIMEOUT, message)
+    async def _render(self, deadline: Deadline) -> EnvOutcome:
+        obstacle = await self._make_idle(deadline)
+        if obstacle is not None:
+            return obstacle
         if self._worker is None or not self._worker.is_alive:
             return RenderOutcome(None)
         reply = await self._call(RenderCommand(), deadline)
         return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else _as_failure(reply)
 
-    async def _call(self, command: Command, deadline: _Deadline) -> Reply | Failure:
+    async def _call(self, command: Command, deadline: Deadline) -> Reply | Failure:
         worker = self._require_worker()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")

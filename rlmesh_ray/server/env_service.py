@@ -7,6 +7,7 @@ the stream.
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 
@@ -15,6 +16,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.env_session import EnvSession, State
 from rlmesh_ray.protocol.messages import EnvResponse
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.env_calls import EnvCalls
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.worker_pool import WorkerPool
@@ -45,6 +47,7 @@ class EnvService:
         step_grace_s: See ``EnvServer``.
         rules: What clients may do.
         drain: The endpoint's.
+        calls: Where clients reach into the lanes of their sessions.
     """
 
     def __init__(
@@ -54,16 +57,18 @@ class EnvService:
         step_grace_s: float,
         rules: HouseRules,
         drain: Drain,
+        calls: EnvCalls,
     ) -> None:
         self._pool = pool
         self._contract = contract
         self._step_grace_s = step_grace_s
         self._drain = drain
+        self._calls = calls
         # The edition reserves this mode: a client that does not know it would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
-        able = {**_ABLE, capabilities.SAME_STEP: ""} if self._is_same_step else _ABLE
-        self._reception = Reception(wire, able, rules, contract)
+        own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
+        self._reception = Reception(wire, {**_ABLE, **own, **calls.able}, rules, contract)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
@@ -82,11 +87,13 @@ class EnvService:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
         host = EnvHost(self._pool, self._contract, self._step_grace_s)
         session = EnvSession(self._contract.num_envs, _new_episode_id)
+        lanes = self._calls.open(context, host)
         try:
             async for data in requests:
                 with self._drain.owing():
-                    response = await _answer(session, host, data)
+                    response = await lanes.in_turn(partial(_answer, session, host, data))
                     if session.state is State.CLOSED:
+                        self._calls.close(context, lanes)
                         # Before the answer: whoever reads it may open the next session at once.
                         host.release()
                     tags = capabilities.NDARRAY in offered
@@ -98,6 +105,7 @@ class EnvService:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         finally:
             session.interrupt(time.time_ns())
+            self._calls.close(context, lanes)
             host.release()
 
 

@@ -1,0 +1,213 @@
+"""The shell of LaneService: calls into the environments of open sessions.
+
+Rule 1: calls and requests of a session take turns, so that a call falls between steps.
+Rule 2: a name that the operator has not allowed never reaches an environment.
+"""
+
+import asyncio
+import keyword
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
+
+import grpc
+
+from rlmesh_ray.errors import CodecError, ConfigurationError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.env_session import EDITION_2026_06_RULES
+from rlmesh_ray.protocol.messages import EnvErrorCode
+from rlmesh_ray.protocol.outcomes import Failure
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.env_host import Deadline, EnvHost
+from rlmesh_ray.wire import lanes_v1 as wire
+from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
+
+T = TypeVar("T")
+Outcome = tuple[object, ...] | CallFailed | None
+"""The results, or why there are none; None: the session has ended."""
+
+_LONGEST_QUOTE = 80
+_LONGEST_NAME = 200
+# The session keeps account of these.
+_RESERVED = frozenset({"reset", "step", "close"})
+
+
+def checked_names(names: Collection[str]) -> tuple[str, ...]:
+    """Return ``names``, each once, if clients may be allowed to call them.
+
+    Raises:
+        ConfigurationError: One is private, none that an attribute can have, or belongs to the
+            session.
+    """
+    if isinstance(names, str):
+        raise ConfigurationError(f"allow_calls={names!r} must be several names: ({names!r},)")
+    for name in names:
+        if not isinstance(name, str) or not _is_name(name):
+            raise ConfigurationError(
+                f"allow_calls names {name!r}, which is no public attribute; give names such as "
+                "'set_task', without underscore, dots or brackets"
+            )
+        if name in _RESERVED:
+            raise ConfigurationError(
+                f"allow_calls names {name!r}, which belongs to the session; clients have it already"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def _is_name(name: str) -> bool:
+    is_short = len(name) <= _LONGEST_NAME
+    is_attribute = name.isidentifier() and not keyword.iskeyword(name)
+    return is_short and is_attribute and not name.startswith("_")
+
+
+class OpenSession:
+    """A session that can be called into. To be used in the serving loop only.
+
+    Args:
+        host: Of its environment.
+    """
+
+    def __init__(self, host: EnvHost) -> None:
+        self._host = host
+        self._turn = asyncio.Lock()
+        self._num_answered = 0
+        self._progress = asyncio.Event()
+        self._calls: set[asyncio.Task[Outcome]] = set()
+        self._current: asyncio.Task[Outcome] | None = None
+        self._is_closed = False
+
+    async def in_turn(self, answer: Callable[[], Awaitable[T]]) -> T:
+        """Work on the next request of the session; no call happens meanwhile."""
+        async with self._turn:
+            try:
+                return await answer()
+            finally:
+                self._num_answered += 1
+                self._progress.set()
+
+    async def call(self, call: LaneCall) -> Outcome:
+        """Do an allowed ``call`` when its turn has come."""
+        calling = asyncio.ensure_future(self._call(call))
+        self._calls.add(calling)
+        calling.add_done_callback(self._calls.discard)
+        try:
+            await asyncio.wait({calling})
+        except asyncio.CancelledError:
+            # The caller has hung up. The session's next request must find the worker idle, so what
+            # has begun goes on.
+            if calling is not self._current:
+                calling.cancel()
+            raise
+        return None if calling.cancelled() else calling.result()
+
+    def close(self) -> None:
+        """Do no calls any more; to be called before the host is released. Idempotent."""
+        self._is_closed = True
+        for calling in self._calls:
+            calling.cancel()
+
+    async def _call(self, call: LaneCall) -> Outcome:
+        deadline = Deadline.after(call.timeout_ms)
+        try:
+            async with asyncio.timeout_at(deadline.at_s):
+                while self._num_answered < call.num_requests:
+                    self._progress.clear()
+                    await self._progress.wait()
+                await self._turn.acquire()
+        except TimeoutError:
+            message = f"not called: still at the requests before it after {call.timeout_ms} ms"
+            return CallFailed(EnvErrorCode.BUSY, message)
+        self._current = asyncio.current_task()
+        try:
+            return None if self._is_closed else _outcome(await self._host.call(call, deadline))
+        finally:
+            self._current = None
+            self._turn.release()
+
+
+class EnvCalls:
+    """Answers LaneService, for the sessions of one EnvService. For the serving loop.
+
+    Args:
+        allowed: What ``checked_names`` returned; if empty, the service is not there.
+        num_lanes: Width of each session.
+        drain: The endpoint's.
+    """
+
+    def __init__(self, allowed: tuple[str, ...], num_lanes: int, drain: Drain) -> None:
+        self._allowed = allowed
+        self._num_lanes = num_lanes
+        self._drain = drain
+        self._open: dict[str, OpenSession] = {}
+
+    @property
+    def able(self) -> dict[str, str]:
+        """The capability to show; empty if nothing is allowed."""
+        return {capabilities.LANE_CALLS: ",".join(self._allowed)} if self._allowed else {}
+
+    def handlers(self) -> list[grpc.ServiceRpcHandler]:
+        """Return what a gRPC server dispatches to."""
+        if not self._allowed:
+            return []
+        call = grpc.unary_unary_rpc_method_handler(self.call)
+        return [grpc.method_handlers_generic_handler(wire.SERVICE, {"Call": call})]
+
+    def open(self, context: grpc.aio.ServicerContext, host: EnvHost) -> OpenSession:
+        """Let the session of a Join be called into, until ``close``."""
+        session = OpenSession(host)
+        session_id = _session_id(context)
+        if session_id:
+            # Whoever comes second with the same id is a replay.
+            self._open.setdefault(session_id, session)
+        return session
+
+    def close(self, context: grpc.aio.ServicerContext, session: OpenSession) -> None:
+        """End what ``open`` began. Idempotent."""
+        session.close()
+        session_id = _session_id(context)
+        if self._open.get(session_id) is session:
+            del self._open[session_id]
+
+    async def call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Call into the lanes of the session that the metadata name."""
+        try:
+            call = wire.parse_call(data)
+        except CodecError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        session = self._open.get(_session_id(context))
+        outcome: Outcome = None
+        if session is not None:
+            with self._drain.owing():
+                outcome = self._objection(call) or await session.call(call)
+        if outcome is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such session is open")
+            raise AssertionError("abort raises")
+        return wire.pack_response(outcome)
+
+    def _objection(self, call: LaneCall) -> CallFailed | None:
+        """Return what is wrong with the call's own arguments, if anything is."""
+        if call.name not in self._allowed:
+            return CallFailed(
+                EnvErrorCode.INVALID_ACTION,
+                f"{call.name[:_LONGEST_QUOTE]!r} may not be called; the operator of this endpoint "
+                f"allows {', '.join(self._allowed)} (allow_calls=…, --allow-call)",
+            )
+        lanes = call.lanes
+        if len(lanes) > len(set(lanes)) or not set(lanes) <= set(range(self._num_lanes)):
+            return CallFailed(
+                EnvErrorCode.INVALID_ACTION,
+                f"lanes {list(lanes[:_LONGEST_QUOTE])} are not all different and in "
+                f"[0, {self._num_lanes})",
+            )
+        return None
+
+
+def _outcome(outcome: tuple[object, ...] | Failure) -> Outcome:
+    if not isinstance(outcome, Failure):
+        return outcome
+    code = EDITION_2026_06_RULES.failures[outcome.kind].code
+    return CallFailed(code, outcome.message, outcome.debug_info)
+
+
+def _session_id(context: grpc.aio.ServicerContext) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))
