@@ -10,11 +10,14 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
 from rlmesh_ray.errors import ConfigurationError
 
 AnyEnv = gymnasium.Env[Any, Any]
 AnyVectorEnv = VectorEnv[Any, Any, Any]
-HostedEnv = str | Callable[..., AnyEnv | AnyVectorEnv] | AnyEnv | AnyVectorEnv
+HostedInstance = AnyEnv | AnyVectorEnv | MultiAgentEnv
+"""An environment, with one lane or several, with one agent or several."""
+HostedEnv = str | Callable[..., HostedInstance] | HostedInstance
 """A Gymnasium id, a factory, or an instance."""
 
 
@@ -44,8 +47,8 @@ def make_source(
 
     Args:
         env: A Gymnasium id, such as ``"CartPole-v1"`` or ``"module:Env-v0"``; a factory that
-            returns a gymnasium Env or VectorEnv; or an instance of either, of which the worker
-            gets a copy.
+            returns a gymnasium Env or VectorEnv, an RLlib MultiAgentEnv or a PettingZoo
+            ParallelEnv; or an instance of any, of which the worker gets a copy.
         num_envs: How many lanes.
         env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
 
@@ -56,16 +59,16 @@ def make_source(
     if num_envs < 1:
         raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
     kwargs = dict(env_kwargs or {})
-    if isinstance(env, (gymnasium.Env, VectorEnv)):
-        return _instance_source(env, num_envs, kwargs)
     if isinstance(env, str):
         return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env)
+    if isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env):
+        return _instance_source(env, num_envs, kwargs)
     if callable(env):
         name = str(getattr(env, "__qualname__", None) or repr(env))
         return EnvSource(_pickle(_FromFactory(env, kwargs), name), num_envs, None, name)
     raise ConfigurationError(
-        f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env or a "
-        "gymnasium.vector.VectorEnv"
+        f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
     )
 
 
@@ -88,12 +91,19 @@ def build(payload: bytes, num_envs: int) -> AnyVectorEnv:
                 "leave num_envs out"
             )
         return first
-    if not isinstance(first, gymnasium.Env):
+    if not isinstance(first, gymnasium.Env) and not is_multi_agent(first):
         raise ConfigurationError(
-            f"the factory returned {first!r}; it must return a gymnasium.Env or a "
-            "gymnasium.vector.VectorEnv (gym and other interfaces need a wrapper)"
+            f"the factory returned {first!r}; it must return a gymnasium.Env, a "
+            "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv (gym "
+            "and other interfaces need a wrapper)"
         )
-    return LaneVectorEnv([first, *(builder() for _ in range(num_envs - 1))])
+    return LaneVectorEnv(_lanes([first, *(builder() for _ in range(num_envs - 1))]))
+
+
+def _lanes(envs: list[Any]) -> list[AnyEnv]:
+    # By id: an environment that has come twice must be seen to be the same one.
+    by_id = {id(env): MultiAgentLane(env) if is_multi_agent(env) else env for env in envs}
+    return [by_id[id(env)] for env in envs]
 
 
 @dataclass(frozen=True)
@@ -116,15 +126,13 @@ class _FromFactory:
 
 @dataclass(frozen=True)
 class _Instance:
-    env: AnyEnv | AnyVectorEnv
+    env: HostedInstance
 
-    def __call__(self) -> AnyEnv | AnyVectorEnv:
+    def __call__(self) -> HostedInstance:
         return self.env
 
 
-def _instance_source(
-    env: AnyEnv | AnyVectorEnv, num_envs: int, kwargs: dict[str, object]
-) -> EnvSource:
+def _instance_source(env: HostedInstance, num_envs: int, kwargs: dict[str, object]) -> EnvSource:
     width = env.num_envs if isinstance(env, VectorEnv) else 1
     if num_envs not in (1, width):
         raise ConfigurationError(
@@ -136,7 +144,8 @@ def _instance_source(
             f"{env} exists already, so env_kwargs {sorted(kwargs)} come too late; give a factory "
             "or id instead of an instance"
         )
-    name = env.spec.id if env.spec else str(env)
+    spec = getattr(env, "spec", None)
+    name = spec.id if spec else str(env)
     return EnvSource(_pickle(_Instance(env), name), width, 1, name)
 
 

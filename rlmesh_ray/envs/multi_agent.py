@@ -1,0 +1,227 @@
+"""Environments with several agents as lanes: RLlib's MultiAgentEnv and PettingZoo's ParallelEnv.
+
+Both are known by what they have, so that neither library is needed. How a lane holds its agents
+stands in ``spaces.multi_agent``.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeGuard
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.spaces import multi_agent
+from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
+
+_ALL = "__all__"
+
+ByAgent = Mapping[str, Any]
+"""Values by agent id; agents that have none are missing."""
+
+
+class MultiAgentEnv(Protocol):
+    """What both kinds of environment have.
+
+    Besides, RLlib's has ``get_observation_space(agent)`` and ``get_action_space(agent)``, or dicts
+    ``observation_spaces`` and ``action_spaces``, and tells the end of the whole episode under
+    ``"__all__"``. PettingZoo's has ``observation_space(agent)`` and ``action_space(agent)``, and
+    ``agents``, those that still take part.
+    """
+
+    possible_agents: Any
+    """Ids of all agents that may ever appear."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        """Start an episode; return observations and infos by agent."""
+
+    def step(self, actions: Any, /) -> tuple[Any, Any, Any, Any, Any]:
+        """Return observations, rewards, terminations, truncations and infos by agent."""
+
+
+class MultiAgentLane(gymnasium.Env[dict[str, Any], ByAgent]):
+    """One environment with several agents, in the form of a single one.
+
+    Its reward is the sum of the agents', its episode ends when that of the whole environment
+    does. Agents get an action if they were observed last and have not ended; what the action
+    holds for others is ignored.
+
+    Args:
+        env: Of either kind; owned from now on.
+
+    Raises:
+        ConfigurationError: ``env`` does not tell all its agents, or not by strings, or is one of
+            PettingZoo's turn-based (AEC) environments.
+        UnsupportedSpaceError: An agent's space has no place in a contract.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._ids = _agent_ids(env)
+        self._is_pettingzoo = callable(getattr(_inner(env), "observation_space", None))
+        observations = _specs(env, self._ids, "observation")
+        self._fillers = {key: multi_agent.filler(spec) for key, spec in observations.items}
+        self._acting: list[str] = []
+        self.observation_space = to_gymnasium(multi_agent.lane_observation(observations))
+        self.action_space = to_gymnasium(_specs(env, self._ids, "action"))
+        own_metadata = getattr(env, "metadata", None) or {}
+        self.metadata = {**own_metadata, capabilities.MULTI_AGENT: {"agents": list(self._ids)}}
+        self.spec = getattr(env, "spec", None)
+        self.render_mode = getattr(env, "render_mode", None)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start an episode; agents that are not in it yet are not present."""
+        observations, infos = self._env.reset(seed=seed, options=options)
+        self._require_known(observations)
+        return self._observed(observations, {}, {}, {}), dict(infos or {})
+
+    def step(self, action: ByAgent) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Let those act who are to.
+
+        Raises:
+            ConfigurationError: The environment tells of agents that it does not have, or does not
+                tell whether its episode is over.
+        """
+        observations, rewards, terminated, truncated, infos = self._env.step(
+            {agent: action[agent] for agent in self._acting}
+        )
+        for by_agent in (observations, rewards, terminated, truncated):
+            self._require_known(by_agent)
+        is_terminated, is_truncated = self._ending(terminated, truncated)
+        observed = self._observed(observations, rewards, terminated, truncated)
+        reward = float(observed[multi_agent.REWARDS].sum())
+        return observed, reward, is_terminated, is_truncated, dict(infos or {})
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return attribute ``name`` of the environment, or of its wrappers; nothing of this one."""
+        if isinstance(self._env, gymnasium.Env):
+            return self._env.get_wrapper_attr(name)
+        return getattr(self._env, name)
+
+    def render(self) -> Any:
+        """Return what the environment renders."""
+        return self._env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _observed(
+        self, observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
+    ) -> dict[str, Any]:
+        """Return the lane's observation, and note who acts next."""
+        self._acting = [
+            agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))
+        ]
+        return {
+            multi_agent.OBSERVATIONS: {**self._fillers, **observations},
+            multi_agent.PRESENT: self._flags(dict.fromkeys(observations, True)),
+            multi_agent.REWARDS: np.array([float(rewards.get(key) or 0.0) for key in self._ids]),
+            multi_agent.TERMINATED: self._flags(terminated),
+            multi_agent.TRUNCATED: self._flags(truncated),
+        }
+
+    def _flags(self, by_agent: ByAgent) -> NDArray[np.int8]:
+        return np.array([bool(by_agent.get(agent)) for agent in self._ids], np.int8)
+
+    def _ending(self, terminated: ByAgent, truncated: ByAgent) -> tuple[bool, bool]:
+        """Return how the whole environment's episode has ended, if it has."""
+        if _ALL in terminated:
+            return bool(terminated[_ALL]), bool(truncated.get(_ALL))
+        if not self._is_pettingzoo:
+            raise ConfigurationError(
+                f"the terminateds that {self._env} returned, {dict(terminated)}, have no "
+                f"{_ALL!r}; it must tell whether the episode is over for the whole environment"
+            )
+        if not all(terminated.get(key) or truncated.get(key) for key in self._env.agents):
+            return False, False
+        # Where some are terminated and others truncated, all are done; RLlib calls it terminated.
+        is_truncated = bool(truncated) and all(truncated.values())
+        return not is_truncated or all(terminated.values()), is_truncated
+
+    def _require_known(self, by_agent: object) -> None:
+        if not isinstance(by_agent, Mapping):
+            raise ConfigurationError(
+                f"{self._env} returned {type(by_agent).__name__} where a dict by agent is needed"
+            )
+        strangers = by_agent.keys() - self._ids - {_ALL}
+        if strangers:
+            raise ConfigurationError(
+                f"{self._env} returned something for the agents {sorted(map(repr, strangers))}, "
+                f"which its possible_agents {list(self._ids)} lack; list there all that may appear"
+            )
+
+
+def is_multi_agent(env: object) -> TypeGuard[MultiAgentEnv]:
+    """Tell whether ``env``, an environment, is one of several agents: MultiAgentLane takes it."""
+    inner = _inner(env)
+    return not isinstance(env, type) and (
+        hasattr(inner, "possible_agents")
+        or hasattr(inner, "agent_iter")
+        or callable(getattr(inner, "observation_space", None))
+    )
+
+
+def _inner(env: object) -> Any:
+    # Gymnasium's wrappers pass on no attributes; PettingZoo's do.
+    return env.unwrapped if isinstance(env, gymnasium.Env) else env
+
+
+def _agent_ids(env: object) -> tuple[str, ...]:
+    if hasattr(env, "agent_iter"):
+        raise ConfigurationError(
+            f"{env} is a PettingZoo AEC environment, which hands out turns; give a parallel one "
+            "(its module's parallel_env(), or pettingzoo.utils.aec_to_parallel where turns do not "
+            "matter), or wrap it in ray.rllib.env.wrappers.pettingzoo_env.PettingZooEnv"
+        )
+    agent_ids = tuple(getattr(_inner(env), "possible_agents", None) or ())
+    if not agent_ids:
+        raise ConfigurationError(
+            f"{env} has no possible_agents; set them to a list of all agents that may ever appear"
+        )
+    for agent_id in agent_ids:
+        if not isinstance(agent_id, str) or agent_id == _ALL:
+            raise ConfigurationError(
+                f"{env} has an agent {agent_id!r}; agents are named by strings, and {_ALL!r} "
+                "stands for all of them"
+            )
+    if len(set(agent_ids)) < len(agent_ids):
+        raise ConfigurationError(f"{env} lists an agent twice in possible_agents {agent_ids}")
+    return agent_ids
+
+
+def _specs(env: object, agent_ids: tuple[str, ...], kind: str) -> DictSpec:
+    return DictSpec(tuple((agent_id, _spec(env, agent_id, kind)) for agent_id in agent_ids))
+
+
+def _spec(env: object, agent_id: str, kind: str) -> SpaceSpec:
+    space = _space(_inner(env), agent_id, kind)
+    if not isinstance(space, gymnasium.Space):
+        raise ConfigurationError(
+            f"{env} has no {kind} space for agent {agent_id!r} (it gives {space!r}); set "
+            f"{kind}_spaces to a dict with a space for each of its possible_agents"
+        )
+    try:
+        return from_gymnasium(space)
+    except UnsupportedSpaceError as error:
+        raise UnsupportedSpaceError(
+            f"agent {agent_id!r}, {kind}: {error}; let it have another, such as a Box or a Dict"
+        ) from error
+
+
+def _space(env: Any, agent_id: str, kind: str) -> object:
+    """Return the space of an agent, however ``env`` tells it; None if it does not."""
+    for name in (f"get_{kind}_space", f"{kind}_space"):
+        method = getattr(env, name, None)
+        if callable(method):
+            try:
+                return method(agent_id)
+            except (KeyError, AttributeError):  # of what the default implementations look into
+                return None
+    spaces = getattr(env, f"{kind}_spaces", None)
+    return spaces.get(agent_id) if isinstance(spaces, Mapping) else None
