@@ -25,6 +25,8 @@
     * EnvStartError: an environment could not be created; carries the worker's traceback
     * PolicyError: a policy could not be loaded or failed while predicting
 
+* ConfigurationWarning: the only warning; what the caller asked for works, but hardly as meant
+
 Errors travel between Ray processes, so each one keeps all its constructor arguments
 in ``args`` and survives pickling.
 """
@@ -38,6 +40,10 @@ class RlmeshError(Exception):
 
 class ConfigurationError(RlmeshError):
     """What the caller or operator asked for cannot be done; says how it can."""
+
+
+class ConfigurationWarning(UserWarning):
+    """What the caller asked for works, but hardly as meant; names the setting."""
 
 
 class AddressError(ConfigurationError):

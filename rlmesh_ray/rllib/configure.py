@@ -1,36 +1,27 @@
 """configure(): switch an RLlib AlgorithmConfig over to endpoints."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import warnings
+from dataclasses import replace
+from typing import TypeVar
 
-import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rlmesh_ray.actors.fleet import EnvFleet
-from rlmesh_ray.client.channel import ClientTls, Dial
-from rlmesh_ray.client.env_client import shake_hands
-from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.protocol.address import looks_like_address
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.plan import (
-    PLAN_KEY,
-    Directory,
-    FixedAddresses,
-    RolloutPlan,
-    require_same_contract,
+from rlmesh_ray.client.channel import ClientTls
+from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
+from rlmesh_ray.rllib.advice import advice
+from rlmesh_ray.rllib.checks import (
+    is_evaluated,
+    require_deadlines,
+    require_evaluation_at_endpoints,
+    require_module,
+    require_spaces,
 )
-from rlmesh_ray.rllib.plan import sessions_per_runner as spread
-from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.rllib.endpoints import RolloutSource, Wish, common_contract, find_endpoints
+from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.rllib.sampler import Sampler, sampler_for
+from rlmesh_ray.rllib.shares import Demand, deal
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
-
-RolloutSource = str | Sequence[str] | EnvFleet | Callable[[], Any]
-"""A Gymnasium id, a factory, a fleet, one address, or several."""
-
-# Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
-# ends its endpoints when nobody holds it.
-_FLEETS: list[EnvFleet] = []
 
 
 def configure(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -39,140 +30,133 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     *,
     num_endpoints: int | None = None,
     num_envs: int | None = None,
+    num_evaluation_endpoints: int | None = None,
     token: str | None = None,
     tls: ClientTls | None = None,
     step_timeout_s: float = 30.0,
     edition_text: str | None = None,
+    lockstep: bool = False,
 ) -> ConfigT:
     """Let ``config`` sample from endpoints; everything else in it stays as it is.
 
-    Call it after ``config.env_runners(num_env_runners=...)``. What the endpoints serve
-    (width, spaces, autoreset mode) is asked for here, on the driver, and checked. Each
-    EnvRunner opens one session on each of ``num_endpoints / num_env_runners`` endpoints (one at
-    least; the local runner, with ``num_env_runners=0``, one on every endpoint), and
-    ``num_envs_per_env_runner`` becomes the number of lanes that this gives. Evaluation runners
-    open sessions of their own, in the same number.
+    Call it last: what the endpoints serve (width, spaces, autoreset mode) is asked for here, on
+    the driver, and checked against the settings, and a ``ConfigurationWarning`` names each one
+    that is hardly meant so.
+
+    ``num_envs_per_env_runner`` must be a multiple of the endpoints' width: each EnvRunner opens
+    as many sessions as that takes, spread evenly over its endpoints. Left at 1, it becomes what
+    one session gives on each of ``num_endpoints / num_env_runners`` endpoints (one at least; the
+    local runner, with ``num_env_runners=0``, takes every endpoint). Evaluation runners open
+    sessions of their own, in the same number, unless ``evaluation_config`` says otherwise.
 
     Args:
         config: Of the new API stack.
         env: A Gymnasium id or a factory (a fleet of endpoints is started on Ray and lives as
             long as this driver), an ``EnvFleet``, or the address of an endpoint that somebody
             else has started (``"rlmesh://HOST:PORT"``), or several.
-        num_endpoints: For an id or factory: how many to start. Default: one a runner.
-        num_envs: For an id or factory: lanes of each endpoint. Default: what
-            ``num_envs_per_env_runner`` says.
+        num_endpoints: For an id or factory: how many to start for training. Default: one a
+            runner.
+        num_envs: For an id or factory: lanes of each session. Default: so many that one session
+            with each endpoint gives ``num_envs_per_env_runner``.
+        num_evaluation_endpoints: How many endpoints only evaluation runners use. For an id or
+            factory they are started besides the others, by default one an evaluation runner if
+            ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
+            of those given, by default none. With none, the sessions of evaluation runners are
+            with the endpoints of training.
         token: For addresses: what the endpoints want to see. It becomes part of the config, and
             so of the algorithm's checkpoints.
         tls: For addresses whose endpoints speak TLS.
-        step_timeout_s: Longest wait for any answer of an endpoint; must be well below the
-            config's ``sample_timeout_s``.
+        step_timeout_s: Longest wait for any answer of an endpoint; at most half of the config's
+            ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
         edition_text: For addresses: the edition's text that the endpoints implement, where it is
             not this package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
+        lockstep: Step all sessions of a runner together, in RLlib's own order, so that a seed
+            gives the same episodes each time. Otherwise each session goes on as soon as its own
+            answer is there: faster, but which session brings how many of a batch's steps then
+            depends on the moment. A runner with one session is reproducible in either case, and
+            with several agents in an environment a runner's sessions always go together.
 
     Returns:
         ``config``.
 
     Raises:
-        ConfigurationError: An argument does not fit the kind of ``env``.
-        ContractMismatchError: The endpoints differ from each other, or cannot be spread evenly.
+        ConfigurationError: An argument does not fit the kind of ``env``, or a setting cannot work
+            with endpoints, or RLlib's default module does not take the spaces.
+        ContractMismatchError: The endpoints differ from each other or from the settings, or
+            cannot be spread evenly.
         EndpointError: An endpoint cannot be reached.
     """
     if not config.enable_env_runner_and_connector_v2:
         raise ConfigurationError(
             "this config is of RLlib's old API stack; leave api_stack() at its defaults"
         )
-    directory, token = _directory(config, env, num_endpoints, num_envs, token)
-    contract = _common_contract(directory, token, tls, edition_text)
-    num_runners = int(config.num_env_runners or 0)
+    require_deadlines(config, step_timeout_s)
+    require_evaluation_at_endpoints(config)
+    demand = _demand(config)
+    wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints)
+    endpoints = find_endpoints(config, env, wish, demand, token)
+    contract = common_contract(endpoints, tls, edition_text)
+    training, evaluation = deal(
+        demand,
+        width=contract.num_envs,
+        num_endpoints=endpoints.num_training,
+        num_evaluation_endpoints=endpoints.num_evaluation,
+    )
     plan = RolloutPlan(
-        directory=directory,
+        directory=endpoints.directory,
         contract=contract,
-        sessions_per_runner=spread(len(directory), num_runners),
-        token=token,
+        training=training,
+        evaluation=evaluation,
+        lanes_asked=demand.lanes,
+        token=endpoints.token,
         tls=tls,
         step_timeout_s=step_timeout_s,
         edition_text=edition_text,
+        lockstep=lockstep,
     )
+    sampler = sampler_for(config, contract)
+    if not sampler.is_multi_agent:  # there, policies may say later what each agent sees
+        if _former_plan(config) is None:
+            require_spaces(config, sampler)
+        require_module(config, contract, sampler)
+    _apply(config, plan, sampler)
+    for sentence in advice(config, plan, max_sessions=endpoints.max_sessions):
+        warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
+    endpoints.keep()
+    return config
+
+
+def _apply(config: AlgorithmConfig, plan: RolloutPlan, sampler: Sampler) -> None:
     config.environment(
         # The endpoints are the environment: RLlib must not make one of its own.
         env=None,
         env_config={**config.env_config, PLAN_KEY: plan},
-        observation_space=to_gymnasium(contract.observation_space),
-        action_space=to_gymnasium(contract.action_space),
+        # The spaces of several agents are those of their policies: RLlib asks the runners.
+        observation_space=None if sampler.is_multi_agent else sampler.observation_space,
+        action_space=None if sampler.is_multi_agent else sampler.action_space,
     )
-    config.env = None
     config.env_runners(
-        env_runner_cls=RLMeshEnvRunner, num_envs_per_env_runner=plan.lanes_per_runner
+        env_runner_cls=sampler.runner_class, num_envs_per_env_runner=plan.lanes_per_runner
     )
-    return config
 
 
-def _directory(
-    config: AlgorithmConfig,
-    env: RolloutSource,
-    num_endpoints: int | None,
-    num_envs: int | None,
-    token: str | None,
-) -> tuple[Directory, str | None]:
-    """Return where the endpoints are, and the token that they want."""
-    if isinstance(env, str) and looks_like_address(env):
-        env = [env]
-    starts_fleet = isinstance(env, str) or callable(env)
-    if not starts_fleet and (num_endpoints is not None or num_envs is not None):
-        raise ConfigurationError(
-            "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
-            "already have their own"
-        )
-    if isinstance(env, str) or callable(env):
-        num_runners = max(1, int(config.num_env_runners or 0))
-        env = EnvFleet(
-            env,
-            num_endpoints=num_runners if num_endpoints is None else num_endpoints,
-            num_envs=int(config.num_envs_per_env_runner) if num_envs is None else num_envs,
-            num_cpus=endpoint_cpus(config, num_runners if num_endpoints is None else num_endpoints),
-        )
-    if isinstance(env, EnvFleet):
-        _FLEETS.append(env)
-        return env.directory, env.token
-    return FixedAddresses(_addresses(env)), token
+def _former_plan(config: AlgorithmConfig) -> RolloutPlan | None:
+    """Return the plan of a config that has been configured before."""
+    plan = config.env_config.get(PLAN_KEY)
+    return plan if isinstance(plan, RolloutPlan) else None
 
 
-def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
-    """Return what Ray shall set aside for an endpoint: a CPU, if the runners then find room.
-
-    A laptop's two cores are spoken for by two runners already; endpoints that took a CPU each
-    would leave RLlib waiting for ever.
-    """
-    if not ray.is_initialized():
-        ray.init()
-    runners = int(config.num_env_runners or 0) * float(config.num_cpus_per_env_runner)
-    learners = int(config.num_learners or 0) * 1.0
-    total = float(ray.cluster_resources().get("CPU", 0.0))
-    left = total - runners - learners
-    return min(1.0, max(left / max(num_endpoints, 1), 0.01))
-
-
-def _addresses(env: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(env, Sequence) and len(env) > 0
-    if not is_list or not all(isinstance(address, str) for address in env):
-        raise ConfigurationError(
-            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an address or a list of "
-            "addresses; an environment that exists already is served by EnvServer"
-        )
-    return tuple(env)
-
-
-def _common_contract(
-    directory: Directory, token: str | None, tls: ClientTls | None, edition_text: str | None
-) -> EnvContract:
-    """Ask every endpoint what it serves; they must agree."""
-    first: EnvContract | None = None
-    for index in range(len(directory)):
-        address = directory.address(index)
-        contract = shake_hands(Dial(address, token, tls, edition_text=edition_text)).contract
-        if not isinstance(contract, EnvContract):
-            raise ContractMismatchError(f"{address} tells no environment contract")
-        first = first or contract
-        require_same_contract(first, contract, address)
-    assert first is not None, "a directory has at least one endpoint"
-    return first
+def _demand(config: AlgorithmConfig) -> Demand:
+    lanes: int | None = int(config.num_envs_per_env_runner)
+    former = _former_plan(config)
+    if former is not None and lanes == former.lanes_per_runner:
+        lanes = former.lanes_asked
+    demand = Demand(max(1, int(config.num_env_runners or 0)), None if lanes == 1 else lanes)
+    if not is_evaluated(config):
+        return demand
+    own_lanes = (config.evaluation_config or {}).get("num_envs_per_env_runner")
+    return replace(
+        demand,
+        num_evaluation_runners=max(1, int(config.evaluation_num_env_runners)),
+        evaluation_lanes=None if own_lanes is None else int(own_lanes),
+    )

@@ -2,57 +2,60 @@
 
 import logging
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from ray.rllib.callbacks.utils import make_callback
-from ray.rllib.env.env_context import EnvContext
-from ray.rllib.env.env_runner import ENV_STEP_FAILURE, NUM_ENV_STEP_FAILURES_LIFETIME
+from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import ENV_RESET_TIMER, ENV_STEP_TIMER
 
-from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.errors import (
-    AccessDeniedError,
-    ConfigurationError,
-    ContractMismatchError,
-    EndpointError,
-    RlmeshError,
-)
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.rllib.cut_short import cut_short
+from rlmesh_ray.rllib.lane_env import LaneEnv
+from rlmesh_ray.rllib.lane_episodes import LaneEpisodes, Lanes
 from rlmesh_ray.rllib.lane_group import LaneGroup
-from rlmesh_ray.rllib.lane_session import LaneSession
-from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan, require_same_contract
+from rlmesh_ray.rllib.lane_slot import Arrival, Arrivals, LaneSlot, Phase
+from rlmesh_ray.rllib.opening import (
+    announce_environment,
+    open_sessions,
+    patiently,
+    plan_of,
+    require_width,
+)
+from rlmesh_ray.rllib.plan import RolloutPlan
+from rlmesh_ray.rllib.quota import Quota
 
 _LOG = logging.getLogger(__name__)
 
-# A Ray actor that dies answers again after 2 s; a node's loss takes up to half a minute.
-_CONNECT_ATTEMPTS = 8
-_FIRST_DELAY_S = 0.25
-_LONGEST_DELAY_S = 8.0
-_MAX_FAILURES = 10  # in one call of sample()
+NUM_EPISODES_INTERRUPTED_LIFETIME = "num_episodes_interrupted_lifetime"
+"""Metric: episodes that a failure has cut short."""
+_PART_OF_SAMPLE_TIMEOUT = 0.5
+"""How long ``sample`` waits for endpoints that are all away, before it returns what it has."""
 
 
-class RLMeshEnvRunner(SingleAgentEnvRunner):
+class RLMeshEnvRunner(LaneEpisodes):
     """Samples from endpoints instead of environments in this process.
 
     ``rlmesh_ray.rllib.configure`` puts it into an AlgorithmConfig. The episodes, connectors,
     callbacks and metrics are RLlib's own.
 
-    When a session breaks, the running episodes of this runner are dropped and new sessions
-    are opened, at the endpoint's new address if it has restarted; what other calls of
-    ``sample`` have returned is not touched. The error leaves ``sample`` only after ten
-    failures in one call, since RLlib ends the actor for it.
+    The sessions of a runner are independent of each other: each is stepped as soon as its own
+    answer is there. With a single session everything happens in the order of RLlib's own runner.
+
+    When a session breaks, its running episodes end where they stand, as truncated, with the cause
+    in their last info (``cut_short.INTERRUPTED_KEY``), and are returned with the others; they count
+    neither as episodes nor in their mean return. A new session is opened, at the endpoint's new
+    address if it has restarted, while the other sessions go on. Where all endpoints are away,
+    ``sample`` returns what it has after half of ``sample_timeout_s``. An error leaves it only when
+    an environment has raised ten times in a row, when an endpoint has been away for two minutes,
+    or when another try would be pointless; RLlib ends the actor then.
     """
 
-    env: Any
-    _num_failures = 0
-
-    @override(SingleAgentEnvRunner)
-    def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
-        """Sample as RLlib's own runner does; see ``SingleAgentEnvRunner.sample``."""
-        self._num_failures = 0
-        return list(super().sample(**kwargs))
+    _arrivals: Arrivals
+    _interrupted: list[SingleAgentEpisode]
+    _deadline_s: float | None
 
     @override(SingleAgentEnvRunner)
     def make_env(self) -> None:
@@ -63,107 +66,181 @@ class RLMeshEnvRunner(SingleAgentEnvRunner):
             ContractMismatchError: An endpoint is not what it was on the driver.
             EndpointError: An endpoint stays away, in spite of repeated attempts.
         """
-        plan = self.config.env_config.get(PLAN_KEY)
-        if not isinstance(plan, RolloutPlan):
-            raise ConfigurationError(
-                "this config names no endpoints: pass it through rlmesh_ray.rllib.configure"
-            )
+        plan = plan_of(self.config)
         # Before anything can fail: the episodes that were running are gone in any case.
         self._needs_initial_reset = True
         if self.env is not None:
             self.env.close()
-        self.env = LaneGroup(_open_sessions(plan, self.worker_index or 0), plan.contract)
-        self.num_envs = self.env.num_envs
-        if self.num_envs != self.config.num_envs_per_env_runner:
-            self.env.close()
-            raise ContractMismatchError(
-                f"num_envs_per_env_runner={self.config.num_envs_per_env_runner}, but the endpoints "
-                f"give {self.num_envs} lanes; leave it to rlmesh_ray.rllib.configure"
-            )
-        self._announce_environment()
-
-    @override(SingleAgentEnvRunner)
-    def _try_env_reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, Any]:
-        """Reset all lanes, on new sessions if the old ones fail."""
-        while True:
-            try:
-                with self.metrics.log_time(ENV_RESET_TIMER):
-                    observation, infos = self.env.reset(seed=seed, options=options)
-                return observation, infos
-            except RlmeshError as error:
-                self._start_over(error)
-
-    @override(SingleAgentEnvRunner)
-    def _try_env_step(self, actions: Any) -> Any:
-        """Step all lanes; open new sessions and tell RLlib to start over if that fails."""
+        groups = plan.groups_of(
+            self.worker_index or 0, in_evaluation=bool(self.config.in_evaluation)
+        )
+        self._arrivals = Arrivals(len(groups))
+        slots: list[LaneSlot] = []
+        first = 0
+        for endpoints in groups:
+            end = first + len(endpoints) * plan.contract.num_envs
+            opening = partial(_open_group, plan, endpoints)
+            slots.append(LaneSlot(range(first, end), opening, self._arrivals))
+            first = end
+        self.env = LaneEnv(plan.contract, first, partial(_close, slots), partial(_call, slots))
+        self.num_envs = first
         try:
-            with self.metrics.log_time(ENV_STEP_TIMER):
-                results = self.env.step(actions)
-        except RlmeshError as error:
-            self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
-            self._start_over(error)
-            return ENV_STEP_FAILURE
-        self._log_env_steps(metric=self._metrics_num_try_env_step, num_steps=1)
-        return results
+            require_width(self.config, self.num_envs)
+            for slot in slots:
+                patiently(slot.open)
+        except BaseException:
+            self.env.close()
+            raise
+        self._lanes = [Lanes(slot, {}) for slot in slots]
+        announce_environment(self)
 
-    def _start_over(self, error: RlmeshError) -> None:
-        self._num_failures += 1
-        if self._num_failures > _MAX_FAILURES:
+    # --- the loop ----------------------------------------------------------------------
+
+    @override(SingleAgentEnvRunner)
+    def _sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[SingleAgentEpisode]:
+        """Sample as RLlib's own runner does, each session at its own pace."""
+        self._explore, self._random_actions = explore, random_actions
+        self._quota = Quota(num_timesteps, num_episodes)
+        self._returned, self._interrupted = [], []
+        self._deadline_s = self._sample_deadline_s()
+        if force_reset or num_episodes is not None or self._needs_initial_reset:
+            self._reset_envs_and_episodes(explore)
+        if num_episodes is not None:
+            self._needs_initial_reset = True
+        while not self._quota.is_full:
+            for lanes in self._lanes:
+                if lanes.slot.phase is Phase.IDLE and self._quota.is_open:
+                    self._act(lanes)
+            if not self._take_arrival():
+                break
+        self._done_episodes_for_metrics.extend(self._returned)
+        ongoing = self._cut_ongoing() if num_timesteps is not None else []
+        if self._quota.timesteps:
+            self._log_env_steps(self._metrics_num_env_steps_sampled, self._quota.timesteps)
+        self._increase_sampled_metrics(self._quota.timesteps, len(self._returned))
+        return self._returned + self._interrupted + ongoing
+
+    @override(SingleAgentEnvRunner)
+    def _reset_envs(
+        self, episodes: list[SingleAgentEpisode], shared_data: dict[str, Any], explore: bool
+    ) -> None:
+        """Start new episodes in all lanes; those of lost sessions start when they are back."""
+        for lane in range(self.num_envs):
+            self._new_episode(lane, episodes)
+        self._ongoing_episodes_for_metrics.clear()
+        seed = self._seed if self._needs_initial_reset else None
+        for lanes in self._lanes:
+            lanes.shared_data = {}
+            lanes.num_asked = 0  # nobody waits any more for what is on its way
+            if lanes.slot.phase is not Phase.OPENING:
+                seeds = () if seed is None else [seed + lane for lane in lanes.slot.lanes]
+                lanes.slot.reset(seeds, None)
+        while any(lanes.slot.phase is Phase.RESETTING for lanes in self._lanes):
+            if not self._take_arrival():
+                break
+
+    def _sample_deadline_s(self) -> float | None:
+        # Nobody waits for the local runner with a watch in hand.
+        limit_s = self.config.sample_timeout_s
+        if not self.worker_index or limit_s is None:
+            return None
+        return time.monotonic() + _PART_OF_SAMPLE_TIMEOUT * float(limit_s)
+
+    def _take_arrival(self) -> bool:
+        """Work on what arrives next; return False when it is no use to wait any longer."""
+        timeout_s = None
+        if self._deadline_s is not None and self._are_all_away:
+            timeout_s = self._deadline_s - time.monotonic()
+            if timeout_s <= 0:
+                return False
+        arrival = self._arrivals.take(timeout_s)
+        if arrival is None:
+            return False
+        if arrival.slot.is_current(arrival):
+            lanes = next(lanes for lanes in self._lanes if lanes.slot is arrival.slot)
+            self._work_on(lanes, arrival)
+        return True
+
+    @property
+    def _are_all_away(self) -> bool:
+        return all(lanes.slot.phase is Phase.OPENING for lanes in self._lanes)
+
+    def _work_on(self, lanes: Lanes, arrival: Arrival) -> None:
+        slot, phase = lanes.slot, lanes.slot.phase
+        self._quota.asked -= lanes.num_asked
+        lanes.num_asked = 0
+        if arrival.batch is None:
+            assert arrival.error is not None
+            self._open_anew(lanes, arrival.error)
+            return
+        slot.phase = Phase.IDLE
+        if phase is Phase.STEPPING:
+            slot.patience.succeeded()
+            self._add_steps(lanes, arrival.batch)
+        else:
+            self._add_resets(lanes, arrival.batch)
+
+    # --- failures ------------------------------------------------------------------------
+
+    def _open_anew(self, lanes: Lanes, error: RlmeshError) -> None:
+        """End the episodes of a slot that has failed, and have it opened again.
+
+        Raises:
+            RlmeshError: There is no use in that: ``error`` itself.
+        """
+        slot = lanes.slot
+        if slot.phase is not Phase.OPENING:
+            self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
+        self._interrupt(slot, error)
+        delay_s = slot.patience.failed(error, time.monotonic())
+        if delay_s is None:
+            # Whoever calls again gets another try.
+            slot.patience.succeeded()
+            slot.reopen(0.0)
             raise error
         _LOG.warning(
-            "worker %s: %s; its running episodes are dropped, new sessions are opened (%d/%d)",
+            "worker %s, lanes %d to %d: %s; a new session is opened in %.2g s (failure %d)",
             self.worker_index,
+            slot.lanes.start,
+            slot.lanes.stop - 1,
             error,
-            self._num_failures,
-            _MAX_FAILURES,
+            delay_s,
+            slot.patience.num_failures,
         )
-        self.make_env()
+        lanes.to_module = None
+        lanes.shared_data = {}
+        slot.reopen(delay_s)
 
-    def _announce_environment(self) -> None:
-        make_callback(
-            "on_environment_created",
-            callbacks_objects=self._callbacks,
-            callbacks_functions=self.config.callbacks_on_environment_created,
-            kwargs={
-                "env_runner": self,
-                "metrics_logger": self.metrics,
-                "env": self.env.unwrapped,
-                "env_context": EnvContext(
-                    self.config.env_config,
-                    worker_index=self.worker_index,
-                    num_workers=self.num_workers,
-                    remote=False,
-                ),
-            },
-        )
+    def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
+        for lane in slot.lanes:
+            episode = self._ongoing_episodes[lane]
+            if not episode.is_reset:
+                continue  # nothing has happened in it
+            cut_short(episode, error)
+            is_empty = len(episode) == 0  # what happened before has been returned already
+            ended = self._ended(lane)
+            self._ongoing_episodes_for_metrics.pop(episode.id_, None)
+            if not is_empty:
+                self._interrupted.append(ended)
+            self.metrics.log_value(NUM_EPISODES_INTERRUPTED_LIFETIME, 1, reduce="lifetime_sum")
 
 
-def _open_sessions(plan: RolloutPlan, worker_index: int) -> list[LaneSession]:
-    sessions: list[LaneSession] = []
-    try:
-        for endpoint in plan.endpoints_of(worker_index):
-            client = _connect(plan, endpoint)
-            sessions.append(LaneSession(client))
-            require_same_contract(plan.contract, client.contract, client.address)
-    except BaseException:
-        for session in sessions:
-            session.close()
-        raise
-    return sessions
+def _open_group(plan: RolloutPlan, endpoints: Sequence[int]) -> LaneGroup:
+    return LaneGroup(open_sessions(plan, endpoints), plan.contract)
 
 
-def _connect(plan: RolloutPlan, endpoint: int) -> EnvClient:
-    """Open a session; an endpoint that is just restarting is waited for."""
-    delay_s = _FIRST_DELAY_S
-    for _ in range(_CONNECT_ATTEMPTS - 1):
-        try:
-            return EnvClient(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
-        except AccessDeniedError:
-            raise  # another try would be answered the same
-        except EndpointError as error:
-            _LOG.info("endpoint %d: %s; trying again in %.2g s", endpoint, error, delay_s)
-        time.sleep(delay_s)
-        delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
-    return EnvClient(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
+def _call(slots: Sequence[LaneSlot], name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
+    return tuple(result for slot in slots for result in slot.call(name, arguments))
+
+
+def _close(slots: Sequence[LaneSlot]) -> None:
+    for slot in slots:
+        slot.close()

@@ -116,6 +116,10 @@ class LaneSession:
             )
         return batch
 
+    def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
+        """Call into every lane, between two steps; see ``EnvClient.call``."""
+        return self._client.call(name, *arguments)
+
     def close(self) -> None:
         """End the session."""
         self._client.close()

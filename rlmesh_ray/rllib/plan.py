@@ -1,11 +1,14 @@
 """Which runner talks to which endpoints: decided on the driver, carried in the config."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.rllib.shares import Share, most_sessions
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
 PLAN_KEY = "rlmesh_ray"
 """Where the plan stands in ``config.env_config``."""
@@ -46,28 +49,48 @@ class RolloutPlan:
     directory: Directory
     contract: EnvContract
     """What every endpoint promised on the driver, and must still promise to the runner."""
-    sessions_per_runner: int
-    """Each gives ``contract.num_envs`` lanes."""
+    training: Share
+    evaluation: Share | None = None
+    """None: as in training, should anything be evaluated after all."""
+    lanes_asked: int | None = None
+    """What ``num_envs_per_env_runner`` said before the plan was made; None: nothing."""
     token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
     tls: ClientTls | None = None
     step_timeout_s: float = 30.0
     edition_text: str | None = None
+    lockstep: bool = False
+    """Whether the sessions of a runner are stepped together."""
 
     @property
     def lanes_per_runner(self) -> int:
-        """What RLlib calls ``num_envs_per_env_runner``."""
-        return self.sessions_per_runner * self.contract.num_envs
+        """What RLlib calls ``num_envs_per_env_runner``, of the runners that train."""
+        return self.training.sessions_per_runner * self.contract.num_envs
 
-    def endpoints_of(self, worker_index: int) -> tuple[int, ...]:
+    @property
+    def most_sessions(self) -> int:
+        """How many sessions the busiest endpoint has when all runners have opened theirs."""
+        return most_sessions(self.training, self.evaluation)
+
+    def endpoints_of(self, worker_index: int, *, in_evaluation: bool = False) -> tuple[int, ...]:
         """Return the endpoints of a runner: one entry a session.
 
         Args:
-            worker_index: As RLlib counts: remote runners from 1, the local one is 0.
+            worker_index: As RLlib counts, in either group: remote runners from 1, the local one
+                is 0. Runners beyond the planned ones begin again at the first.
+            in_evaluation: Whether it is an evaluation runner: ``config.in_evaluation``.
         """
-        first = max(worker_index - 1, 0) * self.sessions_per_runner
-        return tuple(
-            (first + session) % len(self.directory) for session in range(self.sessions_per_runner)
-        )
+        share = self.evaluation if in_evaluation and self.evaluation else self.training
+        return share.endpoints_of(worker_index)
+
+    def groups_of(self, worker_index: int, *, in_evaluation: bool = False) -> list[tuple[int, ...]]:
+        """Return the endpoints of a runner, in groups of those that are stepped together.
+
+        Args:
+            worker_index: As of ``endpoints_of``.
+            in_evaluation: Likewise.
+        """
+        endpoints = self.endpoints_of(worker_index, in_evaluation=in_evaluation)
+        return [endpoints] if self.lockstep else [(endpoint,) for endpoint in endpoints]
 
     def dial(self, endpoint: int) -> Dial:
         """Return how to reach an endpoint now."""
@@ -77,29 +100,6 @@ class RolloutPlan:
             self.tls,
             edition_text=self.edition_text,
         )
-
-
-def sessions_per_runner(num_endpoints: int, num_runners: int) -> int:
-    """Spread endpoints over runners.
-
-    Args:
-        num_endpoints: At least 1.
-        num_runners: Remote ones; 0: the local runner takes every endpoint.
-
-    Raises:
-        ContractMismatchError: There are more endpoints than runners, and not a multiple.
-    """
-    if num_runners == 0:
-        return num_endpoints
-    if num_endpoints <= num_runners:
-        return 1
-    if num_endpoints % num_runners:
-        raise ContractMismatchError(
-            f"{num_endpoints} endpoints cannot be spread evenly over {num_runners} EnvRunners; "
-            f"use a multiple of {num_runners} endpoints, or set num_env_runners to a divisor of "
-            f"{num_endpoints}"
-        )
-    return num_endpoints // num_runners
 
 
 def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:
@@ -116,3 +116,24 @@ def require_same_contract(expected: EnvContract, found: EnvContract, address: st
                 f"{ours} is expected; all endpoints of one algorithm must serve the same "
                 "environment at the same width"
             )
+
+
+def require_next_step(contract: EnvContract, offered: Collection[str], address: str) -> None:
+    """See to it that the lanes can be given the autoreset mode that RLlib assumes: NEXT_STEP.
+
+    Args:
+        contract: The endpoint's.
+        offered: Its capabilities.
+        address: For the message.
+
+    Raises:
+        ContractMismatchError: The first episode that ends would break the session.
+    """
+    is_uniform = contract.autoreset_mode is AutoresetMode.NEXT_STEP or contract.num_envs == 1
+    if not is_uniform and capabilities.PARTIAL_RESET not in offered:
+        raise ContractMismatchError(
+            f"{address} serves {contract.id} with autoreset mode {contract.autoreset_mode.value} "
+            f"over {contract.num_envs} lanes, which RLlib can use only if single lanes can be "
+            f"reset, and the endpoint does not offer {capabilities.PARTIAL_RESET}; have it serve "
+            f"{AutoresetMode.NEXT_STEP.value}, or 1 lane"
+        )

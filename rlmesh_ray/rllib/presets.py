@@ -1,5 +1,7 @@
 """Algorithm configs by name, with the few settings that endpoints call for."""
 
+from collections.abc import Callable
+
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -9,17 +11,9 @@ from ray.rllib.algorithms.sac import SACConfig
 
 from rlmesh_ray.errors import ConfigurationError
 
-_CONFIGS: dict[str, type[AlgorithmConfig]] = {
-    "APPO": APPOConfig,
-    "DQN": DQNConfig,
-    "IMPALA": IMPALAConfig,
-    "PPO": PPOConfig,
-    "SAC": SACConfig,
-}
-
 
 def algorithm_config(name: str) -> AlgorithmConfig:
-    """Return RLlib's default config of an algorithm; PPO's with this package's preset.
+    """Return a config of an algorithm: RLlib's default, with this package's preset if it has one.
 
     Raises:
         ConfigurationError: There is none of that name.
@@ -29,8 +23,6 @@ def algorithm_config(name: str) -> AlgorithmConfig:
             f"algorithm {name!r} is not one of {', '.join(sorted(_CONFIGS))}; other RLlib "
             "algorithms work through rlmesh_ray.rllib.configure in a script of your own"
         )
-    if name.upper() == "PPO":
-        return ppo_config()
     return _CONFIGS[name.upper()]()
 
 
@@ -57,3 +49,40 @@ def ppo_config() -> PPOConfig:
     config.env_runners(num_env_runners=0)
     config.learners(num_learners=0)
     return config
+
+
+def dqn_config() -> DQNConfig:
+    """Return a DQN config that samples several steps a call; see ``_by_several_steps``."""
+    config = DQNConfig()
+    _by_several_steps(config)
+    return config
+
+
+def sac_config() -> SACConfig:
+    """Return an SAC config that samples several steps a call; see ``_by_several_steps``."""
+    config = SACConfig()
+    _by_several_steps(config)
+    return config
+
+
+_STEPS_A_CALL = 8
+_LANES = 8
+
+
+def _by_several_steps(config: DQNConfig | SACConfig) -> None:
+    """Let each call of ``sample`` make several steps: the call costs more than a step.
+
+    RLlib's defaults make one vector step and one update a call, that is, fewer updates a step
+    the more lanes there are. Here there are as many as theirs with 8 lanes, on any number.
+    """
+    config.env_runners(rollout_fragment_length=_STEPS_A_CALL)
+    config.training(training_intensity=config.train_batch_size_per_learner / _LANES)
+
+
+_CONFIGS: dict[str, Callable[[], AlgorithmConfig]] = {
+    "APPO": APPOConfig,
+    "DQN": dqn_config,
+    "IMPALA": IMPALAConfig,
+    "PPO": ppo_config,
+    "SAC": sac_config,
+}

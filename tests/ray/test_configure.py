@@ -1,24 +1,35 @@
 """configure() with sources that cannot work, and what it makes of those that can."""
 
+import functools
 import gc
 import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import pytest
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-import rlmesh_ray.rllib.env_runner
+import rlmesh_ray.rllib.lane_slot
+import rlmesh_ray.rllib.patience
 from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
+    ConfigurationWarning,
+    ContractMismatchError,
     EndpointError,
     EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.configure import endpoint_cpus
+from rlmesh_ray.rllib.endpoints import endpoint_cpus
+from rlmesh_ray.rllib.patience import Patience
+from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -29,6 +40,26 @@ def ppo() -> PPOConfig:
 
 def runner(config: Any) -> Any:
     return RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+
+
+def plan_of(config: AlgorithmConfig) -> RolloutPlan:
+    plan = config.env_config[PLAN_KEY]
+    assert isinstance(plan, RolloutPlan)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[EnvServer]:
+    """An endpoint, 2 lanes wide."""
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def triples() -> Iterator[EnvServer]:
+    """An endpoint, 3 lanes wide."""
+    with EnvServer("CartPole-v1", num_envs=3) as server:
+        yield server
 
 
 def broken_factory() -> Any:
@@ -87,7 +118,7 @@ def test_the_token_does_not_show_in_the_config() -> None:
 def test_sampling_goes_on_after_an_outage_that_has_left_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.rllib.env_runner, "_CONNECT_ATTEMPTS", 1)
+    monkeypatch.setattr(rlmesh_ray.rllib.lane_slot, "Patience", functools.partial(Patience, 0.0))
     with EnvServer("CartPole-v1") as server:
         sampler = runner(configure(ppo(), server.address))
         sampler.sample(num_timesteps=5)
@@ -107,18 +138,214 @@ def test_a_wrong_token_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPa
         config = configure(ppo(), server.address, token="old")
         address = server.address
     with EnvServer("CartPole-v1", token="new", address=address):
-        monkeypatch.setattr(rlmesh_ray.rllib.env_runner, "_FIRST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.patience, "_FIRST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.patience, "_LONGEST_DELAY_S", math.inf)
         with pytest.raises(AccessDeniedError):
             runner(config)
 
 
 # The Ray of these tests has 16 logical CPUs.
 @pytest.mark.parametrize(
-    ("num_env_runners", "num_endpoints", "num_cpus"), [(0, 2, 1.0), (15, 2, 0.5), (16, 1, 0.01)]
+    ("num_env_runners", "num_evaluation_runners", "num_endpoints", "num_cpus"),
+    [(0, 0, 2, 1.0), (15, 0, 2, 0.5), (16, 0, 1, 0.01), (12, 3, 2, 0.5)],
 )
 def test_endpoints_leave_the_runners_room(
-    num_env_runners: int, num_endpoints: int, num_cpus: float
+    num_env_runners: int, num_evaluation_runners: int, num_endpoints: int, num_cpus: float
 ) -> None:
     config = ppo().env_runners(num_env_runners=num_env_runners)
+    config.evaluation(evaluation_num_env_runners=num_evaluation_runners)
 
     assert endpoint_cpus(config, num_endpoints) == pytest.approx(num_cpus)
+
+
+def test_a_runner_opens_the_sessions_that_its_lanes_take(pairs: EnvServer) -> None:
+    config = configure(ppo().env_runners(num_envs_per_env_runner=6), pairs.address)
+
+    sampler = runner(config)
+
+    assert config.num_envs_per_env_runner == sampler.num_envs == 6
+    assert pairs.num_sessions == 3
+    assert sum(map(len, sampler.sample(num_timesteps=12))) == 12
+    sampler.stop()
+
+
+def test_lanes_that_are_no_multiple_of_the_width_are_refused(pairs: EnvServer) -> None:
+    with pytest.raises(ContractMismatchError, match=r"is 5, .* multiple of 2, .* to 4 or 6"):
+        configure(ppo().env_runners(num_envs_per_env_runner=5), pairs.address)
+
+
+@pytest.mark.parametrize(("asked", "lanes"), [(1, 3), (6, 6)])
+def test_a_config_can_be_given_other_endpoints(
+    pairs: EnvServer, triples: EnvServer, asked: int, lanes: int
+) -> None:
+    config = configure(ppo().env_runners(num_envs_per_env_runner=asked), pairs.address)
+
+    config = configure(config, triples.address)
+
+    assert config.num_envs_per_env_runner == lanes
+    assert plan_of(config).contract.num_envs == 3
+
+
+def evaluator(config: AlgorithmConfig) -> Any:
+    own = config.get_evaluation_config_object()
+    return RLMeshEnvRunner(config=own, worker_index=0, num_workers=0)
+
+
+def test_evaluation_runners_can_have_endpoints_and_lanes_of_their_own(pairs: EnvServer) -> None:
+    config = ppo().evaluation(
+        evaluation_interval=1, evaluation_config={"num_envs_per_env_runner": 4}
+    )
+    with EnvServer("CartPole-v1", num_envs=2) as other:
+        configure(config, [pairs.address, other.address], num_evaluation_endpoints=1)
+
+        evaluates, trains = evaluator(config), runner(config)
+
+        assert (evaluates.num_envs, trains.num_envs) == (4, 2)
+        assert other.num_sessions == 2
+        evaluates.stop()
+        trains.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "is_repeated"),
+    [
+        ({}, {"num_episodes": 2}, True),
+        ({"evaluation_config": {"seed": None}}, {"num_episodes": 2}, False),
+        (
+            {"evaluation_duration_unit": "timesteps"},
+            {"num_timesteps": 20, "force_reset": True},
+            False,
+        ),
+    ],
+    ids=["as warned of", "without the seed", "by timesteps"],
+)
+def test_a_seed_repeats_the_episodes_of_an_evaluation_unless_it_is_remedied(
+    pairs: EnvServer, settings: Any, asked: Any, is_repeated: bool
+) -> None:
+    config = ppo().debugging(seed=1).evaluation(evaluation_interval=1, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluates = evaluator(configure(config, pairs.address))
+
+    starts = [
+        sorted(tuple(episode.get_observations(0)) for episode in evaluates.sample(**asked)[:2])
+        for _ in range(2)
+    ]
+    evaluates.stop()
+
+    assert (starts[0] == starts[1]) == is_repeated
+    assert any("replays" in str(record.message) for record in caught) == is_repeated
+
+
+def test_evaluation_may_not_use_up_the_endpoints(pairs: EnvServer) -> None:
+    with pytest.raises(ConfigurationError, match="at least one for training"):
+        configure(
+            ppo().evaluation(evaluation_interval=1), pairs.address, num_evaluation_endpoints=1
+        )
+
+
+def test_new_endpoints_are_as_many_and_as_wide_as_the_config_needs() -> None:
+    config = ppo().env_runners(num_envs_per_env_runner=4)
+    config.evaluation(
+        evaluation_interval=1, evaluation_num_env_runners=1, evaluation_parallel_to_training=True
+    )
+
+    plan = plan_of(configure(config, "CartPole-v1", num_endpoints=2))
+
+    assert config.num_envs_per_env_runner == 4
+    assert plan.contract.num_envs == 2
+    assert plan.endpoints_of(0) == (0, 1)
+    assert plan.endpoints_of(1, in_evaluation=True) == (2, 2)
+    assert len(plan.directory) == 3
+
+
+@pytest.mark.parametrize("setting", ["num_endpoints", "num_envs"])
+def test_numbers_below_one_are_refused_by_name(setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{setting}=0 must be at least 1"):
+        configure(
+            ppo().env_runners(num_envs_per_env_runner=2),
+            "CartPole-v1",
+            **{setting: 0},  # type: ignore[arg-type]
+        )
+
+
+def test_a_setting_that_is_hardly_meant_so_is_warned_of_where_it_is_configured(
+    pairs: EnvServer,
+) -> None:
+    config = ppo().debugging(seed=1).evaluation(evaluation_interval=1)
+
+    with pytest.warns(ConfigurationWarning, match="replays the same episodes") as caught:
+        configure(config, pairs.address)
+
+    assert [record.filename for record in caught] == [__file__]
+
+
+def test_a_deadline_that_rllib_would_not_wait_for_is_refused_before_anything_is_dialled() -> None:
+    with pytest.raises(ConfigurationError, match="not below sample_timeout_s"):
+        configure(ppo().env_runners(num_env_runners=1, sample_timeout_s=20), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("own", "name"), [({"env": "Pendulum-v1"}, "env"), (PPOConfig(), "env")])
+def test_an_evaluation_elsewhere_is_refused(own: Any, name: str) -> None:
+    config = ppo().evaluation(evaluation_interval=1, evaluation_config=own)
+
+    with pytest.raises(ConfigurationError, match=f"evaluation_config sets {name}="):
+        configure(config, "127.0.0.1:1")
+
+
+class OwnRunner(RLMeshEnvRunner):
+    """A user's."""
+
+
+def test_a_runner_derived_from_ours_is_kept(pairs: EnvServer) -> None:
+    config = configure(ppo().env_runners(env_runner_cls=OwnRunner), pairs.address)
+
+    assert config.env_runner_cls is OwnRunner
+
+
+class ForeignRunner(SingleAgentEnvRunner):
+    """Makes environments of its own."""
+
+
+def test_a_runner_that_cannot_use_endpoints_is_refused(pairs: EnvServer) -> None:
+    with pytest.raises(ConfigurationError, match=r"derive it from .*RLMeshEnvRunner"):
+        configure(ppo().env_runners(env_runner_cls=ForeignRunner), pairs.address)
+
+
+def test_policies_for_agents_that_are_not_there_are_refused(pairs: EnvServer) -> None:
+    config = ppo().multi_agent(policies={"left", "right"})
+
+    with pytest.raises(ConfigurationError, match="has one agent"):
+        configure(config, pairs.address)
+
+
+def test_an_existing_script_is_configured_without_a_word(pairs: EnvServer) -> None:
+    config = PPOConfig().environment("CartPole-v1")
+    config.env_runners(num_env_runners=2, num_envs_per_env_runner=8)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        configure(config, f"rlmesh://{pairs.address}")
+
+    assert plan_of(config).endpoints_of(2) == (0, 0, 0, 0)
+
+
+@pytest.mark.slow
+def test_evaluation_beside_training_has_endpoints_of_its_own_in_a_fleet() -> None:
+    config = PPOConfig().env_runners(
+        num_env_runners=2, num_envs_per_env_runner=4, num_cpus_per_env_runner=0.1
+    )
+    config.training(train_batch_size_per_learner=256, minibatch_size=128, num_epochs=1)
+    config.evaluation(
+        evaluation_interval=1, evaluation_num_env_runners=1, evaluation_parallel_to_training=True
+    )
+    fleet = EnvFleet("CartPole-v1", num_endpoints=3, num_envs=2, num_cpus=0.1)
+    configure(config, fleet, num_evaluation_endpoints=1)
+
+    algorithm = config.build_algo()
+    result = algorithm.train()
+    sessions = [ray.get(actor.describe.remote())["num_sessions"] for actor in fleet.actors]
+    algorithm.stop()
+
+    assert sessions == [2, 2, 2]
+    assert result["evaluation"]["env_runners"]["num_episodes"] >= 10

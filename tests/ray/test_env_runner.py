@@ -6,41 +6,19 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-import rlmesh_ray.rllib.env_runner
+import rlmesh_ray.rllib.patience
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from tests.ray.ramps import Fragile, Hopeless, Ramp, ramps
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-class Ramp(gymnasium.Env[Any, Any]):
-    """Counts its steps and ends after a number that grows with every episode."""
-
-    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self) -> None:
-        self.length = 2
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        self.length = self.length + 1 if self.length < 9 else 3
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        observation = np.full(1, self.steps, np.float32)
-        return observation, float(self.steps), self.steps >= self.length, False, {}
 
 
 def ppo(num_envs: int, env: Any = "CartPole-v1") -> PPOConfig:
@@ -79,7 +57,8 @@ def runners() -> Iterator[Callable[..., RLMeshEnvRunner]]:
     def make(env: Any, *, num_envs: int = 1, num_endpoints: int = 1) -> RLMeshEnvRunner:
         servers = [EnvServer(env, num_envs=num_envs).start() for _ in range(num_endpoints)]
         opened.extend(servers)
-        config = configure(ppo(1), [server.address for server in servers])
+        addresses = [server.address for server in servers]
+        config = configure(ppo(1), addresses, lockstep=num_endpoints > 1)
         runner: RLMeshEnvRunner = build(RLMeshEnvRunner, config)
         opened.append(runner)
         return runner
@@ -117,17 +96,13 @@ def test_whole_episodes_equal_those_of_rllibs_own_runner(
     assert_same_episodes(actual, expected)
 
 
-def vector(mode: AutoresetMode) -> SyncVectorEnv:
-    return SyncVectorEnv([Ramp, Ramp, Ramp], autoreset_mode=mode)
-
-
 @pytest.mark.parametrize(
     "env",
     [
         Ramp,
-        lambda: vector(AutoresetMode.NEXT_STEP),
-        lambda: vector(AutoresetMode.DISABLED),
-        lambda: vector(AutoresetMode.SAME_STEP),
+        lambda: ramps(AutoresetMode.NEXT_STEP),
+        lambda: ramps(AutoresetMode.DISABLED),
+        lambda: ramps(AutoresetMode.SAME_STEP),
     ],
     ids=["one lane", "NEXT_STEP", "DISABLED", "SAME_STEP"],
 )
@@ -165,21 +140,6 @@ def test_metrics_count_what_was_sampled(runners: Callable[..., RLMeshEnvRunner])
     assert metrics["num_episodes"].peek() == sum(episode.is_done for episode in episodes)
 
 
-class Fragile(Ramp):
-    """Raises in the third episode of its life."""
-
-    episodes = 0
-
-    def reset(self, **kwargs: Any) -> Any:
-        self.episodes += 1
-        return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        if self.episodes == 3 and self.steps == 1:
-            raise RuntimeError("worn out")
-        return super().step(action)
-
-
 def test_a_failing_environment_does_not_leave_sample(
     runners: Callable[..., RLMeshEnvRunner],
 ) -> None:
@@ -195,17 +155,10 @@ def test_a_failing_environment_does_not_leave_sample(
         np.testing.assert_array_equal(rewards, rewards[0] + np.arange(len(rewards)))
 
 
-class Hopeless(Ramp):
-    """Raises on every step."""
-
-    def step(self, action: Any) -> Any:
-        raise RuntimeError("never")
-
-
 def test_an_environment_that_never_works_ends_sample_with_its_error(
     runners: Callable[..., RLMeshEnvRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.rllib.env_runner, "_MAX_FAILURES", 2)
+    monkeypatch.setattr(rlmesh_ray.rllib.patience, "_MAX_ENV_FAILURES", 2)
     with pytest.raises(Exception, match="RuntimeError: never"):
         runners(Hopeless).sample(num_timesteps=20)
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def small_ppo(num_env_runners: int = 0) -> PPOConfig:
-    config = PPOConfig().debugging(seed=1)
+    config = PPOConfig()
     config.training(train_batch_size_per_learner=256, minibatch_size=128, num_epochs=2)
     config.env_runners(num_env_runners=num_env_runners)
     return config
@@ -75,6 +75,13 @@ def test_a_fleet_has_at_least_one_endpoint() -> None:
         EnvFleet("CartPole-v1", num_endpoints=0)
 
 
+def is_back(fleet: EnvFleet, former_address: str) -> bool:
+    try:
+        return fleet.directory.address(0) != former_address
+    except EndpointUnreachableError:
+        return False
+
+
 def test_training_goes_on_when_an_endpoint_is_killed() -> None:
     with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
         before = fleet.addresses
@@ -84,11 +91,12 @@ def test_training_goes_on_when_an_endpoint_is_killed() -> None:
         victim = ray.get(fleet.actors[0].describe.remote())
 
         os.kill(victim["pid"], signal.SIGKILL)
-        episodes = runner.sample(num_timesteps=50)
+        episodes = runner.sample(num_timesteps=50)  # which the other endpoint may give alone
 
         assert sum(len(episode) for episode in episodes) >= 50
         assert runner.get_metrics()["num_env_step_failures"].peek() >= 1
-        assert fleet.addresses[0] != before[0]
+        while not is_back(fleet, before[0]):
+            runner.sample(num_timesteps=50)
         assert fleet.addresses[1] == before[1]
         runner.stop()
 

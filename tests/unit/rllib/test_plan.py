@@ -3,43 +3,43 @@ import dataclasses
 import pytest
 
 from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.plan import (
     FixedAddresses,
     RolloutPlan,
+    require_next_step,
     require_same_contract,
-    sessions_per_runner,
 )
+from rlmesh_ray.rllib.shares import Share
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 
 CONTRACT = EnvContract("Toy-v0", DiscreteSpec(5), DiscreteSpec(2), 4, AutoresetMode.NEXT_STEP)
+ADDRESSES = FixedAddresses(("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
 
 
-def plan(num_endpoints: int, num_runners: int) -> RolloutPlan:
-    addresses = FixedAddresses(tuple(f"127.0.0.1:{port}" for port in range(num_endpoints)))
-    return RolloutPlan(addresses, CONTRACT, sessions_per_runner(num_endpoints, num_runners))
+def test_a_runner_has_the_lanes_of_all_its_sessions() -> None:
+    plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 1, 3))
+
+    assert plan.lanes_per_runner == 12
+    assert [plan.dial(endpoint).address for endpoint in plan.endpoints_of(0)] == [
+        "127.0.0.1:1",
+        "127.0.0.1:2",
+        "127.0.0.1:3",
+    ]
 
 
-def test_the_local_runner_takes_every_endpoint() -> None:
-    assert plan(3, 0).endpoints_of(0) == (0, 1, 2)
-    assert plan(3, 0).lanes_per_runner == 12
+def test_runners_that_train_and_that_evaluate_find_their_own_endpoints() -> None:
+    plan = RolloutPlan(ADDRESSES, CONTRACT, Share(2, 2, 1), Share(1, 1, 1, first_endpoint=2))
+
+    assert [plan.endpoints_of(worker) for worker in (1, 2)] == [(0,), (1,)]
+    assert plan.endpoints_of(1, in_evaluation=True) == (2,)
 
 
-def test_endpoints_are_dealt_out_to_remote_runners_without_overlap() -> None:
-    assert [plan(4, 2).endpoints_of(worker) for worker in (1, 2)] == [(0, 1), (2, 3)]
+def test_an_evaluation_that_was_not_planned_goes_to_the_endpoints_of_training() -> None:
+    plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 3, 1))
 
-
-def test_more_runners_than_endpoints_share_them() -> None:
-    assert [plan(2, 3).endpoints_of(worker) for worker in (1, 2, 3)] == [(0,), (1,), (0,)]
-
-
-def test_a_runner_beyond_the_planned_ones_starts_again_at_the_first_endpoint() -> None:
-    assert plan(2, 2).endpoints_of(3) == (0,)
-
-
-def test_endpoints_that_cannot_be_spread_evenly_are_refused_with_the_remedy() -> None:
-    with pytest.raises(ContractMismatchError, match="multiple of 2 endpoints"):
-        sessions_per_runner(3, 2)
+    assert plan.endpoints_of(2, in_evaluation=True) == plan.endpoints_of(2) == (1,)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,16 @@ def test_names_and_metadata_may_differ() -> None:
     other = dataclasses.replace(CONTRACT, id="Other", metadata={"fps": 3}, render_mode="human")
 
     require_same_contract(CONTRACT, other, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
+def test_lanes_that_only_reset_together_are_refused_where_rllib_needs_single_ones(
+    mode: AutoresetMode,
+) -> None:
+    contract = dataclasses.replace(CONTRACT, autoreset_mode=mode)
+
+    with pytest.raises(ContractMismatchError, match=f"{mode.value}.*NextStep, or 1 lane"):
+        require_next_step(contract, (), "127.0.0.1:1")
+
+    require_next_step(contract, (capabilities.PARTIAL_RESET,), "127.0.0.1:1")
+    require_next_step(dataclasses.replace(contract, num_envs=1), (), "127.0.0.1:1")

@@ -1,0 +1,151 @@
+"""What cannot work, told on the driver instead of by runners that drop data or die."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.rllib.sampler import Sampler
+from rlmesh_ray.rllib.tuned import is_tuned
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import DiscreteSpec
+
+
+def is_evaluated(config: AlgorithmConfig) -> bool:
+    """Return whether RLlib makes evaluation runners for this config."""
+    return bool(config.evaluation_interval) or config.evaluation_num_env_runners > 0
+
+
+def sample_limits(config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
+    """Yield the settings after whose seconds RLlib drops what a runner samples, and the seconds.
+
+    It waits for local runners without end, and for those of IMPALA and APPO.
+    """
+    is_asynchronous = isinstance(config, IMPALAConfig)
+    if config.num_env_runners and not is_asynchronous and config.sample_timeout_s is not None:
+        yield "sample_timeout_s", float(config.sample_timeout_s)
+    limit_s = config.evaluation_sample_timeout_s
+    if config.evaluation_num_env_runners and limit_s is not None:
+        yield "evaluation_sample_timeout_s", float(limit_s)
+
+
+def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
+    """See to it that an endpoint that hangs is given up before RLlib gives up its runner.
+
+    Raises:
+        ConfigurationError: It would not be; RLlib would drop the runner's sample and ask a
+            runner that is stuck for another one.
+    """
+    if step_timeout_s <= 0:
+        raise ConfigurationError(f"step_timeout_s={step_timeout_s:g} must be more than 0")
+    for setting, limit_s in sample_limits(config):
+        if step_timeout_s >= limit_s:
+            raise ConfigurationError(
+                f"step_timeout_s={step_timeout_s:g} is not below {setting}={limit_s:g}, after "
+                "which RLlib drops what a runner samples; lower step_timeout_s, or first set "
+                f"{setting} to a multiple of it"
+            )
+
+
+def require_spaces(config: AlgorithmConfig, sampler: Sampler) -> None:
+    """Compare the spaces that the user has set with those of the endpoints.
+
+    Raises:
+        ContractMismatchError: They differ.
+    """
+    for name in ("observation_space", "action_space"):
+        ours, theirs = getattr(config, name), getattr(sampler, name)
+        if ours is not None and ours != theirs:
+            raise ContractMismatchError(
+                f"environment({name}={ours}) is not what the endpoints serve: {theirs}; leave it "
+                "out, configure takes it from them"
+            )
+
+
+def require_module(config: AlgorithmConfig, contract: EnvContract, sampler: Sampler) -> None:
+    """Make RLlib's default module for these spaces, as its runners will.
+
+    Modules and connectors of the user's are left to RLlib: what they take only they know. So are
+    settings of the module that Tune has yet to choose.
+
+    Raises:
+        ConfigurationError: RLlib has no default module for these spaces, or one that would act
+            outside the action space.
+    """
+    if not _uses_default_module(config):
+        return
+    reason = _wrong_actions(config, contract) or _refusal(config, sampler)
+    if reason:
+        raise ConfigurationError(
+            f"RLlib's default module for {config.algo_class.__name__} does not fit {contract.id}, "
+            f"with observations {_short(sampler.observation_space)} and actions "
+            f"{_short(sampler.action_space)}: {reason}; wrap the environment, or, before "
+            "configure, set rl_module(rl_module_spec=...) or env_runners(env_to_module_connector"
+            "=...), such as RLlib's FlattenObservations"
+        )
+
+
+def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
+    """See to it that evaluation runners sample from the endpoints, too.
+
+    Raises:
+        ConfigurationError: ``evaluation_config`` names an environment or EnvRunner, or is a whole
+            config, which does so.
+    """
+    for name in ("env", "env_runner_cls", "observation_space", "action_space"):
+        if name in (config.evaluation_config or {}):
+            raise ConfigurationError(
+                f"evaluation_config sets {name}={config.evaluation_config[name]}, but evaluation "
+                "runners sample from the endpoints; put only what differs there, as in "
+                "evaluation_config=PPOConfig.overrides(explore=False)"
+            )
+
+
+def _uses_default_module(config: AlgorithmConfig) -> bool:
+    if type(config).get_default_rl_module_spec is AlgorithmConfig.get_default_rl_module_spec:
+        return False
+    if is_tuned(config, "_model_config", "_rl_module_spec"):
+        return False
+    spec = config._rl_module_spec
+    has_module = spec is not None and (
+        not isinstance(spec, RLModuleSpec)
+        or spec.module_class is not None
+        or spec.observation_space is not None
+        or spec.action_space is not None
+    )
+    has_connectors = config._env_to_module_connector or config._module_to_env_connector
+    return not has_module and not has_connectors
+
+
+def _wrong_actions(config: AlgorithmConfig, contract: EnvContract) -> str:
+    """Return why actions would not be in their space, though RLlib makes a module; or nothing."""
+    if isinstance(config, DQNConfig) and not isinstance(contract.action_space, DiscreteSpec):
+        return "it takes Discrete actions only"
+    for leaf in leaves(contract.action_space):
+        if isinstance(leaf.spec, DiscreteSpec) and leaf.spec.start:
+            return f"it numbers actions from 0, not from {leaf.spec.start}"
+    return ""
+
+
+def _refusal(config: AlgorithmConfig, sampler: Sampler) -> str:
+    """Return why RLlib makes no module, in its words; or nothing."""
+    spaces = {DEFAULT_MODULE_ID: (sampler.observation_space, sampler.action_space)}
+    try:
+        # What the user has seeded shall not depend on this check.
+        with torch.random.fork_rng(devices=[]):
+            config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build()
+    except Exception as error:  # noqa: BLE001  # whatever RLlib raises, it will raise it again
+        return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+    return ""
+
+
+def _short(space: Any) -> str:
+    text = str(space)
+    return text if len(text) <= 120 else f"{text[:117]}..."

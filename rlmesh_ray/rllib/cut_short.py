@@ -1,0 +1,19 @@
+"""Episodes that an endpoint's failure has ended."""
+
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+INTERRUPTED_KEY = "rlmesh_ray.interrupted"
+"""In the last info of an episode that a failure has cut short: the cause, in words."""
+
+
+def cut_short(episode: SingleAgentEpisode, cause: Exception) -> None:
+    """End an episode where it stands, as truncated: what it holds has happened.
+
+    The step that was on its way when the endpoint failed is no part of it.
+
+    Args:
+        episode: Has been reset, is not done and has not been converted to NumPy.
+        cause: Goes into the last info, in words.
+    """
+    episode.is_truncated = True
+    episode.infos.data[-1] = {**episode.infos.data[-1], INTERRUPTED_KEY: str(cause)}

@@ -1,0 +1,176 @@
+"""The endpoints that ``configure`` is given, or starts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.env_client import shake_hands
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.rllib.advice import USUAL_SESSIONS
+from rlmesh_ray.rllib.plan import (
+    Directory,
+    FixedAddresses,
+    require_next_step,
+    require_same_contract,
+)
+from rlmesh_ray.rllib.shares import Demand, deal, most_sessions, width_for
+from rlmesh_ray.spaces.contract import EnvContract
+
+RolloutSource = str | Sequence[str] | EnvFleet | Callable[[], Any]
+"""A Gymnasium id, a factory, a fleet, one address, or several."""
+
+# Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
+# ends its endpoints when nobody holds it.
+_FLEETS: list[EnvFleet] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What ``configure`` was asked to start; None: what fits."""
+
+    num_endpoints: int | None = None
+    num_envs: int | None = None
+    num_evaluation_endpoints: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where they are, and what is known about them before they are asked."""
+
+    directory: Directory
+    token: str | None
+    num_evaluation: int
+    """How many, the last ones, only evaluation uses."""
+    max_sessions: int = USUAL_SESSIONS
+    fleet: EnvFleet | None = None
+
+    @property
+    def num_training(self) -> int:
+        """How many there are for training."""
+        return len(self.directory) - self.num_evaluation
+
+    def keep(self) -> None:
+        """Let a fleet live as long as this process."""
+        if self.fleet is not None:
+            _FLEETS.append(self.fleet)
+
+
+def find_endpoints(
+    config: AlgorithmConfig, env: RolloutSource, wish: Wish, demand: Demand, token: str | None
+) -> Endpoints:
+    """Start endpoints, or take those that run already; see ``configure``.
+
+    Raises:
+        ConfigurationError: An argument does not fit the kind of ``env``.
+        ContractMismatchError: Endpoints cannot be started so that they are spread evenly.
+    """
+    if isinstance(env, str) and looks_like_address(env):
+        env = [env]
+    if isinstance(env, str) or callable(env):
+        return _new_fleet(config, env, wish, demand)
+    if wish.num_endpoints is not None or wish.num_envs is not None:
+        raise ConfigurationError(
+            "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
+            "already have their own"
+        )
+    num_evaluation = wish.num_evaluation_endpoints or 0
+    if isinstance(env, EnvFleet):
+        endpoints = Endpoints(env.directory, env.token, num_evaluation, fleet=env)
+    else:
+        endpoints = Endpoints(FixedAddresses(_addresses(env)), token, num_evaluation)
+    if num_evaluation < 0 or endpoints.num_training < 1:
+        raise ConfigurationError(
+            f"num_evaluation_endpoints={num_evaluation} of {len(endpoints.directory)} endpoint(s) "
+            "must be 0 or more, and leave at least one for training"
+        )
+    return endpoints
+
+
+def _new_fleet(
+    config: AlgorithmConfig, env: str | Callable[[], Any], wish: Wish, demand: Demand
+) -> Endpoints:
+    num_endpoints = demand.num_runners if wish.num_endpoints is None else wish.num_endpoints
+    num_evaluation = wish.num_evaluation_endpoints
+    if num_evaluation is None:
+        is_parallel = config.evaluation_parallel_to_training
+        num_evaluation = (demand.num_evaluation_runners or 0) if is_parallel else 0
+    _require_at_least("num_endpoints", num_endpoints, 1)
+    _require_at_least("num_evaluation_endpoints", num_evaluation, 0)
+    width = width_for(demand, num_endpoints) if wish.num_envs is None else wish.num_envs
+    _require_at_least("num_envs", width, 1)
+    shares = deal(
+        demand,
+        width=width,
+        num_endpoints=num_endpoints,
+        num_evaluation_endpoints=num_evaluation,
+    )
+    max_sessions = max(USUAL_SESSIONS, most_sessions(*shares))
+    total = num_endpoints + num_evaluation
+    fleet = EnvFleet(
+        env,
+        num_endpoints=total,
+        num_envs=width,
+        num_cpus=endpoint_cpus(config, total),
+        max_sessions=max_sessions,
+    )
+    return Endpoints(fleet.directory, fleet.token, num_evaluation, max_sessions, fleet)
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigurationError(f"{name}={value} must be at least {least}")
+
+
+def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
+    """Return what Ray shall set aside for an endpoint: a CPU, if the runners then find room.
+
+    A laptop's two cores are spoken for by two runners already; endpoints that took a CPU each
+    would leave RLlib waiting for ever.
+    """
+    if not ray.is_initialized():
+        ray.init()
+    num_runners = int(config.num_env_runners or 0) + int(config.evaluation_num_env_runners)
+    runners = num_runners * float(config.num_cpus_per_env_runner)
+    learners = int(config.num_learners or 0) * 1.0
+    total = float(ray.cluster_resources().get("CPU", 0.0))
+    left = total - runners - learners
+    return min(1.0, max(left / max(num_endpoints, 1), 0.01))
+
+
+def _addresses(env: Sequence[str]) -> tuple[str, ...]:
+    is_list = isinstance(env, Sequence) and len(env) > 0
+    if not is_list or not all(isinstance(address, str) for address in env):
+        raise ConfigurationError(
+            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an address or a list of "
+            "addresses; an environment that exists already is served by EnvServer"
+        )
+    return tuple(env)
+
+
+def common_contract(
+    endpoints: Endpoints, tls: ClientTls | None, edition_text: str | None
+) -> EnvContract:
+    """Ask every endpoint what it serves; they must agree.
+
+    Raises:
+        ContractMismatchError: They do not, or RLlib cannot use what they serve.
+        EndpointError: One cannot be reached.
+    """
+    first: EnvContract | None = None
+    for index in range(len(endpoints.directory)):
+        address = endpoints.directory.address(index)
+        answer = shake_hands(Dial(address, endpoints.token, tls, edition_text=edition_text))
+        contract = answer.contract
+        if not isinstance(contract, EnvContract):
+            raise ContractMismatchError(f"{address} tells no environment contract")
+        require_next_step(contract, answer.capabilities, address)
+        first = first or contract
+        require_same_contract(first, contract, address)
+    assert first is not None, "there is at least one endpoint"
+    return first

@@ -1,0 +1,190 @@
+"""The episodes of a runner whose lanes do not all move at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import (
+    ENV_TO_MODULE_CONNECTOR,
+    MODULE_TO_ENV_CONNECTOR,
+    RLMODULE_INFERENCE_TIMER,
+    WEIGHTS_SEQ_NO,
+)
+from ray.rllib.utils.spaces.space_utils import batch, unbatch
+
+from rlmesh_ray.rllib.lane_group import GroupBatch
+from rlmesh_ray.rllib.lane_slot import LaneSlot
+from rlmesh_ray.rllib.quota import Quota
+
+
+@dataclass(slots=True)
+class Lanes:
+    """What the runner remembers of one slot's lanes between two steps."""
+
+    slot: LaneSlot
+    shared_data: dict[str, Any]
+    """RLlib's connectors hand things to each other in this, between one step's two pipelines."""
+    to_module: Any = None
+    """The next forward pass's input."""
+    actions: Any = None
+    """As the module gave them, for the episodes; what the environment got may differ."""
+    extras: dict[str, Any] | None = None
+    """Everything else that the module gave, one row a lane."""
+    num_asked: int = 0
+    """Timesteps that are on their way."""
+
+
+class LaneEpisodes(SingleAgentEnvRunner):
+    """Does what RLlib's runner does between two steps, for the lanes of one slot.
+
+    Connectors, module and callbacks see the slot's lanes as they would see all of the runner's, in
+    RLlib's own order.
+    """
+
+    env: Any
+    _lanes: Sequence[Lanes] = ()
+    _explore: bool
+    _random_actions: bool
+    _quota: Quota
+    _returned: list[SingleAgentEpisode]
+    _ongoing_episodes: list[SingleAgentEpisode]
+
+    # --- from observations to actions ---------------------------------------------------
+
+    def _act(self, lanes: Lanes) -> None:
+        """Choose actions for a slot's lanes and send them off."""
+        if self._random_actions:
+            to_env = {Columns.ACTIONS: self._random(lanes.slot)}
+        else:
+            to_env = self._module_to_env(
+                rl_module=self.module,
+                batch=self._forward(lanes),
+                episodes=self._episodes_of(lanes),
+                explore=self._explore,
+                shared_data=lanes.shared_data,
+                metrics=self.metrics,
+                metrics_prefix_key=(MODULE_TO_ENV_CONNECTOR,),
+            )
+        lanes.actions = to_env.pop(Columns.ACTIONS)
+        actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, lanes.actions)
+        lanes.extras = to_env
+        # A lane that has ended is not stepped but starts anew.
+        lanes.num_asked = sum(episode.is_reset for episode in self._episodes_of(lanes))
+        self._quota.asked += lanes.num_asked
+        lanes.slot.step(actions_for_env)
+        self._log_env_steps(self._metrics_num_try_env_step, 1)
+
+    def _forward(self, lanes: Lanes) -> Any:
+        to_module, lanes.to_module = lanes.to_module, None
+        with self.metrics.log_time(RLMODULE_INFERENCE_TIMER):
+            if not self._explore:
+                return self.module.forward_inference(to_module)
+            num_runners = self.config.num_env_runners or 1
+            per_runner = self.num_env_steps_sampled_lifetime // num_runners
+            t = (per_runner + self._quota.timesteps) * num_runners
+            return self.module.forward_exploration(to_module, t=t)
+
+    def _random(self, slot: LaneSlot) -> Any:
+        actions = self.env.action_space.sample()
+        if len(slot.lanes) == self.num_envs:
+            return actions
+        return batch(unbatch(actions)[slot.lanes.start : slot.lanes.stop])
+
+    # --- from answers to episodes --------------------------------------------------------
+
+    def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
+        """Begin the episodes of a slot whose lanes have all been reset."""
+        observations = unbatch(arrived.observation)
+        for lane, observation, infos in zip(
+            lanes.slot.lanes, observations, arrived.infos, strict=True
+        ):
+            self._ongoing_episodes[lane].add_env_reset(observation=observation, infos=infos)
+        self._prepare(lanes, {Columns.OBS: observations, Columns.INFOS: arrived.infos})
+        for lane in lanes.slot.lanes:
+            self._make_on_episode_callback("on_episode_start", lane, self._ongoing_episodes)
+
+    def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
+        """Continue the episodes of a slot; those that have ended begin anew with the next step."""
+        observations, actions = unbatch(arrived.observation), unbatch(lanes.actions)
+        started = set()
+        for row, lane in enumerate(lanes.slot.lanes):
+            episode = self._ongoing_episodes[lane]
+            if not episode.is_reset:
+                episode.add_env_reset(observation=observations[row], infos=arrived.infos[row])
+                started.add(lane)
+                continue
+            extras = {key: column[row] for key, column in (lanes.extras or {}).items()}
+            self._quota.timesteps += 1
+            episode.add_env_step(
+                observation=observations[row],
+                action=actions[row],
+                reward=arrived.rewards[row],
+                infos=arrived.infos[row],
+                terminated=arrived.terminated[row],
+                truncated=arrived.truncated[row],
+                extra_model_outputs={**extras, WEIGHTS_SEQ_NO: self._weights_seq_no},
+            )
+        self._prepare(
+            lanes,
+            {
+                Columns.OBS: observations,
+                Columns.ACTIONS: actions,
+                Columns.REWARDS: arrived.rewards,
+                Columns.INFOS: arrived.infos,
+                Columns.TERMINATEDS: arrived.terminated,
+                Columns.TRUNCATEDS: arrived.truncated,
+            },
+        )
+        for lane in lanes.slot.lanes:
+            which = "on_episode_start" if lane in started else "on_episode_step"
+            self._make_on_episode_callback(which, lane, self._ongoing_episodes)
+            if self._ongoing_episodes[lane].is_done:
+                self._quota.episodes += 1
+                self._returned.append(self._ended(lane))
+                if self._quota.num_episodes is not None and self._quota.is_full:
+                    break
+
+    def _prepare(self, lanes: Lanes, batched: dict[str, Any]) -> None:
+        """Make the next forward pass's input of what has come."""
+        if self.module is None:
+            return
+        lanes.to_module = self._env_to_module(
+            episodes=self._episodes_of(lanes),
+            batch={},
+            explore=self._explore,
+            rl_module=self.module,
+            shared_data=lanes.shared_data,
+            metrics=self.metrics,
+            metrics_prefix_key=(ENV_TO_MODULE_CONNECTOR,),
+            **batched,
+        )
+
+    def _episodes_of(self, lanes: Lanes) -> list[SingleAgentEpisode]:
+        return self._ongoing_episodes[lanes.slot.lanes.start : lanes.slot.lanes.stop]
+
+    def _ended(self, lane: int) -> SingleAgentEpisode:
+        """Return a lane's episode, which is over, and put a new one in its place."""
+        self._make_on_episode_callback("on_episode_end", lane, self._ongoing_episodes)
+        episode = self._ongoing_episodes[lane]
+        returned = episode.to_numpy() if self.episodes_to_numpy else episode
+        self._new_episode(lane, self._ongoing_episodes)
+        return returned
+
+    def _cut_ongoing(self) -> list[SingleAgentEpisode]:
+        """Return the chunks of the running episodes; the next call of ``sample`` goes on there."""
+        lookback = self.config.episode_lookback_horizon
+        continuations = [
+            episode.cut(len_lookback_buffer=lookback) for episode in self._ongoing_episodes
+        ]
+        chunks = []
+        for episode in self._ongoing_episodes:
+            if episode.t == 0:
+                continue  # just begun: nothing in it yet
+            episode.validate()
+            self._ongoing_episodes_for_metrics[episode.id_].append(episode)
+            chunks.append(episode.to_numpy() if self.episodes_to_numpy else episode)
+        self._ongoing_episodes = continuations
+        return chunks

@@ -1,0 +1,225 @@
+"""One place among a runner's lanes: a group of sessions that goes its own way.
+
+A slot is stepped, lost and opened again without the others. What takes time is done in a thread
+of its own, and what comes of it arrives in one queue for all slots of the runner. A slot that is
+alone needs no thread: its work is done when somebody waits for it.
+"""
+
+import contextlib
+import enum
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlmesh_ray.errors import EndpointClosedError, EndpointError, RlmeshError
+from rlmesh_ray.rllib.lane_group import GroupBatch, LaneGroup
+from rlmesh_ray.rllib.patience import Patience
+
+Job = Callable[[], "Arrival"]
+
+
+class Phase(enum.Enum):
+    """What a slot is doing."""
+
+    IDLE = enum.auto()
+    """Nothing; it has observations that wait for actions."""
+    STEPPING = enum.auto()
+    RESETTING = enum.auto()
+    OPENING = enum.auto()
+    """It has lost its sessions, and gets new ones with new episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came of a slot's work."""
+
+    slot: "LaneSlot"
+    work: int
+    """Which work; see ``LaneSlot.is_current``."""
+    batch: GroupBatch | None
+    """None: it failed."""
+    error: RlmeshError | None = None
+
+
+class Arrivals:
+    """Where the work of all slots ends up. For one thread that takes.
+
+    Args:
+        num_slots: That put something in.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.are_deferred = num_slots == 1
+        """Whether work is done by whoever waits for it."""
+        self._deferred: deque[Job] = deque()
+        self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+
+    def defer(self, job: Job) -> None:
+        """Have ``job`` done by ``take``."""
+        self._deferred.append(job)
+
+    def put(self, arrival: Arrival) -> None:
+        """Add an arrival. From any thread."""
+        self._arrived.put(arrival)
+
+    def take(self, timeout_s: float | None) -> Arrival | None:
+        """Wait for the next arrival; None: nothing came in time."""
+        if self._deferred:
+            return self._deferred.popleft()()
+        try:
+            return self._arrived.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+
+class LaneSlot:
+    """Lanes that share their fate.
+
+    To be used from one thread. Each of ``reset``, ``step`` and ``reopen`` leads to one arrival.
+
+    Args:
+        lanes: Which of the runner's.
+        open_group: Opens the sessions; raises RlmeshError.
+        arrivals: Where results go.
+    """
+
+    def __init__(
+        self, lanes: range, open_group: Callable[[], LaneGroup], arrivals: Arrivals
+    ) -> None:
+        self.lanes = lanes
+        self.phase = Phase.OPENING
+        self.patience = Patience()
+        self._open_group = open_group
+        self._arrivals = arrivals
+        self._group: LaneGroup | None = None
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._work = 0
+        self._settings: dict[str, tuple[object, ...]] = {}
+        self._is_behind = False
+
+    def is_current(self, arrival: Arrival) -> bool:
+        """Tell whether an arrival is of the latest work; older ones interest nobody any more."""
+        return arrival.work == self._work
+
+    def open(self) -> None:
+        """Open the sessions here and now.
+
+        Raises:
+            RlmeshError: They could not be opened.
+        """
+        self._group = self._open_group()
+        self.phase = Phase.IDLE
+
+    def reset(self, seeds: Sequence[int], options: Mapping[str, Any] | None) -> None:
+        """Start new episodes everywhere, after what it is doing.
+
+        Args:
+            seeds: Empty, or one a lane.
+            options: Handed to the environments.
+        """
+        group = self._group
+        assert group is not None, "an open slot"
+        self.phase = Phase.RESETTING
+        self._begin(lambda: group.reset(seeds, options))
+
+    def step(self, actions: Any) -> None:
+        """Apply one action a lane.
+
+        Raises:
+            ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
+        """
+        group = self._group
+        assert group is not None, "an open slot"
+        self.phase = Phase.STEPPING
+        try:
+            if self._is_behind:  # set while the group was on its way
+                self._is_behind = False
+                self._set_up(group)
+            group.send(actions)
+        except EndpointError as error:
+            self._begin(_raising(error))
+        else:
+            self._begin(group.receive)
+
+    def call(self, name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
+        """Call into every lane; see ``EnvClient.call``.
+
+        What was called with arguments is a setting: new sessions get the last one of each name,
+        before their episodes begin. So does a slot that has none just now; it gives None a lane.
+
+        Raises:
+            ConfigurationError: The endpoints do not allow it.
+            CodecError: An argument cannot travel.
+            RemoteEnvError: An environment raised.
+        """
+        results: tuple[Any, ...] = (None,) * len(self.lanes)
+        if self.phase is not Phase.OPENING and self._group is not None:
+            # A lost session is found out by its next step, and the new one gets the setting.
+            with contextlib.suppress(EndpointError):
+                results = self._group.call(name, arguments)
+        if arguments:
+            self._settings[name] = arguments
+            self._is_behind = self.phase is Phase.OPENING
+        return results
+
+    def reopen(self, after_s: float) -> None:
+        """Get new sessions after some seconds, and start new episodes on them."""
+        self.phase = Phase.OPENING
+        self._begin(lambda: self._renew(after_s))
+
+    def close(self) -> None:
+        """End the sessions. Idempotent."""
+        self._closing.set()
+        self._jobs.put(None)
+        if self._group is not None:
+            self._group.close()
+
+    def _begin(self, function: Callable[[], GroupBatch]) -> None:
+        self._work += 1
+        work = self._work
+
+        def job() -> Arrival:
+            try:
+                return Arrival(self, work, function())
+            except RlmeshError as error:
+                return Arrival(self, work, None, error)
+
+        if self._arrivals.are_deferred:
+            self._arrivals.defer(job)
+            return
+        self._jobs.put(job)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rlmesh-ray-slot", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._arrivals.put(job())
+
+    def _renew(self, after_s: float) -> GroupBatch:
+        if self._group is not None:
+            self._group.close()
+        if self._closing.wait(after_s):
+            raise EndpointClosedError("the runner has been stopped", "")
+        group = self._open_group()
+        self._group = group
+        if self._closing.is_set():  # meanwhile, and it closed the group before this one
+            group.close()
+        self._set_up(group)
+        return group.reset()
+
+    def _set_up(self, group: LaneGroup) -> None:
+        for name, arguments in list(self._settings.items()):
+            group.call(name, arguments)
+
+
+def _raising(error: RlmeshError) -> Callable[[], GroupBatch]:
+    def fail() -> GroupBatch:
+        raise error
+
+    return fail

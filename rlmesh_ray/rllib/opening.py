@@ -1,0 +1,113 @@
+"""How a runner gets its sessions, and what it tells of them."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.env.env_context import EnvContext
+
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshError
+from rlmesh_ray.rllib.lane_session import LaneSession
+from rlmesh_ray.rllib.patience import Patience
+from rlmesh_ray.rllib.plan import (
+    PLAN_KEY,
+    RolloutPlan,
+    require_next_step,
+    require_same_contract,
+)
+
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PATIENCE_S = 30.0
+"""For endpoints that are not there when a runner is made: nothing is lost by then."""
+
+
+def plan_of(config: Any) -> RolloutPlan:
+    """Return the plan that ``configure`` has put into an AlgorithmConfig.
+
+    Raises:
+        ConfigurationError: It has not.
+    """
+    plan = config.env_config.get(PLAN_KEY)
+    if not isinstance(plan, RolloutPlan):
+        raise ConfigurationError(
+            "this config names no endpoints: pass it through rlmesh_ray.rllib.configure"
+        )
+    return plan
+
+
+def require_width(config: Any, num_envs: int) -> None:
+    """See to it that nobody has changed what ``configure`` has set.
+
+    Raises:
+        ContractMismatchError: ``num_envs_per_env_runner`` is not ``num_envs``.
+    """
+    if num_envs != config.num_envs_per_env_runner:
+        raise ContractMismatchError(
+            f"num_envs_per_env_runner={config.num_envs_per_env_runner}, but the endpoints "
+            f"give {num_envs} lanes; leave it to rlmesh_ray.rllib.configure"
+        )
+
+
+def open_sessions(plan: RolloutPlan, endpoints: Sequence[int]) -> list[LaneSession]:
+    """Open one session on each of ``endpoints``, at once.
+
+    Raises:
+        ContractMismatchError: An endpoint is not what it was on the driver.
+        EndpointError: An endpoint cannot be reached, or refuses.
+    """
+    sessions: list[LaneSession] = []
+    try:
+        for endpoint in endpoints:
+            client = EnvClient(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
+            sessions.append(LaneSession(client))
+            require_same_contract(plan.contract, client.contract, client.address)
+            require_next_step(client.contract, client.answer.capabilities, client.address)
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    return sessions
+
+
+def patiently(open_: Callable[[], T]) -> T:
+    """Return what ``open_`` opens; endpoints that are just restarting are waited for.
+
+    Raises:
+        RlmeshError: It could not be opened.
+    """
+    patience = Patience(_PATIENCE_S)
+    while True:
+        try:
+            return open_()
+        except RlmeshError as error:
+            delay_s = patience.failed(error, time.monotonic())
+            if delay_s is None:
+                raise
+            _LOG.info("%s; trying again in %.2g s", error, delay_s)
+        time.sleep(delay_s)
+
+
+def announce_environment(runner: Any) -> None:
+    """Call the ``on_environment_created`` callbacks of an EnvRunner, as RLlib does."""
+    make_callback(
+        "on_environment_created",
+        callbacks_objects=runner._callbacks,
+        callbacks_functions=runner.config.callbacks_on_environment_created,
+        kwargs={
+            "env_runner": runner,
+            "metrics_logger": runner.metrics,
+            "env": runner.env.unwrapped,
+            "env_context": EnvContext(
+                runner.config.env_config,
+                worker_index=runner.worker_index,
+                num_workers=runner.num_workers,
+                remote=False,
+            ),
+        },
+    )

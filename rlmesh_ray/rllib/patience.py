@@ -1,0 +1,72 @@
+"""How long to keep trying when an endpoint, or the environment behind it, fails again and again."""
+
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    ConformanceError,
+    EndpointError,
+    HandshakeRefusedError,
+    RlmeshError,
+)
+
+# An endpoint that Ray restarts answers again after 2 s; a node that is lost silently is missed
+# after a minute, and what was on it comes back elsewhere.
+_GIVE_UP_AFTER_S = 120.0
+_FIRST_DELAY_S = 0.25
+_LONGEST_DELAY_S = 1.0
+_MAX_ENV_FAILURES = 10
+_ENV_DELAY_S = 0.1
+_HOPELESS = (
+    AccessDeniedError,
+    ConfigurationError,
+    ConformanceError,
+    HandshakeRefusedError,
+)
+"""Another try would end the same."""
+
+
+class Patience:
+    """Says when to try again, and when not to.
+
+    An endpoint that is away is tried again for some time, at growing intervals; the first try
+    comes at once. An environment that raises is tried ten times in a row: it may be worn out, and
+    another try makes a new one, or it may be broken for good.
+
+    Args:
+        give_up_after_s: How long an endpoint may stay away.
+    """
+
+    def __init__(self, give_up_after_s: float = _GIVE_UP_AFTER_S) -> None:
+        self._give_up_after_s = give_up_after_s
+        self.num_failures = 0
+        """In a row."""
+        self._since_s: float | None = None
+
+    def succeeded(self) -> None:
+        """Note that it works."""
+        self.num_failures = 0
+        self._since_s = None
+
+    def failed(self, error: RlmeshError, now_s: float) -> float | None:
+        """Return after how many seconds to try again; None: do not.
+
+        Args:
+            error: What went wrong.
+            now_s: Any monotonic clock.
+        """
+        self.num_failures += 1
+        if self._since_s is None:
+            self._since_s = now_s
+        if isinstance(error, _HOPELESS):
+            return None
+        if not isinstance(error, EndpointError):
+            return None if self.num_failures > _MAX_ENV_FAILURES else self._delay_s(_ENV_DELAY_S)
+        if now_s - self._since_s > self._give_up_after_s:
+            return None
+        return self._delay_s(_FIRST_DELAY_S)
+
+    def _delay_s(self, first_s: float) -> float:
+        tries_before = self.num_failures - 1
+        if not tries_before:
+            return 0.0
+        return min(first_s * 2.0 ** (tries_before - 1), _LONGEST_DELAY_S)

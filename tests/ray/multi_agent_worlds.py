@@ -1,0 +1,188 @@
+"""Environments with several agents, for tests; they need neither RLlib nor PettingZoo."""
+
+from collections import OrderedDict
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlmesh_ray.protocol import capabilities
+
+POINT = spaces.Box(-1.0, 1.0, (2,), np.float32)
+MESSAGE = spaces.Dict(OrderedDict(word=spaces.Discrete(5), place=POINT))
+WALK = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Crossing:
+    """Cars, a light and a tram at a crossing: agents differ, leave, join, and wait their turns.
+
+    ``light`` is there from the first step to the last, but is asked only at every other one.
+    ``car_0`` leaves early, terminated; ``car_1`` joins at step 2 and is cut off, truncated, if
+    the episode lasts; ``tram`` is listed and never comes. Rewards go also to the light while it
+    waits. What happens depends on the seed and on every action. Episodes end by termination and
+    truncation, in turns.
+    """
+
+    possible_agents = ("tram", "light", "car_1", "car_0")
+    observation_spaces: ClassVar[Any] = {
+        "tram": spaces.Box(2.0, 3.0, (1,), np.float64),
+        "light": MESSAGE,
+        "car_1": POINT,
+        "car_0": POINT,
+    }
+    action_spaces: ClassVar[Any] = {
+        "tram": spaces.MultiDiscrete([2, 3]),
+        "light": spaces.Discrete(3),
+        "car_1": WALK,
+        "car_0": spaces.Discrete(4),
+    }
+
+    def __init__(self, context: Any = None) -> None:
+        self.agents: list[str] = []
+        self._episodes = 0
+        self._steps = 0
+        self._length = 0
+        self._random = np.random.default_rng(0)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._episodes += 1
+        self._steps = 0
+        self._length = int(self._random.integers(5, 10))
+        self.agents = ["light", "car_0"]
+        return {agent: self._look(agent) for agent in self.agents}, {
+            "light": {"length": self._length}
+        }
+
+    def step(self, actions: Any) -> Any:
+        self._steps += 1
+        for agent in sorted(actions):
+            self._random.bit_generator.advance(int(1000 * np.sum(actions[agent])) % 97)  # type: ignore[attr-defined]
+        is_over = self._steps >= self._length
+        rewards = {agent: float(self._random.normal()) for agent in self.agents}
+        terminated = {"__all__": is_over and self._episodes % 2 == 1}
+        truncated = {"__all__": is_over and self._episodes % 2 == 0}
+        observations = {
+            agent: self._look(agent)
+            for agent in self.agents
+            if agent != "light" or self._steps % 2 == 0 or is_over
+        }
+        if self._steps == 4:
+            terminated["car_0"] = True
+            self.agents.remove("car_0")
+        if self._steps == 8 and "car_1" in self.agents:
+            truncated["car_1"] = True
+            self.agents.remove("car_1")
+        if self._steps == 2:
+            self.agents.insert(1, "car_1")
+            observations["car_1"] = self._look("car_1")
+            # In the agents' order, as lanes have them: the order decides who draws first.
+            observations = {agent: observations[agent] for agent in self.agents}
+        infos = {agent: {"step": self._steps} for agent in observations}
+        return observations, rewards, terminated, truncated, infos
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def _look(self, agent: str) -> Any:
+        place = self._random.uniform(-1.0, 1.0, 2).astype(np.float32)
+        if agent != "light":
+            return place
+        return OrderedDict(word=np.int64(self._random.integers(5)), place=place)
+
+
+class Fragile(Crossing):
+    """Raises in the third episode of its life."""
+
+    def step(self, actions: Any) -> Any:
+        if self._episodes == 3 and self._steps == 1:
+            raise RuntimeError("worn out")
+        return super().step(actions)
+
+
+class Hopeless(Crossing):
+    """Raises on every step."""
+
+    def step(self, actions: Any) -> Any:
+        raise RuntimeError("never")
+
+
+class Hunt:
+    """PettingZoo's interface: two hunters look for a prey on a line, which may get away.
+
+    A hunter that finds the prey leaves with a reward; the episode is over when both have left, or
+    after eight steps, which truncate it.
+    """
+
+    metadata: ClassVar[Any] = {"name": "hunt", "render_modes": []}
+    render_mode = None
+    possible_agents = ("hunter_0", "hunter_1")
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+        self._random = np.random.default_rng(0)
+        self._places: dict[str, int] = {}
+        self._steps = 0
+        self._observation_spaces: dict[str, Any] = {
+            agent: spaces.Box(-8.0, 8.0, (number,), np.float32)
+            for number, agent in enumerate(self.possible_agents, 1)
+        }
+        self._action_spaces: dict[str, Any] = {
+            agent: spaces.Discrete(number) for number, agent in enumerate(self.possible_agents, 2)
+        }
+
+    def observation_space(self, agent: str) -> Any:
+        return self._observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        return self._action_spaces[agent]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self._places = {agent: int(self._random.integers(-4, 5)) for agent in self.agents}
+        self._steps = 0
+        return self._look(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        assert sorted(actions) == self.agents
+        self._steps += 1
+        for agent, action in actions.items():
+            move = int(action) * 2 - 1 if agent == "hunter_0" else int(action) - 1
+            self._places[agent] = max(-8, min(8, self._places[agent] + move))
+        observations = self._look()
+        is_late = self._steps >= 8
+        terminated = {agent: self._places[agent] == 0 and not is_late for agent in self.agents}
+        truncated = dict.fromkeys(self.agents, is_late)
+        rewards = {agent: 1.0 if terminated[agent] else -0.1 for agent in self.agents}
+        infos = {agent: {"place": self._places[agent]} for agent in self.agents}
+        self.agents = [
+            agent for agent in self.agents if not (terminated[agent] or truncated[agent])
+        ]
+        return observations, rewards, terminated, truncated, infos
+
+    def render(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def _look(self) -> Any:
+        return {
+            agent: np.full(self.observation_space(agent).shape, self._places[agent], np.float32)
+            for agent in self.agents
+        }
+
+
+class Impostor(gymnasium.Env[Any, Any]):
+    """Says that it has several agents, and has not."""
+
+    metadata = {capabilities.MULTI_AGENT: {"agents": ["a", "b"]}}  # noqa: RUF012
+    observation_space = spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)

@@ -1,0 +1,111 @@
+"""Environments that count. In a module of their own, so that workers need not import Ray."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+
+class Ramp(gymnasium.Env[Any, Any]):
+    """Counts its steps and ends after a number that grows with every episode."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.length = 2
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        self.length = self.length + 1 if self.length < 9 else 3
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation = np.full(1, self.steps, np.float32)
+        return observation, float(self.steps), self.steps >= self.length, False, {}
+
+
+def ramps(mode: AutoresetMode) -> SyncVectorEnv:
+    return SyncVectorEnv([Ramp, Ramp, Ramp], autoreset_mode=mode)
+
+
+class Fragile(Ramp):
+    """Raises in the third episode of its life."""
+
+    episodes = 0
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.episodes += 1
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        if self.episodes == 3 and self.steps == 1:
+            raise RuntimeError("worn out")
+        return super().step(action)
+
+
+class Hopeless(Ramp):
+    """Raises on every step."""
+
+    def step(self, action: Any) -> Any:
+        raise RuntimeError("never")
+
+
+class Stairs(gymnasium.Env[Any, Any]):
+    """Counts its steps without end, or up to a number.
+
+    Args:
+        gate: A file that must exist before each step; None: no such thing.
+        log: Gets a byte a step.
+        length: Of an episode.
+    """
+
+    observation_space = spaces.Box(0.0, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(
+        self, gate: Path | None = None, log: Path | None = None, length: float = np.inf
+    ) -> None:
+        self.gate, self.log, self.length = gate, log, length
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        while self.gate is not None and not self.gate.exists():
+            time.sleep(0.005)
+        self.steps += 1
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write("x")
+        observation = np.full(1, self.steps, np.float32)
+        return observation, float(self.steps), self.steps >= self.length, False, {}
+
+
+class Ladder(gymnasium.Env[Any, Any]):
+    """Observes the rung that it was last set to."""
+
+    observation_space = spaces.Box(0.0, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    rung = 0
+
+    def set_rung(self, rung: int) -> int:
+        former, self.rung = self.rung, rung
+        return former
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.full(1, self.rung, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.full(1, self.rung, np.float32), 0.0, False, False, {}

@@ -1,0 +1,337 @@
+"""Settings that are hardly meant so, and settings that cannot work, found in a config alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import VectorizeMode, spaces
+from ray import tune
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.rllib.advice import USUAL_SESSIONS, advice
+from rlmesh_ray.rllib.checks import require_deadlines, require_module, require_spaces
+from rlmesh_ray.rllib.plan import FixedAddresses, RolloutPlan
+from rlmesh_ray.rllib.presets import algorithm_config
+from rlmesh_ray.rllib.sampler import sampler_for
+from rlmesh_ray.rllib.shares import Share
+from rlmesh_ray.server.env_server import DEFAULT_MAX_SESSIONS
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+
+BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+
+def contract(observation: spaces.Space[Any] = BOX, action: spaces.Space[Any] | None = None) -> Any:
+    return EnvContract(
+        "Toy-v0",
+        from_gymnasium(observation),
+        from_gymnasium(action or spaces.Discrete(2)),
+        8,
+        AutoresetMode.NEXT_STEP,
+    )
+
+
+def found(
+    config: AlgorithmConfig,
+    *,
+    share: Share | None = None,
+    step_timeout_s: float = 30,
+    lockstep: bool = False,
+) -> Any:
+    plan = RolloutPlan(
+        FixedAddresses(("127.0.0.1:1",)),
+        contract(),
+        share or Share(1, 1, 1),
+        step_timeout_s=step_timeout_s,
+        lockstep=lockstep,
+    )
+    return list(advice(config, plan))
+
+
+def evaluated(config: AlgorithmConfig, **settings: Any) -> AlgorithmConfig:
+    return config.evaluation(evaluation_interval=1, **settings)
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_rllibs_defaults_need_no_advice(
+    kind: Callable[[], AlgorithmConfig], num_env_runners: int
+) -> None:
+    config = kind().env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=8)
+
+    assert found(config) == []
+    assert found(evaluated(config, evaluation_num_env_runners=1)) == []
+
+
+@pytest.mark.parametrize("name", ["APPO", "DQN", "IMPALA", "PPO", "SAC"])
+def test_presets_need_no_advice(name: str) -> None:
+    assert found(algorithm_config(name).env_runners(num_envs_per_env_runner=8)) == []
+
+
+def test_a_seed_that_repeats_every_evaluation_is_named() -> None:
+    config = evaluated(PPOConfig().debugging(seed=7))
+
+    [sentence] = found(config)
+
+    assert "debugging(seed=7)" in sentence
+    assert "evaluation_config={'seed': None}" in sentence
+
+
+@pytest.mark.parametrize(
+    "remedy",
+    [
+        {"evaluation_config": {"seed": None}},
+        {"evaluation_duration_unit": "timesteps"},
+        {"evaluation_duration": "auto", "evaluation_parallel_to_training": True},
+    ],
+)
+def test_a_seed_that_evaluation_does_not_repeat_is_left_alone(remedy: dict[str, Any]) -> None:
+    assert found(evaluated(PPOConfig().debugging(seed=7), **remedy)) == []
+
+
+def test_a_seed_without_evaluation_is_left_alone() -> None:
+    assert found(PPOConfig().debugging(seed=7)) == []
+
+
+def test_a_seed_that_sessions_at_their_own_pace_defeat_is_named() -> None:
+    config, share = PPOConfig().debugging(seed=7), Share(2, 1, 2)
+
+    [sentence] = found(config, share=share)
+
+    assert "lockstep=True" in sentence
+    assert found(config, share=share, lockstep=True) == []
+
+
+def test_a_seed_that_repeats_the_training_is_named() -> None:
+    config = PPOConfig().debugging(seed=7).env_runners(batch_mode="complete_episodes")
+
+    [sentence] = found(config)
+
+    assert "batch_mode='truncate_episodes'" in sentence
+
+
+@pytest.mark.parametrize("kind", [DQNConfig, SACConfig])
+def test_one_step_a_call_is_named_with_what_keeps_the_learning(
+    kind: Callable[[], AlgorithmConfig],
+) -> None:
+    config = kind().env_runners(num_env_runners=1, num_envs_per_env_runner=4)
+
+    [sentence] = found(config)
+
+    intensity = config.train_batch_size_per_learner / (4 * 2)
+    assert "rollout_fragment_length='auto'" in sentence
+    assert f"training_intensity={intensity:g}" in sentence
+    config.env_runners(rollout_fragment_length=8).training(training_intensity=intensity)
+    assert found(config) == []
+
+
+def test_the_advised_intensity_learns_as_often_as_before() -> None:
+    from ray.rllib.algorithms.dqn.dqn import calculate_rr_weights
+
+    config = DQNConfig().env_runners(num_env_runners=1, num_envs_per_env_runner=4)
+    assert calculate_rr_weights(config) == [1, 1]
+
+    config.env_runners(rollout_fragment_length=8).training(training_intensity=32 / (4 * 2))
+
+    assert calculate_rr_weights(config) == [1, 8]
+
+
+def test_a_batch_that_leaves_each_lane_one_step_is_named() -> None:
+    config = PPOConfig().env_runners(num_env_runners=2, num_envs_per_env_runner=64)
+
+    [sentence] = found(config.training(train_batch_size_per_learner=128, minibatch_size=64))
+
+    assert "128 lanes share a train batch of 128 steps" in sentence
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PPOConfig().training(train_batch_size_per_learner=tune.choice([64, 128])),
+        PPOConfig().training(train_batch_size_per_learner={"grid_search": [64, 128]}),
+        PPOConfig().training(lr=tune.loguniform(1e-5, 1e-3)),
+        DQNConfig().env_runners(rollout_fragment_length=8).training(n_step=tune.choice([1, 3])),
+    ],
+)
+def test_what_tune_has_yet_to_choose_is_left_alone(config: AlgorithmConfig) -> None:
+    assert found(config) == []
+
+
+def test_a_fragment_of_one_step_is_named() -> None:
+    [sentence] = found(PPOConfig().env_runners(rollout_fragment_length=1))
+
+    assert "rollout_fragment_length=1 " in sentence
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [
+        (PPOConfig().env_runners(num_env_runners=1), "sample_timeout_s"),
+        (
+            evaluated(IMPALAConfig(), evaluation_num_env_runners=1, evaluation_sample_timeout_s=60),
+            "evaluation_sample_timeout_s",
+        ),
+    ],
+)
+def test_a_deadline_must_lie_below_rllibs_own(config: AlgorithmConfig, setting: str) -> None:
+    require_deadlines(config, 59.0)
+    assert found(config, step_timeout_s=30.0) == []
+
+    [sentence] = found(config, step_timeout_s=31.0)
+    assert f"less than half of {setting}=60" in sentence
+    with pytest.raises(ConfigurationError, match=f"step_timeout_s=60 is not below {setting}=60"):
+        require_deadlines(config, 60.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PPOConfig().env_runners(num_env_runners=0),
+        IMPALAConfig().env_runners(num_env_runners=2),
+        PPOConfig().env_runners(num_env_runners=2, sample_timeout_s=3600),
+    ],
+)
+def test_a_deadline_may_be_long_where_rllib_waits_longer(config: AlgorithmConfig) -> None:
+    require_deadlines(config, 600.0)
+
+    assert found(config, step_timeout_s=600.0) == []
+
+
+@pytest.mark.parametrize("step_timeout_s", [0.0, -1.0])
+def test_a_deadline_is_more_than_nothing(step_timeout_s: float) -> None:
+    with pytest.raises(ConfigurationError, match="more than 0"):
+        require_deadlines(PPOConfig(), step_timeout_s)
+
+
+def test_more_sessions_than_an_endpoint_allows_are_named() -> None:
+    assert USUAL_SESSIONS == DEFAULT_MAX_SESSIONS
+    assert found(PPOConfig(), share=Share(1, 4, 4)) == []
+
+    [sentence] = found(PPOConfig(), share=Share(1, 17, 1))
+
+    assert "17 sessions" in sentence
+    assert "max_sessions" in sentence
+
+
+@pytest.mark.parametrize(
+    ("config", "setting"),
+    [
+        (
+            PPOConfig().env_runners(num_env_runners=1, create_env_on_local_worker=True),
+            "create_env_on_local_worker=True",
+        ),
+        (PPOConfig().environment(env_config={"gravity": 3}), "env_config (gravity)"),
+        (
+            evaluated(PPOConfig(), evaluation_config={"env_config": {"wind": 1}}),
+            "env_config (wind)",
+        ),
+        (PPOConfig().env_runners(gym_env_vectorize_mode="async"), "gym_env_vectorize_mode=async"),
+        (
+            PPOConfig().env_runners(gym_env_vectorize_mode=VectorizeMode.ASYNC),
+            "gym_env_vectorize_mode=",
+        ),
+        (PPOConfig().env_runners(remote_worker_envs=True), "remote_worker_envs=True"),
+    ],
+)
+def test_a_setting_that_does_nothing_is_named(config: AlgorithmConfig, setting: str) -> None:
+    [sentence] = found(config)
+
+    assert setting in sentence
+
+
+def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
+    require_module(config, contract(*of), sampler_for(config, contract(*of)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "observation", "action", "reason"),
+    [
+        (PPOConfig, spaces.Text(5), spaces.Discrete(2), "No default encoder config"),
+        (PPOConfig, spaces.Dict(a=BOX, b=BOX), spaces.Discrete(2), "FlattenObservations"),
+        (PPOConfig, spaces.Box(0, 255, (9, 9, 3), np.uint8), spaces.Discrete(2), "conv_filters"),
+        (PPOConfig, BOX, spaces.MultiBinary(3), "Unsupported action space"),
+        (PPOConfig, BOX, spaces.Discrete(3, start=1), "numbers actions from 0, not from 1"),
+        (PPOConfig, BOX, spaces.Tuple((BOX, spaces.Discrete(3, start=-1))), "from 0, not from -1"),
+        (DQNConfig, BOX, BOX, "takes Discrete actions only"),
+        (DQNConfig, BOX, spaces.MultiBinary(3), "takes Discrete actions only"),
+        (SACConfig, BOX, spaces.MultiDiscrete([2, 3]), "SAC only supports"),
+    ],
+)
+def test_spaces_that_rllibs_default_module_does_not_take_are_refused_with_the_reason(
+    kind: Callable[[], AlgorithmConfig],
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    reason: str,
+) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        check_module(kind(), observation, action)
+
+    assert "\n" not in str(caught.value)
+    assert "Toy-v0" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "observation", "action"),
+    [
+        (PPOConfig, spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(2)),
+        (PPOConfig, BOX, spaces.Dict(move=BOX, jump=spaces.Discrete(2))),
+        (DQNConfig, BOX, spaces.Discrete(2)),
+        (SACConfig, BOX, BOX),
+        (IMPALAConfig, BOX, spaces.MultiDiscrete([2, 3])),
+    ],
+)
+def test_spaces_that_rllibs_default_module_takes_are_not_refused(
+    kind: Callable[[], AlgorithmConfig],
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+) -> None:
+    check_module(kind(), observation, action)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PPOConfig().env_runners(
+            env_to_module_connector=lambda env, spaces, device: FlattenObservations()
+        ),
+        PPOConfig().rl_module(rl_module_spec=RLModuleSpec(module_class=object)),
+        PPOConfig().rl_module(
+            model_config=DefaultModelConfig(fcnet_hiddens=tune.choice([[8], [16]]))
+        ),
+        AlgorithmConfig(),
+    ],
+    ids=["connectors", "module", "tuned", "algorithm"],
+)
+def test_what_the_users_own_parts_take_is_left_to_them(config: AlgorithmConfig) -> None:
+    check_module(config, spaces.Dict(a=BOX, b=spaces.Discrete(3)))
+
+
+def test_the_check_does_not_disturb_what_the_user_has_seeded() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+
+    check_module(PPOConfig())
+
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_space_that_the_user_has_set_must_be_the_endpoints() -> None:
+    config = PPOConfig().environment(observation_space=spaces.Box(0.0, 1.0, (3,)))
+
+    with pytest.raises(ContractMismatchError, match=r"environment\(observation_space="):
+        require_spaces(config, sampler_for(config, contract()))
+
+    config.environment(observation_space=BOX, action_space=spaces.Discrete(2))
+    require_spaces(config, sampler_for(config, contract()))

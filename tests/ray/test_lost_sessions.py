@@ -1,0 +1,275 @@
+"""What a runner makes of sessions that break, hang or come back elsewhere, and of slow ones."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.errors import EndpointUnreachableError
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from rlmesh_ray.rllib.plan import PLAN_KEY
+from tests.ray.ramps import Ladder, Stairs
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@dataclass
+class Board:
+    """A directory whose addresses change."""
+
+    addresses: list[str | None]
+
+    def __deepcopy__(self, _memo: object) -> "Board":
+        return self  # RLlib copies configs
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def address(self, index: int) -> str:
+        address = self.addresses[index]
+        if address is None:
+            raise EndpointUnreachableError(f"endpoint {index} is away", "")
+        return address
+
+
+def serve(env: Callable[[], Any]) -> EnvServer:
+    return EnvServer(env, allow_calls=("set_rung",)).start()
+
+
+class Fleet:
+    """Endpoints in this process that can be lost and come back."""
+
+    def __init__(self, *envs: Callable[[], Any]) -> None:
+        self.envs = envs
+        self.servers: list[EnvServer | None] = [serve(env) for env in envs]
+        self.board = Board([server.address for server in self.servers if server])
+
+    def lose(self, index: int) -> None:
+        server = self.servers[index]
+        assert server is not None
+        server.stop(0)
+        self.servers[index] = None
+        self.board.addresses[index] = None
+
+    def bring_back(self, index: int) -> None:
+        server = serve(self.envs[index])
+        self.servers[index] = server
+        self.board.addresses[index] = server.address
+
+    def runner(self, *, worker_index: int = 0, **settings: Any) -> RLMeshEnvRunner:
+        config = PPOConfig().env_runners(num_env_runners=0, **settings)
+        config = configure(config, [address for address in self.board.addresses if address])
+        plan = replace(config.env_config[PLAN_KEY], directory=self.board)
+        config.env_config[PLAN_KEY] = plan
+        runner: RLMeshEnvRunner = RLMeshEnvRunner(
+            config=config, worker_index=worker_index, num_workers=worker_index
+        )
+        return runner
+
+    def stop(self) -> None:
+        for server in self.servers:
+            if server is not None:
+                server.stop(0)
+
+
+@pytest.fixture
+def fleets() -> Iterator[Callable[..., Fleet]]:
+    made: list[Fleet] = []
+
+    def make(*envs: Callable[[], Any]) -> Fleet:
+        made.append(Fleet(*envs))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.stop()
+
+
+def assert_unbroken(chunks: list[SingleAgentEpisode]) -> None:
+    """Every transition of every episode is there once, in its order."""
+    by_episode: dict[str, list[SingleAgentEpisode]] = {}
+    for chunk in chunks:
+        by_episode.setdefault(chunk.id_, []).append(chunk)
+    for parts in by_episode.values():
+        rewards = np.concatenate([part.get_rewards() for part in parts])
+        np.testing.assert_array_equal(rewards, np.arange(1, len(rewards) + 1))
+        for part in parts:
+            observations = part.get_observations()[:, 0]
+            np.testing.assert_array_equal(observations, observations[0] + np.arange(len(part) + 1))
+
+
+def test_an_endpoint_s_death_costs_no_transition_that_has_arrived(
+    fleets: Callable[..., Fleet],
+) -> None:
+    fleet = fleets(Stairs, Stairs)
+    runner = fleet.runner()
+    before = runner.sample(num_timesteps=20)
+    fleet.lose(0)
+
+    during = runner.sample(num_timesteps=20)  # the other one goes on
+    fleet.bring_back(0)
+    after: list[SingleAgentEpisode] = []
+    while len({chunk.id_ for chunk in after if not chunk.is_done}) < 2:
+        after += runner.sample(num_timesteps=4)
+
+    chunks = before + during + after
+    assert_unbroken(chunks)
+    assert sum(map(len, during)) >= 20
+    assert runner.get_metrics()["num_episodes_interrupted_lifetime"].peek() == 1
+    runner.stop()
+
+
+def test_an_interrupted_episode_is_returned_as_truncated_with_the_cause(
+    fleets: Callable[..., Fleet], tmp_path: Path
+) -> None:
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    gate.touch()
+    fleet = fleets(lambda: Stairs(gate, log))
+    runner = fleet.runner()
+    runner.sample(num_timesteps=5)
+    sampling = Background(lambda: runner.sample(num_timesteps=30))
+    wait_until(lambda: log.stat().st_size > 12)
+    gate.unlink()
+    fleet.lose(0)
+    gate.touch()
+    fleet.bring_back(0)
+
+    first, *others = sampling.result()
+
+    assert first.is_truncated
+    assert not first.is_terminated
+    assert "session" in first.get_infos(-1)[INTERRUPTED_KEY]
+    assert first.get_rewards()[0] == 6  # what came before has been returned before
+    assert len(first) + sum(map(len, others)) == 30
+    assert_unbroken(others)
+    metrics = runner.get_metrics()
+    assert metrics["num_episodes"].peek() == 0
+    assert metrics["num_env_steps_sampled"].peek() == 35
+    assert metrics["num_env_step_failures"].peek() == 1
+    runner.stop()
+
+
+def test_whole_episodes_are_whole_in_spite_of_a_loss(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(*[lambda: Stairs(length=4)] * 2)
+    runner = fleet.runner()
+    runner.sample(num_episodes=2)
+    fleet.lose(1)
+
+    episodes = runner.sample(num_episodes=5)
+
+    assert [len(episode) for episode in episodes] == [4] * 5
+    assert all(episode.is_terminated for episode in episodes)
+    runner.stop()
+
+
+def test_a_remote_runner_returns_what_it_has_when_all_endpoints_are_away(
+    fleets: Callable[..., Fleet],
+) -> None:
+    fleet = fleets(Stairs)
+    runner = fleet.runner(worker_index=1, sample_timeout_s=0.2)
+    whole = runner.sample(num_timesteps=7)
+    fleet.lose(0)
+
+    nothing = runner.sample(num_timesteps=7)
+    fleet.bring_back(0)
+    again: list[SingleAgentEpisode] = []
+    while sum(map(len, again)) < 7:
+        again += runner.sample(num_timesteps=7)
+
+    assert sum(map(len, whole)) == 7
+    assert nothing == []
+    assert_unbroken(again)
+    runner.stop()
+
+
+def test_a_slow_session_does_not_hold_the_others_up(
+    fleets: Callable[..., Fleet], tmp_path: Path
+) -> None:
+    gate, log = tmp_path / "gate", tmp_path / "log"
+    runner = fleets(lambda: Stairs(gate), lambda: Stairs(log=log)).runner()
+    sampling = Background(lambda: runner.sample(num_timesteps=20))
+    wait_until(lambda: log.exists() and log.stat().st_size == 19)
+    gate.touch()
+
+    chunks = sampling.result()
+
+    assert sorted(map(len, chunks)) == [1, 19]
+    assert_unbroken(chunks)
+    runner.stop()
+
+
+def test_a_call_reaches_every_lane_and_new_sessions_too(fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(Ladder, Ladder)
+    runner = fleet.runner()
+    runner.sample(num_timesteps=2)
+
+    assert runner.env.unwrapped.call("set_rung", 3) == (0, 0)
+    assert rungs(runner.sample(num_timesteps=8)) == {0, 3}  # a step on, the new one
+    fleet.lose(0)
+    runner.sample(num_timesteps=8)
+    runner.env.unwrapped.call("set_rung", 7)
+    fleet.bring_back(0)
+    runner.sample(num_episodes=0)  # begins anew everywhere
+
+    chunks: list[SingleAgentEpisode] = []
+    while len({chunk.id_ for chunk in chunks}) < 2:
+        chunks += runner.sample(num_timesteps=4)
+    assert rungs(chunks) == {7}
+    runner.stop()
+
+
+def rungs(chunks: list[SingleAgentEpisode]) -> set[float]:
+    return {value for chunk in chunks for value in chunk.get_observations()[:, 0].tolist()}
+
+
+class Background:
+    """Calls a function in a thread."""
+
+    def __init__(self, function: Callable[[], list[SingleAgentEpisode]]) -> None:
+        self._results: list[list[SingleAgentEpisode]] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(function()))
+        self._thread.start()
+
+    def result(self) -> list[SingleAgentEpisode]:
+        self._thread.join(60)
+        (result,) = self._results
+        return result
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+def test_killed_endpoints_never_end_the_runner_s_actor() -> None:
+    with EnvFleet(Stairs, num_endpoints=2, num_cpus=0.1) as fleet:
+        config = PPOConfig().env_runners(num_env_runners=1)
+        config = configure(config, fleet)
+        runner = ray.remote(RLMeshEnvRunner).remote(config=config, worker_index=1, num_workers=1)
+        pid = ray.get(runner.apply.remote(lambda _: os.getpid()))
+        chunks = ray.get(runner.sample.remote(num_timesteps=50))
+        for kill in range(5):
+            victim = ray.get(fleet.actors[kill % 2].describe.remote())["pid"]
+            sampling = runner.sample.remote(num_timesteps=300)
+            os.kill(victim, signal.SIGKILL)
+            chunks += ray.get(sampling)
+
+        assert ray.get(runner.apply.remote(lambda _: os.getpid())) == pid
+        assert_unbroken(chunks)
+        ray.get(runner.stop.remote())
