@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "torch")
+_PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "torch", "ray")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlmesh_ray.bench.learning_plan import LearningPlan, Task
 from rlmesh_ray.bench.plan import Plan, Side, Workload
+from rlmesh_ray.cli.bench_learning import LearningReport
+from rlmesh_ray.cli.bench_view import BenchView
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options import DebugFlag, JsonFlag
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from rlmesh_ray.bench.findings import Finding, Measurement
 
 app = typer.Typer()
-
-_INTERRUPTED = 130
 
 
 class Rival(enum.StrEnum):
@@ -92,6 +92,20 @@ ReleasedPython = Annotated[
 ]
 
 
+TasksOption = Annotated[
+    list[Task] | None, typer.Option("--only", help="Learn just this; repeatable.")
+]
+SeedsOption = Annotated[int, typer.Option("--repetitions", min=1, help="Each with another seed.")]
+FirstSeedOption = Annotated[int, typer.Option("--seed", help="Of the first repetition.")]
+KillsOption = Annotated[int, typer.Option("--kills", min=1, help="At random moments.")]
+MostStepsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--most-steps", min=1, help="When to give up.", show_default="30,000 to 2,000,000"
+    ),
+]
+
+
 @app.callback(invoke_without_command=True)
 def everything(
     context: typer.Context,
@@ -105,7 +119,11 @@ def everything(
     Each side runs in fresh processes, in turns. Other programs disturb: what they took is told.
     """
     if context.invoked_subcommand is None:
-        return serving(context, vs=vs, quick=quick)
+        code = serving(context, vs=vs, quick=quick)
+        # What takes minutes; the others take hours, and are learnt when they are asked for.
+        return code or learning(
+            context, only=[Task.PPO_CATCH] if quick else [Task.PPO_CATCH, Task.PPO_CARTPOLE]
+        )
     if vs or quick:
         raise typer.BadParameter(f"options stand after {context.invoked_subcommand}")
     return None
@@ -154,6 +172,54 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
     return report.follow(measure(plan, bench, report.note))
 
 
+@app.command()
+def learning(
+    context: typer.Context,
+    only: TasksOption = None,
+    repetitions: SeedsOption = 1,
+    seed: FirstSeedOption = 1,
+    most_steps: MostStepsOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Learn through endpoints and with RLlib's own runner, and compare the steps that it took.
+
+    The same config and seed on both sides, to the thresholds of RLlib's tuned examples. PPO's
+    curves are the same, to the last digit. DQN and SAC draw from a replay buffer that RLlib does
+    not seed, and APPO and IMPALA learn what comes first: there, compare several seeds.
+    All of it takes hours on two cores, ppo-catch and ppo-cartpole some minutes.
+    """
+    from rlmesh_ray.bench.learning import compare
+
+    require_rllib()
+    plan = LearningPlan(
+        tasks=tuple(dict.fromkeys(only or Task)),
+        repetitions=repetitions,
+        first_seed=seed,
+        most_steps=most_steps,
+    )
+    report = LearningReport(context.obj, plan)
+    return report.follow(compare(plan, report.note))
+
+
+@app.command()
+def recovery(
+    context: typer.Context,
+    kills: KillsOption = 20,
+    seed: FirstSeedOption = 1,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Kill an endpoint while a runner samples from it, and time how soon it samples again.
+
+    Both are actors of a local Ray, which restarts the endpoint; the runner must not be restarted.
+    """
+    from rlmesh_ray.cli.bench_recovery import measure_recovery
+
+    require_rllib()
+    return measure_recovery(context.obj, kills, seed)
+
+
 class _Report:
     """Tells what is measured, as it is.
 
@@ -164,22 +230,17 @@ class _Report:
     """
 
     def __init__(self, console: Console, subject: str, settings: dict[str, object]) -> None:
-        from rlmesh_ray.bench.machine import describe
-
         self._console = console
         self._subject = subject
-        self._settings = settings
-        self._machine = describe()
+        self._view = BenchView(console, subject, settings)
         self._measurements: list[Measurement] = []
         self._findings: list[Finding] = []
-        self._status: Status | None = None
 
     def note(self, measurement: "Measurement") -> None:
         """Take one measurement in, as soon as it is made."""
         self._measurements.append(measurement)
         self._console.event("measurement", subject=self._subject, **asdict(measurement))
-        if self._status is not None:
-            self._status.update(f"{measurement.workload}: {measurement.case}, {measurement.side} …")
+        self._view.now(f"{measurement.workload}: {measurement.case}, {measurement.side}")
 
     def follow(self, workloads: "Iterable[list[Finding]]") -> int:
         """Show findings as they come, and the sum at the end; return the exit code.
@@ -187,24 +248,16 @@ class _Report:
         Args:
             workloads: The findings of each; measured while they are iterated over.
         """
-        from rlmesh_ray.bench.report import machine_facts
+        from rlmesh_ray.bench.report import caveats, cores
 
-        self._console.event("machine", **asdict(self._machine))
-        self._console.facts(f"bench {self._subject}", machine_facts(self._machine), [])
-        is_complete = False
-        try:
-            if self._console.people.is_terminal:
-                with self._console.people.status("measuring …") as self._status:
-                    self._take(workloads)
-            else:
-                self._take(workloads)
-            is_complete = True
-        except KeyboardInterrupt:
-            pass  # what was found so far may be what was looked for
-        finally:
-            self._status = None
-        self._sum_up(is_complete=is_complete)
-        return 0 if is_complete else _INTERRUPTED
+        is_complete = self._view.follow(lambda: self._take(workloads))
+        if self._measurements:
+            self._console.show(cores(self._measurements))
+        return self._view.sum_up(
+            is_complete=is_complete,
+            caveats=caveats(self._findings, self._measurements),
+            found={"findings": [finding.as_json() for finding in self._findings]},
+        )
 
     def _take(self, workloads: "Iterable[list[Finding]]") -> None:
         from rlmesh_ray.bench.report import table
@@ -214,21 +267,3 @@ class _Report:
             for finding in findings:
                 self._console.event("finding", subject=self._subject, **finding.as_json())
             self._console.show(table(findings))
-
-    def _sum_up(self, *, is_complete: bool) -> None:
-        from rlmesh_ray.bench.report import caveats, cores
-
-        warnings = caveats(self._findings, self._measurements)
-        if self._measurements:
-            self._console.show(cores(self._measurements))
-        for warning in warnings:
-            self._console.say(f"! {warning}", style="yellow")
-        self._console.event(
-            "result",
-            subject=self._subject,
-            is_complete=is_complete,
-            machine=asdict(self._machine),
-            settings=self._settings,
-            findings=[finding.as_json() for finding in self._findings],
-            caveats=warnings,
-        )

@@ -1,11 +1,18 @@
-"""PPO learns through endpoints what it learns without them."""
+"""Algorithms learn through endpoints what they learn without them."""
+
+import json
+from typing import Any
 
 import numpy as np
 import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import EnvServer
+from rlmesh_ray.bench.learning_plan import Task
+from rlmesh_ray.cli.bench import app
+from rlmesh_ray.cli.console import Console
 from rlmesh_ray.rllib import configure
+from rlmesh_ray.rllib.learning_run import learning_config
 from rlmesh_ray.rllib.training import Progress, train
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -34,3 +41,52 @@ def test_the_learning_curve_is_the_same_to_the_last_digit() -> None:
     assert returns(through) == returns(without)
     assert [point.env_steps for point in through] == [point.env_steps for point in without]
     assert np.mean(returns(through)[-2:]) > 2 * returns(through)[0]
+
+
+def bench(capture: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """Run ``bench learning``; return what it comes to."""
+    code = app(
+        ["learning", "--json", *arguments],
+        prog_name="bench",
+        standalone_mode=False,
+        obj=Console(is_json=True),
+    )
+    result: dict[str, Any] = json.loads(capture.readouterr().out.splitlines()[-1])
+    assert code == 0
+    assert result["event"] == "result"
+    assert result["is_complete"]
+    return result
+
+
+@pytest.mark.parametrize("task", Task)
+def test_every_task_of_the_bench_has_a_config(task: Task) -> None:
+    config = learning_config(task, seed=5, is_through_endpoints=False)
+
+    config.validate()
+    assert config.seed == 5
+    assert config.algo_class.__name__.lower() == task.partition("-")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_a_game_is_learnt_from_its_pixels_in_the_same_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = bench(capsys, "--only", "ppo-catch")
+
+    (task,) = result["tasks"]
+    assert task["is_same_curve"]
+    assert task["steps_ratio"] == 1.0
+    assert [run["is_learnt"] for run in task["runs"]] == [True, True]
+    assert result["caveats"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+def test_every_task_of_the_bench_runs_on_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
+    result = bench(capsys, "--most-steps", "1")
+
+    assert [task["task"] for task in result["tasks"]] == list(Task)
+    for task in result["tasks"]:
+        assert sorted(run["sampler"] for run in task["runs"]) == ["RLlib", "rlmesh-ray"]
+        assert all(run["env_steps"] >= 1 for run in task["runs"])
