@@ -10,6 +10,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "two_agents.py"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_two_agents(tmp_path: Path) -> None:
     small = ["--lanes", "2", "--iterations", "1", "--batch", "128"]

@@ -132,6 +132,8 @@ def test_every_algorithm_learns_from_what_its_runners_sample(
 
 
 @pytest.mark.slow
+# So do DQN and SAC with "auto", which is what is tried here.
+@pytest.mark.filterwarnings("ignore:.*1 step a lane:rlmesh_ray.errors.ConfigurationWarning")
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("rollout_fragment_length", ["auto", 8])
 @pytest.mark.parametrize("name", ["PPO", "DQN", "SAC"])
