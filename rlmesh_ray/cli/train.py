@@ -188,6 +188,7 @@ def _configure(config: "AlgorithmConfig", job: _Job) -> None:
         token=job.token,
         tls=job.tls,
         edition_text=job.edition_text,
+        lockstep=job.seed is not None,  # whoever gives one wants the same training again
     )
 
 
