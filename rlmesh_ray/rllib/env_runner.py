@@ -49,8 +49,8 @@ class RLMeshEnvRunner(LaneEpisodes):
     neither as episodes nor in their mean return. A new session is opened, at the endpoint's new
     address if it has restarted, while the other sessions go on. Where all endpoints are away,
     ``sample`` returns what it has after half of ``sample_timeout_s``. An error leaves it only when
-    an environment has raised ten times in a row, when an endpoint has been away for two minutes,
-    or when another try would be pointless; RLlib ends the actor then.
+    an environment has raised ten times in a row, when all endpoints have been away for two
+    minutes, or when another try would be pointless; RLlib ends the actor then.
     """
 
     _arrivals: Arrivals
@@ -111,22 +111,30 @@ class RLMeshEnvRunner(LaneEpisodes):
         self._quota = Quota(num_timesteps, num_episodes)
         self._returned, self._interrupted = [], []
         self._deadline_s = self._sample_deadline_s()
-        if force_reset or num_episodes is not None or self._needs_initial_reset:
-            self._reset_envs_and_episodes(explore)
+        try:
+            if force_reset or num_episodes is not None or self._needs_initial_reset:
+                self._reset_envs_and_episodes(explore)
+            self._fill_quota()
+        except BaseException:
+            # Somewhere between two steps, a callback's error perhaps: nobody could go on there.
+            self._needs_initial_reset = True
+            raise
         if num_episodes is not None:
             self._needs_initial_reset = True
-        while not self._quota.is_full:
-            for lanes in self._lanes:
-                if lanes.slot.phase is Phase.IDLE and self._quota.is_open:
-                    self._act(lanes)
-            if not self._take_arrival():
-                break
         self._done_episodes_for_metrics.extend(self._returned)
         ongoing = self._cut_ongoing() if num_timesteps is not None else []
         if self._quota.timesteps:
             self._log_env_steps(self._metrics_num_env_steps_sampled, self._quota.timesteps)
         self._increase_sampled_metrics(self._quota.timesteps, len(self._returned))
         return self._returned + self._interrupted + ongoing
+
+    def _fill_quota(self) -> None:
+        while not self._quota.is_full:
+            for lanes in self._lanes:
+                if lanes.slot.phase is Phase.IDLE and self._quota.is_open:
+                    self._act(lanes)
+            if not self._take_arrival():
+                break
 
     @override(SingleAgentEnvRunner)
     def _reset_envs(
@@ -199,8 +207,10 @@ class RLMeshEnvRunner(LaneEpisodes):
         slot = lanes.slot
         if slot.phase is not Phase.OPENING:
             self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
+        slot.phase = Phase.OPENING
         self._interrupt(slot, error)
-        delay_s = slot.patience.failed(error, time.monotonic())
+        others_work = any(other.slot.phase is not Phase.OPENING for other in self._lanes)
+        delay_s = slot.patience.failed(error, time.monotonic(), others_work=others_work)
         if delay_s is None:
             # Whoever calls again gets another try.
             slot.patience.succeeded()

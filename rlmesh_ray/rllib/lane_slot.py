@@ -14,7 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmesh_ray.errors import EndpointClosedError, EndpointError, RlmeshError
+from rlmesh_ray.errors import (
+    EndpointClosedError,
+    EndpointError,
+    RemoteEnvError,
+    RlmeshError,
+)
 from rlmesh_ray.rllib.lane_group import GroupBatch, LaneGroup
 from rlmesh_ray.rllib.patience import Patience
 
@@ -135,16 +140,16 @@ class LaneSlot:
         """
         group = self._group
         assert group is not None, "an open slot"
-        self.phase = Phase.STEPPING
+        receive = group.receive
         try:
             if self._is_behind:  # set while the group was on its way
                 self._is_behind = False
                 self._set_up(group)
             group.send(actions)
-        except EndpointError as error:
-            self._begin(_raising(error))
-        else:
-            self._begin(group.receive)
+        except (EndpointError, RemoteEnvError) as error:
+            receive = _raising(error)
+        self.phase = Phase.STEPPING
+        self._begin(receive)
 
     def call(self, name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
         """Call into every lane; see ``EnvClient.call``.
@@ -164,7 +169,8 @@ class LaneSlot:
                 results = self._group.call(name, arguments)
         if arguments:
             self._settings[name] = arguments
-            self._is_behind = self.phase is Phase.OPENING
+            # Also where the call before this one has not been caught up with.
+            self._is_behind = self._is_behind or self.phase is Phase.OPENING
         return results
 
     def reopen(self, after_s: float) -> None:

@@ -40,19 +40,23 @@ class Patience:
         self._give_up_after_s = give_up_after_s
         self.num_failures = 0
         """In a row."""
+        self._num_raised = 0
         self._since_s: float | None = None
 
     def succeeded(self) -> None:
         """Note that it works."""
-        self.num_failures = 0
+        self.num_failures = self._num_raised = 0
         self._since_s = None
 
-    def failed(self, error: RlmeshError, now_s: float) -> float | None:
+    def failed(
+        self, error: RlmeshError, now_s: float, *, others_work: bool = False
+    ) -> float | None:
         """Return after how many seconds to try again; None: do not.
 
         Args:
             error: What went wrong.
             now_s: Any monotonic clock.
+            others_work: Whether the work goes on elsewhere: an endpoint may stay away then.
         """
         self.num_failures += 1
         if self._since_s is None:
@@ -60,8 +64,9 @@ class Patience:
         if isinstance(error, _HOPELESS):
             return None
         if not isinstance(error, EndpointError):
-            return None if self.num_failures > _MAX_ENV_FAILURES else self._delay_s(_ENV_DELAY_S)
-        if now_s - self._since_s > self._give_up_after_s:
+            self._num_raised += 1
+            return None if self._num_raised > _MAX_ENV_FAILURES else self._delay_s(_ENV_DELAY_S)
+        if now_s - self._since_s > self._give_up_after_s and not others_work:
             return None
         return self._delay_s(_FIRST_DELAY_S)
 

@@ -17,7 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.errors import EndpointUnreachableError
+from rlmesh_ray.errors import ConformanceError, EndpointUnreachableError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
 from rlmesh_ray.rllib.plan import PLAN_KEY
@@ -192,6 +192,35 @@ def test_a_remote_runner_returns_what_it_has_when_all_endpoints_are_away(
     assert sum(map(len, whole)) == 7
     assert nothing == []
     assert_unbroken(again)
+    runner.stop()
+
+
+@pytest.mark.parametrize("num_endpoints", [1, 2])
+def test_after_an_error_of_a_callback_sampling_begins_anew(
+    fleets: Callable[..., Fleet], num_endpoints: int
+) -> None:
+    runner = fleets(*[Stairs] * num_endpoints).runner()
+    runner.sample(num_timesteps=4)
+    runner.config.callbacks_on_episode_step = lambda **_kwargs: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        runner.sample(num_timesteps=4)
+    runner.config.callbacks_on_episode_step = None
+
+    chunks = runner.sample(num_timesteps=12)
+
+    assert sum(map(len, chunks)) == 12
+    assert {chunk.get_rewards()[0] for chunk in chunks} == {1.0}
+    assert_unbroken(chunks)
+    runner.stop()
+
+
+def test_actions_that_do_not_fit_are_told_each_time(fleets: Callable[..., Fleet]) -> None:
+    runner = fleets(Stairs).runner()
+    runner._module_to_env = lambda **_kwargs: {"actions": np.array(["left"])}
+
+    for _ in range(2):
+        with pytest.raises(ConformanceError):
+            runner.sample(num_timesteps=4)
     runner.stop()
 
 

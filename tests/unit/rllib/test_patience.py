@@ -30,6 +30,14 @@ def test_an_endpoint_may_stay_away_for_a_while_but_not_for_ever() -> None:
     assert patience.failed(AWAY, now_s=161.0) is None
 
 
+def test_an_endpoint_may_stay_away_for_ever_while_others_do_the_work() -> None:
+    patience = Patience(give_up_after_s=60.0)
+    patience.failed(AWAY, now_s=0.0)
+
+    assert patience.failed(AWAY, now_s=10_000.0, others_work=True) is not None
+    assert patience.failed(AWAY, now_s=10_000.0) is None
+
+
 def test_success_restores_all_patience() -> None:
     patience = Patience(give_up_after_s=60.0)
     patience.failed(AWAY, now_s=100.0)
@@ -50,11 +58,20 @@ def test_an_environment_that_raises_is_tried_ten_times_whatever_time_that_takes(
 
 def test_losses_and_errors_in_turns_do_not_go_on_for_ever() -> None:
     patience = Patience(give_up_after_s=1000.0)
-    errors = [RAISED, EndpointLostError("the session broke", "host:1")] * 6
+    errors = [RAISED, EndpointLostError("the session broke", "host:1")] * 10
 
     delays = [patience.failed(error, now_s=0.0) for error in errors]
 
-    assert delays[10] is None
+    assert None not in delays
+    assert patience.failed(RAISED, now_s=0.0) is None
+
+
+def test_a_long_absence_takes_no_try_from_an_environment_that_raises() -> None:
+    patience = Patience(give_up_after_s=1000.0)
+    for second in range(30):
+        patience.failed(AWAY, now_s=float(second))
+
+    assert patience.failed(RAISED, now_s=30.0) is not None
 
 
 @pytest.mark.parametrize(
