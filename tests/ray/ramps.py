@@ -63,7 +63,7 @@ class Stairs(gymnasium.Env[Any, Any]):
 
     Args:
         gate: A file that must exist before each step; None: no such thing.
-        log: Gets a byte a step.
+        log: Gets a byte a step; may be a pipe.
         length: Of an episode.
     """
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,11 +136,12 @@ def test_an_interrupted_episode_is_returned_as_truncated_with_the_cause(
 ) -> None:
     gate, log = tmp_path / "gate", tmp_path / "log"
     gate.touch()
+    steps = Steps(log)
     fleet = fleets(lambda: Stairs(gate, log))
     runner = fleet.runner()
     runner.sample(num_timesteps=5)
     sampling = Background(lambda: runner.sample(num_timesteps=30))
-    wait_until(lambda: log.stat().st_size > 12)
+    steps.wait_for(12)
     gate.unlink()
     fleet.lose(0)
     gate.touch()
@@ -228,9 +228,10 @@ def test_a_slow_session_does_not_hold_the_others_up(
     fleets: Callable[..., Fleet], tmp_path: Path
 ) -> None:
     gate, log = tmp_path / "gate", tmp_path / "log"
+    steps = Steps(log)
     runner = fleets(lambda: Stairs(gate), lambda: Stairs(log=log)).runner()
     sampling = Background(lambda: runner.sample(num_timesteps=20))
-    wait_until(lambda: log.exists() and log.stat().st_size == 19)
+    steps.wait_for(19)
     gate.touch()
 
     chunks = sampling.result()
@@ -278,11 +279,16 @@ class Background:
         return result
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.005)
+class Steps:
+    """A pipe into which an environment writes a byte a step."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._file = os.open(path, os.O_RDWR)  # to read alone would wait for the writer
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            os.read(self._file, 1)
 
 
 @pytest.mark.slow
