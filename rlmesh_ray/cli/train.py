@@ -75,7 +75,9 @@ FolderOption = Annotated[
         show_default="runs/ENV-ALGO-TIME",
     ),
 ]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Of everything RLlib seeds; sessions go together then.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Of everything RLlib seeds; sessions go together then.")
+]
 
 
 def train(  # noqa: PLR0913  # the command line; every option stands alone

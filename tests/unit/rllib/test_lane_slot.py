@@ -1,0 +1,104 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmesh_ray.errors import EndpointLostError, RemoteEnvError
+from rlmesh_ray.rllib.lane_group import GroupBatch
+from rlmesh_ray.rllib.lane_slot import Arrivals, LaneSlot, Phase
+
+BATCH = GroupBatch(np.zeros(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_), [{}])
+
+
+class Group:
+    """Notes what it is asked; what it is told to raise it raises."""
+
+    num_envs = 1
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.error: Exception | None = None
+
+    def reset(self, seeds: Any = (), options: Any = None) -> GroupBatch:
+        self.asked.append("reset")
+        return BATCH
+
+    def send(self, actions: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.asked.append("send")
+
+    def receive(self) -> GroupBatch:
+        return BATCH
+
+    def call(self, name: str, arguments: Any) -> tuple[Any, ...]:
+        self.asked.append((name, *arguments))
+        return (None,)
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def slot_of(group: Any, arrivals: Arrivals) -> LaneSlot:
+    slot = LaneSlot(range(1), lambda: group, arrivals)
+    slot.open()
+    return slot
+
+
+def test_what_was_called_while_a_slot_was_away_is_called_before_its_next_step() -> None:
+    group, arrivals = Group(), Arrivals(1)
+    slot = slot_of(group, arrivals)
+    slot.reopen(0.0)
+    arrivals.take(None)  # it is back, but its runner does not know yet
+    slot.call("set_level", (3,))
+    slot.phase = Phase.IDLE
+    slot.call("set_wind", (1,))
+    group.asked.clear()
+
+    slot.step(None)
+
+    assert group.asked == [("set_level", 3), ("set_wind", 1), "send"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EndpointLostError("the session broke", "host:1"),
+        RemoteEnvError("INTERNAL", "worn out", is_recoverable=False),
+    ],
+)
+def test_a_step_that_cannot_be_sent_arrives_as_a_failure(error: Any) -> None:
+    group, arrivals = Group(), Arrivals(1)
+    slot = slot_of(group, arrivals)
+    group.error = error
+
+    slot.step(None)
+
+    arrival = arrivals.take(None)
+    assert arrival is not None
+    assert (arrival.batch, arrival.error) == (None, error)
+
+
+def test_an_error_of_the_caller_s_leaves_the_slot_idle() -> None:
+    group, arrivals = Group(), Arrivals(1)
+    slot = slot_of(group, arrivals)
+    group.error = ValueError("no such action")
+
+    with pytest.raises(ValueError, match="no such action"):
+        slot.step(None)
+
+    assert slot.phase is Phase.IDLE
+
+
+def test_work_that_was_overtaken_is_not_current() -> None:
+    group, arrivals = Group(), Arrivals(1)
+    slot = slot_of(group, arrivals)
+    slot.step(None)
+    slot.reset((), None)
+
+    first, second = arrivals.take(None), arrivals.take(None)
+
+    assert first is not None
+    assert second is not None
+    assert not slot.is_current(first)
+    assert slot.is_current(second)
