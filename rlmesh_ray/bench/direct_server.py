@@ -14,6 +14,7 @@ from rlmesh_ray.bench.mlp import mlp
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import ConfigureRoute, Predict, Predicted, RouteConfigured
+from rlmesh_ray.server.loop import new_event_loop
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
@@ -58,4 +59,6 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    # On the same loop as ModelServer: what is compared is the batching alone.
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve())

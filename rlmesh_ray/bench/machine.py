@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "torch", "ray")
+_PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "torch", "ray", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)

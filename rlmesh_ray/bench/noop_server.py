@@ -1,11 +1,12 @@
 """The limit of grpc.aio: a server that sends back what it gets, and does nothing else.
 
-``python -m rlmesh_ray.bench.noop_server generator|read_write``; ``sides.NOOP_STYLES``
+``python -m rlmesh_ray.bench.noop_server generator|read_write [uvloop]``; ``sides.NOOP_STYLES``
 """
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from importlib import import_module
 
 import grpc
 
@@ -37,4 +38,7 @@ async def _serve(style: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1]))
+    style, *loop = sys.argv[1:]
+    new_event_loop = import_module(*loop or ["asyncio"]).new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(style))

@@ -14,6 +14,8 @@ class Side(enum.StrEnum):
     OURS = "rlmesh-ray"
     NOOP = "noop"
     """The limit: grpc.aio sends back what it gets."""
+    NOOP_UVLOOP = "noop-uvloop"
+    """The same on uvloop in place of asyncio's own event loop."""
     RELEASED = "released"
     """The released rlmesh 0.1.0, on its own wire, from a virtual environment of its own."""
     DIRECT = "direct"

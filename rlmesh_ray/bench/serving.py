@@ -65,7 +65,9 @@ def measure(plan: Plan, bench: Bench, note: Note) -> Iterator[list[Finding]]:
         EndpointError: A server or client failed, or answered with anything but predictions.
         ConfigurationError: A rival is not installed.
     """
-    if Side.NOOP in plan.rivals and set(plan.workloads) != {Workload.SINGLE}:
+    if {Side.NOOP, Side.NOOP_UVLOOP} & set(plan.rivals) and set(plan.workloads) != {
+        Workload.SINGLE
+    }:
         style, findings = _faster_noop(plan, bench, note)
         yield findings
         bench = replace(bench, noop_style=style)

@@ -1,5 +1,6 @@
 """The servers that are compared, and how each is started."""
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _CORES_TO_PIN = 2
 _DIALECTS = {
     Side.OURS: "ours",
     Side.NOOP: "echo",
+    Side.NOOP_UVLOOP: "echo",
     Side.RELEASED: "released",
     Side.DIRECT: "ours",
 }
@@ -98,6 +100,10 @@ class Bench:
                 return [*ours, "rlmesh_ray.bench.our_server"]
             case Side.NOOP:
                 return [*ours, "rlmesh_ray.bench.noop_server", self.noop_style]
+            case Side.NOOP_UVLOOP:
+                if importlib.util.find_spec("uvloop") is None:
+                    raise ConfigurationError("uvloop is not installed: pip install uvloop")
+                return [*ours, "rlmesh_ray.bench.noop_server", self.noop_style, "uvloop"]
             case Side.DIRECT:
                 return [*ours, "rlmesh_ray.bench.direct_server"]
             case Side.RELEASED:

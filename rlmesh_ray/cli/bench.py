@@ -30,6 +30,7 @@ class Rival(enum.StrEnum):
     """Whom one can compare with; some of ``Side``."""
 
     NOOP = Side.NOOP.value
+    NOOP_UVLOOP = Side.NOOP_UVLOOP.value
     RELEASED = Side.RELEASED.value
 
 
@@ -50,8 +51,8 @@ VsOption = Annotated[
     list[Rival] | None,
     typer.Option(
         "--vs",
-        help="Compare with a grpc.aio server that does nothing (noop, the default), or with the "
-        "released rlmesh; repeatable.",
+        help="Compare with a grpc.aio server that does nothing (noop, the default), with that on "
+        "uvloop, or with the released rlmesh; repeatable.",
     ),
 ]
 QuickFlag = Annotated[

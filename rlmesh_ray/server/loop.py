@@ -16,11 +16,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return the quicker one: uvloop's, where that is installed (``rlmesh-ray[rllib]``).
+
+    What that gains: ``rlmesh-ray bench serving --vs noop --vs noop-uvloop``.
+    """
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class LoopThread:
     """An event loop that runs in a daemon thread."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="rlmesh-ray-loop", daemon=True
         )

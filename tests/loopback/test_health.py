@@ -351,6 +351,7 @@ def test_a_draining_model_endpoint_finishes_what_it_has_and_takes_nobody_else() 
 def test_a_drain_that_takes_too_long_says_so_and_stays(timeout_s: float) -> None:
     with EnvServer("CartPole-v1") as server:
         env = RemoteEnv(server.address)
+        env.reset()  # the session is open for certain when a request has been answered
 
         assert not server.drain(timeout_s)
         assert not server.drain(timeout_s)
