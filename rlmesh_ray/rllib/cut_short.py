@@ -1,5 +1,6 @@
 """Episodes that an endpoint's failure has ended."""
 
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 INTERRUPTED_KEY = "rlmesh_ray.interrupted"
@@ -17,3 +18,20 @@ def cut_short(episode: SingleAgentEpisode, cause: Exception) -> None:
     """
     episode.is_truncated = True
     episode.infos.data[-1] = {**episode.infos.data[-1], INTERRUPTED_KEY: str(cause)}
+
+
+def cut_agents_short(episode: MultiAgentEpisode, cause: Exception) -> None:
+    """Do the same with all agents of an episode that have not ended.
+
+    An agent that acted and was waiting for its next observation keeps the steps before: what
+    became of that action nobody knows.
+
+    Args:
+        episode: Has been reset, is not done and has not been converted to NumPy.
+        cause: Goes into the last infos, in words.
+    """
+    episode.is_truncated = True
+    for agent, own in episode.agent_episodes.items():
+        if not own.is_done:
+            cut_short(own, cause)
+            episode._del_hanging(agent)

@@ -9,6 +9,9 @@ from gymnasium.vector.utils import batch_space
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
 
+LaneCall = Callable[[str, tuple[object, ...]], tuple[Any, ...]]
+"""Calls an attribute, by name and with arguments, in every lane; one result a lane."""
+
 
 class LaneEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """The spaces and the width of a runner's lanes.
@@ -27,7 +30,7 @@ class LaneEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         contract: EnvContract,
         num_envs: int,
         close: Callable[[], None],
-        call: Callable[[str, tuple[object, ...]], tuple[Any, ...]],
+        call: LaneCall,
     ) -> None:
         self.num_envs = num_envs
         self.render_mode = contract.render_mode or None

@@ -1,7 +1,5 @@
 """The episodes of a runner whose lanes do not all move at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ray.rllib.core.columns import Columns
@@ -10,58 +8,34 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import (
     ENV_TO_MODULE_CONNECTOR,
     MODULE_TO_ENV_CONNECTOR,
-    RLMODULE_INFERENCE_TIMER,
     WEIGHTS_SEQ_NO,
 )
 from ray.rllib.utils.spaces.space_utils import batch, unbatch
 
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.lane_group import GroupBatch
 from rlmesh_ray.rllib.lane_slot import LaneSlot
-from rlmesh_ray.rllib.quota import Quota
+from rlmesh_ray.rllib.slot_runner import Lanes, SlotRunner
 
 
-@dataclass(slots=True)
-class Lanes:
-    """What the runner remembers of one slot's lanes between two steps."""
-
-    slot: LaneSlot
-    shared_data: dict[str, Any]
-    """RLlib's connectors hand things to each other in this, between one step's two pipelines."""
-    to_module: Any = None
-    """The next forward pass's input."""
-    actions: Any = None
-    """As the module gave them, for the episodes; what the environment got may differ."""
-    extras: dict[str, Any] | None = None
-    """Everything else that the module gave, one row a lane."""
-    num_asked: int = 0
-    """Timesteps that are on their way."""
-
-
-class LaneEpisodes(SingleAgentEnvRunner):
+class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
     """Does what RLlib's runner does between two steps, for the lanes of one slot.
 
     Connectors, module and callbacks see the slot's lanes as they would see all of the runner's, in
     RLlib's own order.
     """
 
-    env: Any
-    _lanes: Sequence[Lanes] = ()
-    _explore: bool
-    _random_actions: bool
-    _quota: Quota
-    _returned: list[SingleAgentEpisode]
-    _ongoing_episodes: list[SingleAgentEpisode]
-
     # --- from observations to actions ---------------------------------------------------
 
     def _act(self, lanes: Lanes) -> None:
-        """Choose actions for a slot's lanes and send them off."""
         if self._random_actions:
             to_env = {Columns.ACTIONS: self._random(lanes.slot)}
         else:
+            to_module, lanes.to_module = lanes.to_module, None
             to_env = self._module_to_env(
                 rl_module=self.module,
-                batch=self._forward(lanes),
+                batch=self._forward(to_module, self._quota.timesteps),
                 episodes=self._episodes_of(lanes),
                 explore=self._explore,
                 shared_data=lanes.shared_data,
@@ -77,16 +51,6 @@ class LaneEpisodes(SingleAgentEnvRunner):
         lanes.slot.step(actions_for_env)
         self._log_env_steps(self._metrics_num_try_env_step, 1)
 
-    def _forward(self, lanes: Lanes) -> Any:
-        to_module, lanes.to_module = lanes.to_module, None
-        with self.metrics.log_time(RLMODULE_INFERENCE_TIMER):
-            if not self._explore:
-                return self.module.forward_inference(to_module)
-            num_runners = self.config.num_env_runners or 1
-            per_runner = self.num_env_steps_sampled_lifetime // num_runners
-            t = (per_runner + self._quota.timesteps) * num_runners
-            return self.module.forward_exploration(to_module, t=t)
-
     def _random(self, slot: LaneSlot) -> Any:
         actions = self.env.action_space.sample()
         if len(slot.lanes) == self.num_envs:
@@ -96,7 +60,6 @@ class LaneEpisodes(SingleAgentEnvRunner):
     # --- from answers to episodes --------------------------------------------------------
 
     def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
-        """Begin the episodes of a slot whose lanes have all been reset."""
         observations = unbatch(arrived.observation)
         for lane, observation, infos in zip(
             lanes.slot.lanes, observations, arrived.infos, strict=True
@@ -107,7 +70,6 @@ class LaneEpisodes(SingleAgentEnvRunner):
             self._make_on_episode_callback("on_episode_start", lane, self._ongoing_episodes)
 
     def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
-        """Continue the episodes of a slot; those that have ended begin anew with the next step."""
         observations, actions = unbatch(arrived.observation), unbatch(lanes.actions)
         started = set()
         for row, lane in enumerate(lanes.slot.lanes):
@@ -173,8 +135,14 @@ class LaneEpisodes(SingleAgentEnvRunner):
         self._new_episode(lane, self._ongoing_episodes)
         return returned
 
+    def _cut_short(self, lane: int, error: RlmeshError) -> SingleAgentEpisode | None:
+        episode = self._ongoing_episodes[lane]
+        cut_short(episode, error)
+        is_empty = len(episode) == 0  # what happened before has been returned already
+        ended = self._ended(lane)
+        return None if is_empty else ended
+
     def _cut_ongoing(self) -> list[SingleAgentEpisode]:
-        """Return the chunks of the running episodes; the next call of ``sample`` goes on there."""
         lookback = self.config.episode_lookback_horizon
         continuations = [
             episode.cut(len_lookback_buffer=lookback) for episode in self._ongoing_episodes
@@ -188,3 +156,8 @@ class LaneEpisodes(SingleAgentEnvRunner):
             chunks.append(episode.to_numpy() if self.episodes_to_numpy else episode)
         self._ongoing_episodes = continuations
         return chunks
+
+    def _log_sampled(self) -> None:
+        if self._quota.timesteps:
+            self._log_env_steps(self._metrics_num_env_steps_sampled, self._quota.timesteps)
+        self._increase_sampled_metrics(self._quota.timesteps, len(self._returned))

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlmesh_ray.errors import (
     EndpointClosedError,
@@ -20,10 +20,28 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
-from rlmesh_ray.rllib.lane_group import GroupBatch, LaneGroup
 from rlmesh_ray.rllib.patience import Patience
 
 Job = Callable[[], "Arrival"]
+
+
+class Group(Protocol):
+    """Sessions that are stepped together; what they give, a slot passes on as it is."""
+
+    def reset(self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None) -> Any:
+        """Start new episodes everywhere."""
+
+    def send(self, actions: Any) -> None:
+        """Apply one action a lane; ``receive`` returns the result."""
+
+    def receive(self) -> Any:
+        """Return what the actions that were sent have led to."""
+
+    def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
+        """Call into every lane."""
+
+    def close(self) -> None:
+        """End the sessions."""
 
 
 class Phase(enum.Enum):
@@ -44,8 +62,8 @@ class Arrival:
     slot: "LaneSlot"
     work: int
     """Which work; see ``LaneSlot.is_current``."""
-    batch: GroupBatch | None
-    """None: it failed."""
+    batch: Any
+    """What its group gave; None: it failed."""
     error: RlmeshError | None = None
 
 
@@ -91,15 +109,13 @@ class LaneSlot:
         arrivals: Where results go.
     """
 
-    def __init__(
-        self, lanes: range, open_group: Callable[[], LaneGroup], arrivals: Arrivals
-    ) -> None:
+    def __init__(self, lanes: range, open_group: Callable[[], Group], arrivals: Arrivals) -> None:
         self.lanes = lanes
         self.phase = Phase.OPENING
         self.patience = Patience()
         self._open_group = open_group
         self._arrivals = arrivals
-        self._group: LaneGroup | None = None
+        self._group: Group | None = None
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
@@ -185,7 +201,7 @@ class LaneSlot:
         if self._group is not None:
             self._group.close()
 
-    def _begin(self, function: Callable[[], GroupBatch]) -> None:
+    def _begin(self, function: Callable[[], Any]) -> None:
         self._work += 1
         work = self._work
 
@@ -207,7 +223,7 @@ class LaneSlot:
         while (job := self._jobs.get()) is not None:
             self._arrivals.put(job())
 
-    def _renew(self, after_s: float) -> GroupBatch:
+    def _renew(self, after_s: float) -> Any:
         if self._group is not None:
             self._group.close()
         if self._closing.wait(after_s):
@@ -219,13 +235,13 @@ class LaneSlot:
         self._set_up(group)
         return group.reset()
 
-    def _set_up(self, group: LaneGroup) -> None:
+    def _set_up(self, group: Group) -> None:
         for name, arguments in list(self._settings.items()):
             group.call(name, arguments)
 
 
-def _raising(error: RlmeshError) -> Callable[[], GroupBatch]:
-    def fail() -> GroupBatch:
+def _raising(error: RlmeshError) -> Callable[[], Any]:
+    def fail() -> Any:
         raise error
 
     return fail

@@ -1,6 +1,7 @@
 """The vector environment of a multi-agent EnvRunner: the lanes of several sessions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ from gymnasium.spaces import Dict
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
+from rlmesh_ray.rllib.lane_env import LaneCall
 from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession
-from rlmesh_ray.rllib.multi_agent_columns import ALL_AGENTS, AgentColumns, AgentDicts
+from rlmesh_ray.rllib.multi_agent_columns import ALL_AGENTS, AgentColumns
 from rlmesh_ray.rllib.multi_agent_contract import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract
@@ -36,8 +38,19 @@ class AgentDirectory(MultiAgentEnv):
         super().__init__()
 
 
-class MultiAgentLaneGroup(VectorMultiAgentEnv):
-    """Steps all sessions at once: every request leaves before the first answer is awaited.
+@dataclass(frozen=True, slots=True)
+class AgentBatch:
+    """What all lanes of a group gave; one entry a lane everywhere, each by agent."""
+
+    observations: ByAgent
+    rewards: ByAgent
+    terminated: ByAgent
+    truncated: ByAgent
+    infos: ByAgent
+
+
+class MultiAgentLaneGroup:
+    """Steps its sessions at once: every request leaves before the first answer is awaited.
 
     It resets itself as RLlib's SyncVectorMultiAgentEnv does: the step after the end of a whole
     environment's episode ignores the actions and gives the first observations of the next one.
@@ -52,76 +65,76 @@ class MultiAgentLaneGroup(VectorMultiAgentEnv):
     """
 
     def __init__(self, sessions: Sequence[LaneSession], contract: EnvContract) -> None:
-        super().__init__()
         self._sessions = list(sessions)
         agents = agents_of_lane(contract)
         self._columns = AgentColumns(agents)
         self.num_envs = sum(session.num_lanes for session in self._sessions)
         self._acting = np.zeros((self.num_envs, len(agents)), np.bool_)
         self._is_over = np.zeros(self.num_envs, np.bool_)
-        directory = AgentDirectory(agents)
-        self.envs = [directory] * self.num_envs
-        self.render_mode = contract.render_mode or None
-        self.metadata = {**contract.metadata, "autoreset_mode": "next_step"}
-        self.single_observation_spaces = directory.observation_spaces
-        self.single_action_spaces = directory.action_spaces
-        self.single_observation_space = Dict(directory.observation_spaces)
-        self.single_action_space = Dict(directory.action_spaces)
 
     def reset(
-        self,
-        *,
-        seed: int | Sequence[int] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> tuple[ByAgent, ByAgent]:
-        """Start new episodes everywhere; lane i of the whole group gets ``seed + i``."""
+        self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
+    ) -> AgentBatch:
+        """Start new episodes everywhere.
+
+        Args:
+            seeds: Empty, or one a lane.
+            options: Handed to the environments.
+
+        Raises:
+            RemoteEnvError: An environment raised or timed out; the group is good for nothing
+                but ``close`` then.
+            EndpointError: A session broke; likewise.
+        """
         self._acting[...] = False
-        seeds = [seed + lane for lane in range(self.num_envs)] if isinstance(seed, int) else seed
         batches = []
         first = 0
         for session in self._sessions:
-            own = seeds[first : first + session.num_lanes] if seeds else ()
-            batches.append(session.reset(own, options))
+            batches.append(session.reset(seeds[first : first + session.num_lanes], options))
             first += session.num_lanes
-        dicts, infos = self._taken(batches)
-        return dicts.observations, infos
+        return self._taken(batches)
 
-    def step(
-        self, actions: Sequence[Mapping[str, Any]]
-    ) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+    def send(self, actions: Sequence[Mapping[str, Any]]) -> None:
         """Let the agents act that were observed last and have not ended.
 
         Args:
             actions: One entry a lane, each by agent; those of ended lanes are ignored.
 
-        Returns:
-            Observations, rewards, terminateds, truncateds and infos, one entry a lane.
-
         Raises:
             ConformanceError: ``actions`` are not those of these agents, or do not fit their
                 spaces; nothing was sent.
-            RemoteEnvError: An environment raised or timed out; the group is good for nothing
-                but ``close`` then.
-            EndpointError: A session broke; likewise.
+            EndpointError: A session is broken.
         """
         columns = self._columns.actions(actions, self._acting, self._is_over)
         widths = [session.num_lanes for session in self._sessions]
         for session, own in zip(self._sessions, split(columns, widths), strict=True):
             session.send(own)
-        restarted = np.flatnonzero(self._is_over).tolist()
-        dicts, infos = self._taken([session.receive() for session in self._sessions])
-        for lane in restarted:
-            dicts.rewards[lane] = self._columns.for_all(0.0)
-            for flags in (dicts.terminated, dicts.truncated):
-                flags[lane] = {**self._columns.for_all(False), ALL_AGENTS: False}
-        return dicts.observations, dicts.rewards, dicts.terminated, dicts.truncated, infos
 
-    def close_extras(self, **_kwargs: Any) -> None:
-        """End the sessions; ``close`` calls this."""
+    def receive(self) -> AgentBatch:
+        """Return what the actions that were sent have led to.
+
+        Raises:
+            RemoteEnvError: As with ``reset``.
+            EndpointError: As with ``reset``.
+        """
+        restarted = np.flatnonzero(self._is_over).tolist()
+        taken = self._taken([session.receive() for session in self._sessions])
+        for lane in restarted:
+            taken.rewards[lane] = self._columns.for_all(0.0)
+            for flags in (taken.terminated, taken.truncated):
+                flags[lane] = {**self._columns.for_all(False), ALL_AGENTS: False}
+        return taken
+
+    def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
+        """Call into every lane, session by session; see ``EnvClient.call``."""
+        return tuple(one for session in self._sessions for one in session.call(name, arguments))
+
+    def close(self) -> None:
+        """End the sessions."""
         for session in self._sessions:
             session.close()
 
-    def _taken(self, batches: Sequence[LaneBatch]) -> tuple[AgentDicts, ByAgent]:
+    def _taken(self, batches: Sequence[LaneBatch]) -> AgentBatch:
         """Read what all sessions gave, and note who acts next."""
         terminated = np.concatenate([batch.terminated for batch in batches])
         truncated = np.concatenate([batch.truncated for batch in batches])
@@ -129,4 +142,50 @@ class MultiAgentLaneGroup(VectorMultiAgentEnv):
         dicts = self._columns.dicts(columns, terminated, truncated, self._acting)
         self._acting, self._is_over = dicts.acting, terminated | truncated
         infos = [self._columns.infos(info) for batch in batches for info in batch.infos]
-        return dicts, infos
+        return AgentBatch(
+            dicts.observations, dicts.rewards, dicts.terminated, dicts.truncated, infos
+        )
+
+
+class MultiAgentLaneEnv(VectorMultiAgentEnv):
+    """What RLlib and its callbacks see as the environment of a runner: spaces and width.
+
+    It cannot be stepped: the runner steps the lanes of each session when they are ready.
+
+    Args:
+        contract: Of every endpoint.
+        num_envs: Lanes of all sessions together.
+        close: Ends the sessions.
+        call: Calls an attribute, by name and with arguments, in every lane.
+
+    Raises:
+        ContractMismatchError: The contract describes no multi-agent environment.
+    """
+
+    def __init__(
+        self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
+    ) -> None:
+        super().__init__()
+        directory = AgentDirectory(agents_of_lane(contract))
+        self.num_envs = num_envs
+        self.envs = [directory] * num_envs
+        self.render_mode = contract.render_mode or None
+        self.metadata = {**contract.metadata, "autoreset_mode": "next_step"}
+        self.single_observation_spaces = directory.observation_spaces
+        self.single_action_spaces = directory.action_spaces
+        self.single_observation_space = Dict(directory.observation_spaces)
+        self.single_action_space = Dict(directory.action_spaces)
+        self._close = close
+        self._call = call
+
+    def call(self, name: str, *args: Any) -> tuple[Any, ...]:
+        """Call a method of every lane's environment; see ``LaneEnv.call``."""
+        return self._call(name, args)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
+        return self._call(name, ())
+
+    def close_extras(self, **_kwargs: Any) -> None:
+        """End the sessions; ``close`` calls this."""
+        self._close()

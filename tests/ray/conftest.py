@@ -1,11 +1,14 @@
 """Tests in this folder start Ray; what Ray and its dependencies warn about is not ours."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import ray
 import torch
+
+from tests.ray.lost_endpoints import Fleet
 
 # Small networks on few cores: more threads would wait for each other most of the time.
 torch.set_num_threads(1)
@@ -38,3 +41,16 @@ def local_ray() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def fleets() -> Iterator[Callable[..., Fleet]]:
+    made: list[Fleet] = []
+
+    def make(*envs: Callable[[], Any]) -> Fleet:
+        made.append(Fleet(*envs))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        fleet.stop()

@@ -112,6 +112,50 @@ class Hopeless(Crossing):
         raise RuntimeError("never")
 
 
+class Climb:
+    """``first`` and ``second`` count their steps without end; ``second`` sees every other one.
+
+    Rewards are the step's number for ``first``, and 1.0 for ``second``.
+    """
+
+    possible_agents = ("first", "second")
+    observation_spaces: ClassVar[Any] = dict.fromkeys(
+        possible_agents, spaces.Box(0.0, np.inf, (1,), np.float32)
+    )
+    action_spaces: ClassVar[Any] = dict.fromkeys(possible_agents, spaces.Discrete(2))
+
+    def __init__(self) -> None:
+        self.rung = 0
+        self._steps = 0
+
+    def set_rung(self, rung: int) -> int:
+        former, self.rung = self.rung, rung
+        return former
+
+    def get_observation_space(self, agent: str) -> Any:
+        return self.observation_spaces[agent]
+
+    def get_action_space(self, agent: str) -> Any:
+        return self.action_spaces[agent]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._steps = 0
+        return self._look(self.possible_agents), {"first": {"rung": self.rung}}
+
+    def step(self, actions: Any) -> Any:
+        self._steps += 1
+        seen = self.possible_agents if self._steps % 2 == 0 else ("first",)
+        rewards = {"first": float(self._steps), "second": 1.0}
+        goes_on = {"__all__": False}
+        return self._look(seen), rewards, goes_on, goes_on, {"first": {"rung": self.rung}}
+
+    def _look(self, agents: Any) -> Any:
+        return {agent: np.full(1, self._steps, np.float32) for agent in agents}
+
+    def close(self) -> None:
+        pass
+
+
 class Hunt:
     """PettingZoo's interface: two hunters look for a prey on a line, which may get away.
 

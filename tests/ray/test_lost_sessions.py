@@ -3,10 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,87 +12,14 @@ import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.errors import ConformanceError, EndpointUnreachableError
+from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
-from rlmesh_ray.rllib.plan import PLAN_KEY
+from tests.ray.lost_endpoints import Fleet
 from tests.ray.ramps import Ladder, Stairs
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-@dataclass
-class Board:
-    """A directory whose addresses change."""
-
-    addresses: list[str | None]
-
-    def __deepcopy__(self, _memo: object) -> "Board":
-        return self  # RLlib copies configs
-
-    def __len__(self) -> int:
-        return len(self.addresses)
-
-    def address(self, index: int) -> str:
-        address = self.addresses[index]
-        if address is None:
-            raise EndpointUnreachableError(f"endpoint {index} is away", "")
-        return address
-
-
-def serve(env: Callable[[], Any]) -> EnvServer:
-    return EnvServer(env, allow_calls=("set_rung",)).start()
-
-
-class Fleet:
-    """Endpoints in this process that can be lost and come back."""
-
-    def __init__(self, *envs: Callable[[], Any]) -> None:
-        self.envs = envs
-        self.servers: list[EnvServer | None] = [serve(env) for env in envs]
-        self.board = Board([server.address for server in self.servers if server])
-
-    def lose(self, index: int) -> None:
-        server = self.servers[index]
-        assert server is not None
-        server.stop(0)
-        self.servers[index] = None
-        self.board.addresses[index] = None
-
-    def bring_back(self, index: int) -> None:
-        server = serve(self.envs[index])
-        self.servers[index] = server
-        self.board.addresses[index] = server.address
-
-    def runner(self, *, worker_index: int = 0, **settings: Any) -> RLMeshEnvRunner:
-        config = PPOConfig().env_runners(num_env_runners=0, **settings)
-        config = configure(config, [address for address in self.board.addresses if address])
-        plan = replace(config.env_config[PLAN_KEY], directory=self.board)
-        config.env_config[PLAN_KEY] = plan
-        runner: RLMeshEnvRunner = RLMeshEnvRunner(
-            config=config, worker_index=worker_index, num_workers=worker_index
-        )
-        return runner
-
-    def stop(self) -> None:
-        for server in self.servers:
-            if server is not None:
-                server.stop(0)
-
-
-@pytest.fixture
-def fleets() -> Iterator[Callable[..., Fleet]]:
-    made: list[Fleet] = []
-
-    def make(*envs: Callable[[], Any]) -> Fleet:
-        made.append(Fleet(*envs))
-        return made[-1]
-
-    yield make
-    for fleet in made:
-        fleet.stop()
 
 
 def assert_unbroken(chunks: list[SingleAgentEpisode]) -> None:
