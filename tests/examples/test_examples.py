@@ -73,6 +73,7 @@ def test_train_on_endpoint(tmp_path: Path) -> None:
     assert "iteration 1: mean return" in output
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_serve_while_training(tmp_path: Path) -> None:
     small = ["--iterations", "2", "--batch", "256"]

@@ -155,6 +155,7 @@ def test_algorithms_learn_without_exploring(name: str) -> None:
     assert_trains(name, small(name).env_runners(explore=False))
 
 
+@pytest.mark.slow
 def test_runners_pull_the_weights_of_appo() -> None:
     config = small("APPO", num_env_runners=1)
     assert config.use_env_runner_state_server, "RLlib's default"
