@@ -144,17 +144,14 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
 
     def _cut_ongoing(self) -> list[SingleAgentEpisode]:
         lookback = self.config.episode_lookback_horizon
-        continuations = [
-            episode.cut(len_lookback_buffer=lookback) for episode in self._ongoing_episodes
-        ]
         chunks = []
-        for episode in self._ongoing_episodes:
-            if episode.t == 0:
-                continue  # just begun: nothing in it yet
+        for lane, episode in enumerate(self._ongoing_episodes):
+            if len(episode) == 0:
+                continue  # just begun, or others had their turn: nothing new in it
+            self._ongoing_episodes[lane] = episode.cut(len_lookback_buffer=lookback)
             episode.validate()
             self._ongoing_episodes_for_metrics[episode.id_].append(episode)
             chunks.append(episode.to_numpy() if self.episodes_to_numpy else episode)
-        self._ongoing_episodes = continuations
         return chunks
 
     def _log_sampled(self) -> None:

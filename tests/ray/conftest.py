@@ -33,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     ray.init(
+        "local",  # whatever Ray runs on this machine is somebody else's
         num_cpus=16,  # logical: tests place more actors than this machine has cores
         include_dashboard=False,
         log_to_driver=False,

@@ -97,6 +97,15 @@ class LoseAt:
             self.fleet.lose(env_index)
 
 
+def test_lanes_of_agents_that_had_no_turn_return_nothing(fleets: Callable[..., Fleet]) -> None:
+    runner = runner_of(fleets(Climb, Climb))
+
+    samples = [runner.sample(num_timesteps=1) for _ in range(4)]
+
+    assert [list(map(len, chunks)) for chunks in samples] == [[1]] * 4
+    runner.stop()
+
+
 def test_agents_steps_are_counted_where_the_config_says_so(fleets: Callable[..., Fleet]) -> None:
     runner = runner_of(fleets(Climb, Climb))
     runner.config.multi_agent(count_steps_by="agent_steps")

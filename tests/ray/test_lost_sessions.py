@@ -166,6 +166,16 @@ def test_a_slow_session_does_not_hold_the_others_up(
     runner.stop()
 
 
+def test_lanes_that_had_no_turn_return_nothing(fleets: Callable[..., Fleet]) -> None:
+    runner = fleets(Stairs, Stairs).runner()
+
+    samples = [runner.sample(num_timesteps=1) for _ in range(6)]
+
+    assert [list(map(len, chunks)) for chunks in samples] == [[1]] * 6
+    assert_unbroken([chunk for chunks in samples for chunk in chunks])
+    runner.stop()
+
+
 def test_a_call_reaches_every_lane_and_new_sessions_too(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets(Ladder, Ladder)
     runner = fleet.runner()
