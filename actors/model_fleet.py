@@ -19,7 +19,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
-from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S
+from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 _NAME_TIMEOUT_S = 10.0
 # Ray's own limit is 100 KiB for one argument.

@@ -24,8 +24,8 @@ from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.server.access import checked_address
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.model_server import ModelServer
+from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 logger = logging.getLogger(__name__)
 

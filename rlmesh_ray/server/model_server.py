@@ -11,8 +11,9 @@ from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls, checked_address
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_host import DEFAULT_STUCK_AFTER_S, ModelHost
+from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
+from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 

@@ -35,8 +35,9 @@ from rlmesh_ray.protocol.messages import (
     Step,
 )
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.model_conversation import MAX_UNANSWERED
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.model_service import MAX_UNANSWERED, ModelService
+from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire

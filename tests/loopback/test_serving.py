@@ -40,8 +40,9 @@ from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.messages import CloseRoute, Predict, PredictContext
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import endpoint, model_host, model_service, pace
+from rlmesh_ray.server import endpoint, model_routes, pace, policy_health
 from rlmesh_ray.server.loop import shared_loop
+from rlmesh_ray.server.model_conversation import ModelConversation
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
@@ -91,7 +92,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 async def releases() -> list[str]:
     """Return the sessions that have ended, and wait for the policy to forget them."""
-    return [repr(task) for task in asyncio.all_tasks() if "_Conversation.release" in repr(task)]
+    name = ModelConversation.release.__qualname__
+    return [repr(task) for task in asyncio.all_tasks() if name in repr(task)]
 
 
 def wait_released() -> None:
@@ -217,7 +219,7 @@ def test_each_route_s_answers_keep_its_order_whatever_the_batches() -> None:
 
 
 def test_a_client_may_not_open_routes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_service, "MAX_ROUTES", 2)
+    monkeypatch.setattr(model_routes, "MAX_ROUTES", 2)
     with ModelServer(Gate(is_open=True)) as server, RemoteModel(server.address) as model:
         for route in "ab":
             model.configure_route(CONTRACT, route_id=route)
@@ -231,7 +233,7 @@ def test_a_client_may_not_open_routes_without_end(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_client_may_not_claim_lanes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_service, "MAX_LANES", 5)
+    monkeypatch.setattr(model_routes, "MAX_LANES", 5)
 
     def wide(num_envs: int) -> EnvContract:
         return dataclasses.replace(CONTRACT, num_envs=num_envs)
@@ -253,7 +255,7 @@ def test_a_client_may_not_claim_lanes_without_end(monkeypatch: pytest.MonkeyPatc
 
 
 def test_lanes_that_the_policy_refuses_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_service, "MAX_LANES", 5)
+    monkeypatch.setattr(model_routes, "MAX_LANES", 5)
     policy = Remembering()
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         policy.refused_contracts = 1
@@ -311,8 +313,8 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
         assert gate.entered.acquire(timeout=PATIENCE_S)
         context = PredictContext(leaving._session_id, "default", "close")
         leaving._stream.send(model_wire.pack_request(CloseRoute("close", context)))
-        wait_for(lambda: bool(server._host._called))
-        (forgetting,) = server._host._called
+        wait_for(lambda: bool(server._host._calls._open))
+        (forgetting,) = server._host._calls._open
 
         leaving._stream.close()
         wait_for(forgetting.cancelled)  # by the release of the session
@@ -321,7 +323,7 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
         wait_released()
 
         assert len(policy.known) == 1
-        assert server._host._num_routes == 1
+        assert server._host._gathering.num_routes == 1
         leaving.close()
     wait_released()
     assert policy.known == set()
@@ -339,7 +341,7 @@ def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> 
         wait_released()
 
         assert policy.known == set()
-        assert server._host._num_routes == 0
+        assert server._host._gathering.num_routes == 0
 
 
 def test_a_route_whose_closing_has_failed_can_be_used_and_closed_again() -> None:
@@ -352,7 +354,7 @@ def test_a_route_whose_closing_has_failed_can_be_used_and_closed_again() -> None
 
         assert model.predict(observation(3)).tolist() == [[3]]
         model.close_route()
-        assert server._host._num_routes == 0
+        assert server._host._gathering.num_routes == 0
 
 
 # --- faults of this package ------------------------------------------------------------
@@ -785,7 +787,7 @@ def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterwards(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_host, "_TOLD_FOR_S", PATIENCE_S)
+    monkeypatch.setattr(policy_health, "_TOLD_FOR_S", PATIENCE_S)
     with held(gate, stuck_after_s=0.05) as server:
         wait_for(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import model_host, pace
+from rlmesh_ray.server import pace, policy_health, predictions
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_thread import Work
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -108,7 +108,7 @@ def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the machine is that runs this.
     monkeypatch.setattr(pace, "_QUICK_S", 60.0)
     monkeypatch.setattr(pace, "_NEVER_S", 60.0)
-    monkeypatch.setattr(model_host, "PolicyThread", AtOnce)
+    monkeypatch.setattr(predictions, "PolicyThread", AtOnce)
 
 
 def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> Stage:
@@ -228,7 +228,8 @@ def test_what_could_not_be_told_while_a_policy_held_the_loop_is_told_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(model_host, "time", clock)
+    for module in (predictions, policy_health):
+        monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:
         await stage.open("a")

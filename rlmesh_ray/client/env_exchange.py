@@ -1,0 +1,158 @@
+"""Requests and answers of one session with an EnvService, and how they end."""
+
+import contextlib
+import itertools
+import sys
+import threading
+import time
+from typing import TypeVar
+
+import grpc
+
+from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.errors import (
+    CodecError,
+    EndpointClosedError,
+    EndpointLostError,
+    RemoteEnvError,
+    RemoteProtocolError,
+    RlmeshError,
+)
+from rlmesh_ray.protocol.messages import (
+    Close,
+    EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    Rendered,
+    ResetDone,
+    StepDone,
+)
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+
+_CLOSE_TIMEOUT_S = 2.0
+_CUT_OFF_TIMEOUT_S = 1.0
+
+ResponseT = TypeVar("ResponseT", ResetDone, StepDone, Rendered)
+
+
+class EnvExchange:
+    """What is asked and answered in one session: one thread sends, one receives.
+
+    Args:
+        stream: The session's.
+        channel: The stream's; closed with the session.
+        address: For error messages.
+    """
+
+    def __init__(self, stream: JoinStream, channel: grpc.Channel, address: str) -> None:
+        self.request_ids = map(str, itertools.count(1))
+        """For the requests, each once."""
+        self.num_sent = 0
+        """How many requests have been sent."""
+        self.has_received = False
+        """Whether any answer has come; then the endpoint knows the session."""
+        self._stream = stream
+        self._channel = channel
+        self._address = address
+        self._is_closed = False
+        self._end: RlmeshError | None = None
+
+    def require_open(self) -> None:
+        """Make sure that the session may be used.
+
+        Raises:
+            EndpointClosedError: It was closed.
+            EndpointLostError: An error has ended it.
+        """
+        if self._is_closed:
+            raise EndpointClosedError("the session is closed", self._address)
+        if self._end is not None:
+            raise EndpointLostError(
+                f"the session ended with an error ({self._end}); close it and open a new one",
+                self._address,
+            ) from self._end
+
+    def send(self, request: EnvRequest) -> None:
+        """Send a request without waiting.
+
+        Raises:
+            EndpointError: The session is closed, or an error has ended it.
+        """
+        self.require_open()
+        self._stream.send(wire.pack_request(request))
+        self.num_sent += 1
+
+    def receive(self, request_id: str, kind: type[ResponseT], timeout_s: float) -> ResponseT:
+        """Wait for the answer to the oldest request that was sent.
+
+        Args:
+            request_id: The request's.
+            kind: Of the answer.
+            timeout_s: How long to wait.
+
+        Raises:
+            RemoteEnvError: The endpoint answered with an error; one that it does not call
+                recoverable ends the session.
+            RemoteProtocolError: The answer breaks the protocol; that ends the session.
+            EndpointError: The session broke.
+        """
+        frame = self._stream.receive(timeout_s)
+        self.has_received = True
+        try:
+            return _response(frame, request_id, kind)
+        except RemoteEnvError as error:
+            if not error.is_recoverable:
+                self._end = self._end or error
+            raise
+        except RemoteProtocolError as error:
+            self._end = self._end or error
+            raise
+
+    def close(self) -> None:
+        """End the session. Idempotent; a broken session is closed without a word."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if sys.is_finalizing():
+            return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
+        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and
+        # whoever asks for it next waits for ever.
+        goodbye = threading.Thread(target=self._say_goodbye, name="rlmesh-ray-close", daemon=True)
+        goodbye.start()
+        goodbye.join(_CLOSE_TIMEOUT_S + _CUT_OFF_TIMEOUT_S)
+
+    def _say_goodbye(self) -> None:
+        with contextlib.suppress(Exception):  # whatever broke the session, it is closed now
+            self._finish(Close(next(self.request_ids)))
+        self._stream.close()
+        self._channel.close()
+
+    def _finish(self, request: Close) -> None:
+        """Send Close and wait for its answer, past those of requests that nobody waited for."""
+        self._stream.send(wire.pack_request(request))
+        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        is_answered = False
+        while not is_answered:
+            frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
+            is_answered = wire.parse_response(frame).request_id == request.request_id
+
+
+def _response(frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
+    try:
+        response: EnvResponse = wire.parse_response(frame)
+    except CodecError as error:
+        raise RemoteProtocolError(f"the answer does not decode: {error}", request_id) from error
+    if response.request_id != request_id:
+        raise RemoteProtocolError(f"the answer is for request {response.request_id!r}", request_id)
+    if isinstance(response, EnvFailed):
+        raise RemoteEnvError(
+            response.code.name,
+            response.message,
+            response.is_recoverable,
+            response.debug_info,
+            response.interrupted_episodes,
+        )
+    if not isinstance(response, kind):
+        name = type(response).__name__
+        raise RemoteProtocolError(f"{name} does not answer this request", request_id)
+    return response

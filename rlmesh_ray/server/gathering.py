@@ -1,0 +1,72 @@
+"""When the requests that have come to an endpoint are handed to its policy.
+
+What the loop has received already would run in batches of one, if each request were handed over
+by itself, and a batch costs as much as ten rows of a small network.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from rlmesh_ray.server.pace import Pace
+
+
+class Gathering:
+    """Gathers the requests of all streams. To be used in the serving loop only.
+
+    Args:
+        pace: The policy's.
+        hand_over: Has the predictions run that have been asked for; called when no more of them
+            come at once.
+    """
+
+    def __init__(self, pace: Pace, hand_over: Callable[[], None]) -> None:
+        self.num_routes = 0
+        """Routes that may ask, over all sessions; for whoever opens and ends them to count."""
+        self._pace = pace
+        self._hand_over = hand_over
+        self._inbox: list[tuple[Callable[[bytes], None], bytes]] = []
+        self._num_new = 0
+        self._is_gathering = False
+
+    def soon(self, take: Callable[[bytes], None], data: bytes) -> None:
+        """Have ``take(data)`` called in the next round, or at once if nobody else can come.
+
+        It must not raise: the others' would be lost. What has come at the same time is worked on
+        in one go, whatever stream it came by: each piece of code that runs ten times on end is
+        several times as fast as if all take turns.
+        """
+        self._inbox.append((take, data))
+        if self._is_gathering:
+            return
+        if self.num_routes > 1:
+            self.gather_soon()
+        else:
+            self._is_gathering = True
+            self._gather()
+
+    def note_asked(self) -> None:
+        """Note that a prediction has been asked for, and waits to be handed over."""
+        self._num_new += 1
+        if not self._is_gathering:
+            self.gather_soon()
+
+    def gather_soon(self) -> None:
+        """Hand over in the next round of the loop, with whatever will have come by then."""
+        if not self._is_gathering:
+            self._is_gathering = True
+            asyncio.get_running_loop().call_soon(self._gather)
+
+    def _gather(self) -> None:
+        """Take what has come, and hand it over when nothing more comes at once.
+
+        When every route has asked, nothing more can come.
+        """
+        inbox, self._inbox = self._inbox, []
+        for take, data in inbox:
+            take(data)
+        if self._pace.is_quick and inbox and self._num_new < self.num_routes:
+            asyncio.get_running_loop().call_soon(self._gather)
+            return
+        self._is_gathering = False
+        self._num_new = 0
+        self._hand_over()

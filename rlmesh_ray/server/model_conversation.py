@@ -1,0 +1,198 @@
+"""One Join stream of a model endpoint: bytes in, session, host, bytes out.
+
+Requests of different routes are worked on at once and answered in completion order
+(capability rlmesh.model.concurrent_predict.v1).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from functools import partial
+
+from rlmesh_ray.errors import CodecError, RlmeshError
+from rlmesh_ray.protocol.messages import (
+    BatchRun,
+    ConfigureRoute,
+    ModelClosed,
+    ModelFailed,
+    ModelResponse,
+    Predict,
+    Predicted,
+    RouteClosed,
+    RouteConfigured,
+    RouteRequest,
+)
+from rlmesh_ray.protocol.model_session import ModelSession, Todo
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.model_failures import failed
+from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_routes import ModelRoutes, check_slots
+from rlmesh_ray.server.outbox import Outbox
+from rlmesh_ray.server.predictions import Ticket
+from rlmesh_ray.wire.rlmesh_v1 import model as wire
+
+_LOG = logging.getLogger(__name__)
+
+MAX_UNANSWERED = 256
+"""Requests of one session that are read before earlier ones have been answered and taken."""
+
+
+class ModelConversation:
+    """What is said on one stream. To be used in the serving loop only.
+
+    Args:
+        host: Runs the policy.
+        drain: The endpoint's.
+    """
+
+    def __init__(self, host: ModelHost, drain: Drain) -> None:
+        self.outbox = Outbox()
+        """Frames to send; None after the last one."""
+        self.is_closed = False
+        """Whether Close has been answered."""
+        self.has_failed = False
+        """Whether a fault of this package has ended it: not every request will be answered."""
+        self._host = host
+        self._drain = drain
+        self._session = ModelSession()
+        self._routes = ModelRoutes(host)
+        self._predicting: dict[str, Ticket] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._num_owed = 0
+        self._num_untaken = 0
+        self._is_reading = True
+        self._is_released = False
+        self._taken = asyncio.Event()
+
+    async def read(self, requests: AsyncIterator[bytes]) -> None:
+        """Take requests until the client sends no more, or the endpoint wants to stop."""
+        try:
+            async for data in requests:
+                self._num_owed += 1
+                self._drain.owe()
+                self._num_untaken += 1
+                self._host.soon(self._take, data)
+                while self._num_owed >= MAX_UNANSWERED:
+                    # A client that only sends shall wait, not fill this process's memory.
+                    self._taken.clear()
+                    await self._taken.wait()
+                if self._drain.is_wanted:
+                    break
+        finally:
+            self._is_reading = False
+            self._end_if_done()
+
+    def _take(self, data: bytes) -> None:
+        """Work on a request; together with those of other streams that came at the same time."""
+        if self._is_released:
+            return
+        self._num_untaken -= 1
+        try:
+            self._follow(self._session.receive(wire.parse_request(data)))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    def note_taken(self) -> None:
+        """Note that a response has been sent."""
+        self._num_owed -= 1
+        self._drain.settle()
+        self._taken.set()
+
+    async def release(self) -> None:
+        """Drop what is unfinished and free the routes."""
+        self._is_released = True
+        self._drain.settle(self._num_owed)
+        for ticket in self._predicting.values():
+            self._host.cancel(ticket)
+        working = tuple(self._working)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await self._routes.abandon()
+
+    def _fail(self) -> None:
+        """End the session, from within the handling of an error that should not have come up."""
+        _LOG.exception("a model session has failed; please report this")
+        self.has_failed = True
+        self.outbox.put(None)
+
+    def _follow(self, todo: Todo) -> None:
+        """Do what the session says, and what follows from that."""
+        following = [todo]
+        for todo in following:  # which may grow on the way
+            for response in todo.responses:
+                self.outbox.put(wire.pack_response(response))
+                if isinstance(response, ModelClosed):
+                    self.is_closed = True
+                    self.outbox.put(None)
+            for request in todo.ready:
+                refusal = self._begin(request)
+                if refusal is not None:
+                    following.append(self._session.complete(request, refusal))
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """End the stream when nothing comes in any more and nothing is outstanding."""
+        if not (self._is_reading or self._num_untaken or self._session.num_outstanding):
+            self.outbox.put(None)
+
+    def _begin(self, request: RouteRequest) -> ModelFailed | None:
+        """Set to work; what fails at once is answered at once."""
+        if not isinstance(request, Predict):
+            task = asyncio.ensure_future(self._work(request))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+            return None
+        # No task for each of these: it would cost as much as the rest together.
+        context = request.context
+        key, contract = self._routes.by_id[context.route_id]
+        slots = context.slots
+        try:
+            check_slots(slots, contract)
+        except CodecError as error:
+            return failed(request, error)
+        self._predicting[request.request_id] = self._host.predict(
+            key,
+            contract,
+            request.observation,
+            slots,
+            partial(self._finish_predict, request),
+        )
+        return None
+
+    def _finish_predict(
+        self, request: Predict, result: bytes | RlmeshError, run: BatchRun, queue_ns: int
+    ) -> None:
+        if self._is_released:
+            return
+        del self._predicting[request.request_id]
+        response: ModelResponse
+        try:
+            if isinstance(result, bytes):
+                response = Predicted(
+                    request.request_id, request.context, result, run, queue_ns, request.mirror
+                )
+            else:
+                response = failed(request, result)
+            self._follow(self._session.complete(request, response))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    async def _work(self, request: RouteRequest) -> None:
+        try:
+            try:
+                response = await self._answer(request)
+            except RlmeshError as error:
+                response = failed(request, error)
+            self._follow(self._session.complete(request, response))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    async def _answer(self, request: RouteRequest) -> ModelResponse:
+        route_id = request.context.route_id
+        if isinstance(request, ConfigureRoute):
+            num_routes = self._session.num_routes
+            await self._routes.configure(route_id, request.contract, num_routes)
+            return RouteConfigured(request.request_id)
+        await self._routes.close(route_id)
+        return RouteClosed(request.request_id)
