@@ -1,7 +1,7 @@
 """EnvFleet: several EnvServiceActors that serve the same environment."""
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -13,8 +13,10 @@ from rlmesh_ray.actors.env_service import EnvServiceActor
 from rlmesh_ray.actors.registry import find_registry, shared_registry
 from rlmesh_ray.envs.source import HostedEnv
 from rlmesh_ray.errors import (
+    CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
+    EnvStartError,
 )
 from rlmesh_ray.server.env_server import DEFAULT_STEP_GRACE_S
 
@@ -55,7 +57,8 @@ class EnvFleet:
     as a context manager.
 
     Args:
-        env: A Gymnasium id or a factory.
+        env: A Gymnasium id or a factory. An environment that can only be imported where the
+            endpoints run is named by an id, ``"module:Env-v0"``; nothing of it is imported here.
         num_endpoints: How many, at least 1.
         num_envs: Lanes of each session with each endpoint.
         env_kwargs: Passed to ``gymnasium.make``; only with an id.
@@ -65,12 +68,15 @@ class EnvFleet:
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
         actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
-            ``runtime_env``, ``scheduling_strategy``, ...
-        start_timeout_s: How long to wait until all endpoints serve.
+            ``runtime_env``, ``scheduling_strategy``, ... Of an actor's ``runtime_env`` Ray takes
+            ``pip``, ``uv``, ``conda``, ``env_vars`` and archives by URI, but no local folders; and
+            what lies in the folder of the driver's script comes before all of them.
+        start_timeout_s: How long to wait until all endpoints serve, their ``runtime_env`` being
+            made first.
 
     Raises:
         ConfigurationError: ``num_endpoints`` is less than 1.
-        EnvStartError: The environment could not be created.
+        EnvStartError: The environment could not be created, or the ``runtime_env`` not be made.
         CapacityError: The cluster did not place all endpoints in time.
     """
 
@@ -116,7 +122,7 @@ class EnvFleet:
         ]
         try:
             starting = [actor.address.remote() for actor in self._actors]
-            await_start(starting, "endpoints", {"CPU": num_cpus}, start_timeout_s)
+            _await_endpoints(starting, options, start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -148,3 +154,62 @@ class EnvFleet:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _await_endpoints(
+    starting: Sequence[Any], options: Mapping[str, Any], start_timeout_s: float
+) -> None:
+    """Wait until endpoints serve, and tell why they do not by what their actors were to have."""
+    try:
+        await_start(starting, "endpoints", {"CPU": options["num_cpus"] or 0.0}, start_timeout_s)
+    except CapacityError as error:
+        further = _further_needs(options)
+        if not further:
+            raise
+        raise CapacityError(f"{error}. By actor_options each needs, too: {further}") from error
+    except ray.exceptions.RuntimeEnvSetupError as error:
+        raise EnvStartError(
+            f"the runtime_env of the endpoints cannot be made: {_last_line(error)}", str(error)
+        ) from error
+    except EndpointUnreachableError:
+        _raise_failed_creation(starting)
+        raise
+
+
+def _further_needs(options: Mapping[str, Any]) -> str:
+    """Say what actors need besides CPUs, and how much of it is free."""
+    free = ray.available_resources()
+    amounts = {"GPU": options.get("num_gpus"), **(options.get("resources") or {})}
+    needs = [
+        f"{amount:g} {name} (free: {free.get(name, 0.0):g})"
+        for name, amount in amounts.items()
+        if amount
+    ]
+    if options.get("label_selector"):
+        needs.append(f"a node with labels {dict(options['label_selector'])}")
+    if options.get("runtime_env"):
+        needs.append("its runtime_env to be made, which may take longer than start_timeout_s")
+    return ", ".join(needs)
+
+
+def _raise_failed_creation(starting: Sequence[Any]) -> None:
+    """Raise why an actor could not even be constructed, if that is what has happened.
+
+    Its arguments are unpickled where it runs, before any code of this package.
+    """
+    for reference in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0]:
+        try:
+            ray.get(reference)
+        except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                raise EnvStartError(
+                    f"the environment cannot be brought to its endpoints: {_last_line(error)}; a "
+                    "factory of a module that only the driver can import stays behind: name the "
+                    'environment by an id, "module:Env-v0", or have runtime_env bring the module',
+                    str(error),
+                ) from error
+
+
+def _last_line(error: Exception) -> str:
+    # The texts of Ray's errors end with the traceback of the cause.
+    return str(error).strip().splitlines()[-1]

@@ -124,12 +124,16 @@ def server_tls(certificate: Path | None, private_key: Path | None) -> "ServerTls
     """Return how a server speaks TLS; None where no file is given.
 
     Raises:
-        ConfigurationError: Only one file is given, or they hold no matching pair.
+        typer.BadParameter: Only one file is given.
+        ConfigurationError: They hold no matching pair.
     """
     if certificate is None and private_key is None:
         return None
     if certificate is None or private_key is None:
-        raise ConfigurationError("TLS takes both files: --tls-cert and --tls-key")
+        raise typer.BadParameter(
+            "TLS takes both files: --tls-cert and --tls-key",
+            param_hint=["--tls-cert", "--tls-key"],
+        )
     try:
         # gRPC would report a bad file as an address that cannot be bound.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, private_key)

@@ -37,6 +37,17 @@ def _seconds(value: float) -> float:
     return value
 
 
+def _callable_names(names: list[str] | None) -> list[str] | None:
+    if names:
+        from rlmesh_ray.server.env_calls import checked_names
+
+        try:
+            checked_names(names)
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error)) from error
+    return names
+
+
 EnvArgument = Annotated[
     str, typer.Argument(metavar="ENV", help="A Gymnasium id, also as module:Env-v0.")
 ]
@@ -69,6 +80,7 @@ CallsOption = Annotated[
     typer.Option(
         "--allow-call",
         metavar="NAME",
+        callback=_callable_names,
         help="Method or attribute of the environment that clients may call, such as set_task; "
         "repeatable.",
     ),

@@ -3,19 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
-from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.rllib.module_fit import misfits
 from rlmesh_ray.rllib.sampler import Sampler
-from rlmesh_ray.rllib.tuned import is_tuned
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.spaces.spec import DiscreteSpec
 
 
 def is_evaluated(config: AlgorithmConfig) -> bool:
@@ -70,25 +64,21 @@ def require_spaces(config: AlgorithmConfig, sampler: Sampler) -> None:
 
 
 def require_module(config: AlgorithmConfig, contract: EnvContract, sampler: Sampler) -> None:
-    """Make RLlib's default module for these spaces, as its runners will.
+    """Make RLlib's default modules for these spaces, as its runners will.
 
-    Modules and connectors of the user's are left to RLlib: what they take only they know. So are
-    settings of the module that Tune has yet to choose.
+    Modules and connectors of the user's are left to RLlib, except for its FlattenObservations. So
+    are settings of the module that Tune has yet to choose.
 
     Raises:
         ConfigurationError: RLlib has no default module for these spaces, or one that would act
-            outside the action space.
+            outside the action space, or FlattenObservations would not take an observation.
     """
-    if not _uses_default_module(config):
-        return
-    reason = _wrong_actions(config, contract) or _refusal(config, sampler)
-    if reason:
+    for misfit in misfits(config, sampler):
+        observation, action = map(_short, misfit.spaces)
+        owner = f" ({misfit.owner})" if misfit.owner else ""
         raise ConfigurationError(
-            f"RLlib's default module for {config.algo_class.__name__} does not fit {contract.id}, "
-            f"with observations {_short(sampler.observation_space)} and actions "
-            f"{_short(sampler.action_space)}: {reason}; wrap the environment, or, before "
-            "configure, set rl_module(rl_module_spec=...) or env_runners(env_to_module_connector"
-            "=...), such as RLlib's FlattenObservations"
+            f"RLlib's {misfit.part} does not fit {contract.id}{owner}, with observations "
+            f"{observation} and actions {action}: {misfit.reason}; {misfit.remedy}"
         )
 
 
@@ -106,44 +96,6 @@ def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
                 "runners sample from the endpoints; put only what differs there, as in "
                 "evaluation_config=PPOConfig.overrides(explore=False)"
             )
-
-
-def _uses_default_module(config: AlgorithmConfig) -> bool:
-    if type(config).get_default_rl_module_spec is AlgorithmConfig.get_default_rl_module_spec:
-        return False
-    if is_tuned(config, "_model_config", "_rl_module_spec"):
-        return False
-    spec = config._rl_module_spec
-    has_module = spec is not None and (
-        not isinstance(spec, RLModuleSpec)
-        or spec.module_class is not None
-        or spec.observation_space is not None
-        or spec.action_space is not None
-    )
-    has_connectors = config._env_to_module_connector or config._module_to_env_connector
-    return not has_module and not has_connectors
-
-
-def _wrong_actions(config: AlgorithmConfig, contract: EnvContract) -> str:
-    """Return why actions would not be in their space, though RLlib makes a module; or nothing."""
-    if isinstance(config, DQNConfig) and not isinstance(contract.action_space, DiscreteSpec):
-        return "it takes Discrete actions only"
-    for leaf in leaves(contract.action_space):
-        if isinstance(leaf.spec, DiscreteSpec) and leaf.spec.start:
-            return f"it numbers actions from 0, not from {leaf.spec.start}"
-    return ""
-
-
-def _refusal(config: AlgorithmConfig, sampler: Sampler) -> str:
-    """Return why RLlib makes no module, in its words; or nothing."""
-    spaces = {DEFAULT_MODULE_ID: (sampler.observation_space, sampler.action_space)}
-    try:
-        # What the user has seeded shall not depend on this check.
-        with torch.random.fork_rng(devices=[]):
-            config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build()
-    except Exception as error:  # noqa: BLE001  # whatever RLlib raises, it will raise it again
-        return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-    return ""
 
 
 def _short(space: Any) -> str:

@@ -17,7 +17,7 @@ from rlmesh_ray.rllib.checks import (
     require_spaces,
 )
 from rlmesh_ray.rllib.endpoints import RolloutSource, Wish, common_contract, find_endpoints
-from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.rllib.plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.sampler import Sampler, sampler_for
 from rlmesh_ray.rllib.shares import Demand, deal
 
@@ -52,8 +52,10 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     Args:
         config: Of the new API stack.
         env: A Gymnasium id or a factory (a fleet of endpoints is started on Ray and lives as
-            long as this driver), an ``EnvFleet``, or the address of an endpoint that somebody
-            else has started (``"rlmesh://HOST:PORT"``), or several.
+            long as this driver), an ``EnvFleet``, the address of an endpoint that somebody else
+            has started (``"rlmesh://HOST:PORT"``), or a list of fleets and addresses, which may
+            be mixed. All endpoints must serve the same spaces at the same width; what they run
+            on, and with which packages, may differ.
         num_endpoints: For an id or factory: how many to start for training. Default: one a
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session
@@ -61,10 +63,11 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         num_evaluation_endpoints: How many endpoints only evaluation runners use. For an id or
             factory they are started besides the others, by default one an evaluation runner if
             ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
-            of those given, by default none. With none, the sessions of evaluation runners are
-            with the endpoints of training.
-        token: For addresses: what the endpoints want to see. It becomes part of the config, and
-            so of the algorithm's checkpoints.
+            of those given, in the list's order, by default none. With none, the sessions of
+            evaluation runners are with the endpoints of training.
+        token: For addresses: what the endpoints want to see; a fleet has its own, and neither is
+            shown to the other's endpoints. Both become part of the config, and so of the
+            algorithm's checkpoints.
         tls: For addresses whose endpoints speak TLS.
         step_timeout_s: Longest wait for any answer of an endpoint; at most half of the config's
             ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
@@ -73,8 +76,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         lockstep: Step all sessions of a runner together, in RLlib's own order, so that a seed
             gives the same episodes each time. Otherwise each session goes on as soon as its own
             answer is there: faster, but which session brings how many of a batch's steps then
-            depends on the moment. A runner with one session is reproducible in either case, and
-            with several agents in an environment a runner's sessions always go together.
+            depends on the moment. A runner with one session is reproducible in either case.
 
     Returns:
         ``config``.
@@ -94,8 +96,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_evaluation_at_endpoints(config)
     demand = _demand(config)
     wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints)
-    endpoints = find_endpoints(config, env, wish, demand, token)
-    contract = common_contract(endpoints, tls, edition_text)
+    access = Access(token, tls, edition_text)
+    endpoints = find_endpoints(config, env, wish, demand, access)
+    contract = common_contract(endpoints)
     training, evaluation = deal(
         demand,
         width=contract.num_envs,
@@ -108,17 +111,15 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         training=training,
         evaluation=evaluation,
         lanes_asked=demand.lanes,
-        token=endpoints.token,
-        tls=tls,
+        access=endpoints.access,
         step_timeout_s=step_timeout_s,
-        edition_text=edition_text,
         lockstep=lockstep,
     )
     sampler = sampler_for(config, contract)
-    if not sampler.is_multi_agent:  # there, policies may say later what each agent sees
-        if _former_plan(config) is None:
-            require_spaces(config, sampler)
-        require_module(config, contract, sampler)
+    # With several agents, policies may say later what each agent sees.
+    if not sampler.is_multi_agent and _former_plan(config) is None:
+        require_spaces(config, sampler)
+    require_module(config, contract, sampler)
     _apply(config, plan, sampler)
     for sentence in advice(config, plan, max_sessions=endpoints.max_sessions):
         warnings.warn(sentence, ConfigurationWarning, stacklevel=2)

@@ -1,29 +1,30 @@
 """The endpoints that ``configure`` is given, or starts."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.actors.fleet import EnvFleet
-from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.client.env_client import shake_hands
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.rllib.advice import USUAL_SESSIONS
 from rlmesh_ray.rllib.plan import (
+    Access,
     Directory,
     FixedAddresses,
+    JoinedDirectories,
     require_next_step,
     require_same_contract,
 )
 from rlmesh_ray.rllib.shares import Demand, deal, most_sessions, width_for
 from rlmesh_ray.spaces.contract import EnvContract
 
-RolloutSource = str | Sequence[str] | EnvFleet | Callable[[], Any]
-"""A Gymnasium id, a factory, a fleet, one address, or several."""
+RolloutSource = str | EnvFleet | Sequence[str | EnvFleet] | Callable[[], Any]
+"""A Gymnasium id, a factory, a fleet, an address, or a list of fleets and addresses."""
 
 # Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
 # ends its endpoints when nobody holds it.
@@ -44,11 +45,12 @@ class Endpoints:
     """Where they are, and what is known about them before they are asked."""
 
     directory: Directory
-    token: str | None
+    access: tuple[Access, ...]
+    """One an endpoint."""
     num_evaluation: int
     """How many, the last ones, only evaluation uses."""
     max_sessions: int = USUAL_SESSIONS
-    fleet: EnvFleet | None = None
+    fleets: tuple[EnvFleet, ...] = ()
 
     @property
     def num_training(self) -> int:
@@ -56,21 +58,27 @@ class Endpoints:
         return len(self.directory) - self.num_evaluation
 
     def keep(self) -> None:
-        """Let a fleet live as long as this process."""
-        if self.fleet is not None:
-            _FLEETS.append(self.fleet)
+        """Let the fleets live as long as this process."""
+        _FLEETS.extend(self.fleets)
 
 
 def find_endpoints(
-    config: AlgorithmConfig, env: RolloutSource, wish: Wish, demand: Demand, token: str | None
+    config: AlgorithmConfig, env: RolloutSource, wish: Wish, demand: Demand, access: Access
 ) -> Endpoints:
     """Start endpoints, or take those that run already; see ``configure``.
+
+    Args:
+        config: Which the endpoints are for.
+        env: What ``configure`` was given.
+        wish: What it was asked to start.
+        demand: Of the config's runners.
+        access: To the endpoints that are named by their addresses, and to no others.
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``.
         ContractMismatchError: Endpoints cannot be started so that they are spread evenly.
     """
-    if isinstance(env, str) and looks_like_address(env):
+    if isinstance(env, EnvFleet) or (isinstance(env, str) and looks_like_address(env)):
         env = [env]
     if isinstance(env, str) or callable(env):
         return _new_fleet(config, env, wish, demand)
@@ -80,10 +88,7 @@ def find_endpoints(
             "already have their own"
         )
     num_evaluation = wish.num_evaluation_endpoints or 0
-    if isinstance(env, EnvFleet):
-        endpoints = Endpoints(env.directory, env.token, num_evaluation, fleet=env)
-    else:
-        endpoints = Endpoints(FixedAddresses(_addresses(env)), token, num_evaluation)
+    endpoints = _given(env, num_evaluation, access)
     if num_evaluation < 0 or endpoints.num_training < 1:
         raise ConfigurationError(
             f"num_evaluation_endpoints={num_evaluation} of {len(endpoints.directory)} endpoint(s) "
@@ -119,7 +124,7 @@ def _new_fleet(
         num_cpus=endpoint_cpus(config, total),
         max_sessions=max_sessions,
     )
-    return Endpoints(fleet.directory, fleet.token, num_evaluation, max_sessions, fleet)
+    return replace(_given([fleet], num_evaluation, Access()), max_sessions=max_sessions)
 
 
 def _require_at_least(name: str, value: int, least: int) -> None:
@@ -130,8 +135,8 @@ def _require_at_least(name: str, value: int, least: int) -> None:
 def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
     """Return what Ray shall set aside for an endpoint: a CPU, if the runners then find room.
 
-    A laptop's two cores are spoken for by two runners already; endpoints that took a CPU each
-    would leave RLlib waiting for ever.
+    A laptop's two cores are spoken for by two runners already; endpoints that took anything of
+    them would leave RLlib waiting for ever.
     """
     if not ray.is_initialized():
         ray.init()
@@ -140,22 +145,39 @@ def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
     learners = int(config.num_learners or 0) * 1.0
     total = float(ray.cluster_resources().get("CPU", 0.0))
     left = total - runners - learners
-    return min(1.0, max(left / max(num_endpoints, 1), 0.01))
+    return min(1.0, max(left / max(num_endpoints, 1), 0.0))
 
 
-def _addresses(env: Sequence[str]) -> tuple[str, ...]:
-    is_list = isinstance(env, Sequence) and len(env) > 0
-    if not is_list or not all(isinstance(address, str) for address in env):
+def _given(env: Sequence[str | EnvFleet], num_evaluation: int, access: Access) -> Endpoints:
+    """Join fleets, each with its own token, and addresses, which take ``access``."""
+    if not isinstance(env, Sequence) or len(env) == 0:
         raise ConfigurationError(
             f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an address or a list of "
-            "addresses; an environment that exists already is served by EnvServer"
+            "fleets and addresses; an environment that exists already is served by EnvServer"
         )
-    return tuple(env)
+    directories: list[Directory] = []
+    accesses: list[Access] = []
+    for index, each in enumerate(env):
+        if isinstance(each, EnvFleet):
+            directories.append(each.directory)
+            accesses += [Access(each.token)] * len(each.directory)
+        elif isinstance(each, str) and looks_like_address(each):
+            directories.append(FixedAddresses((each,)))
+            accesses.append(access)
+        else:
+            raise ConfigurationError(
+                f"env[{index}]={each!r}: a list holds fleets and addresses (HOST:PORT); for a "
+                "Gymnasium id or a factory start an EnvFleet, and give that"
+            )
+    return Endpoints(
+        JoinedDirectories.of(directories),
+        tuple(accesses),
+        num_evaluation,
+        fleets=tuple(each for each in env if isinstance(each, EnvFleet)),
+    )
 
 
-def common_contract(
-    endpoints: Endpoints, tls: ClientTls | None, edition_text: str | None
-) -> EnvContract:
+def common_contract(endpoints: Endpoints) -> EnvContract:
     """Ask every endpoint what it serves; they must agree.
 
     Raises:
@@ -163,9 +185,9 @@ def common_contract(
         EndpointError: One cannot be reached.
     """
     first: EnvContract | None = None
-    for index in range(len(endpoints.directory)):
+    for index, access in enumerate(endpoints.access):
         address = endpoints.directory.address(index)
-        answer = shake_hands(Dial(address, endpoints.token, tls, edition_text=edition_text))
+        answer = shake_hands(access.dial(address))
         contract = answer.contract
         if not isinstance(contract, EnvContract):
             raise ContractMismatchError(f"{address} tells no environment contract")

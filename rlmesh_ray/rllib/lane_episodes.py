@@ -146,9 +146,11 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
         lookback = self.config.episode_lookback_horizon
         chunks = []
         for lane, episode in enumerate(self._ongoing_episodes):
-            if len(episode) == 0:
-                continue  # just begun, or others had their turn: nothing new in it
+            if len(episode) == 0 and episode.t:
+                continue  # others had their turn
             self._ongoing_episodes[lane] = episode.cut(len_lookback_buffer=lookback)
+            if episode.t == 0:
+                continue  # just begun: nothing in it yet
             episode.validate()
             self._ongoing_episodes_for_metrics[episode.id_].append(episode)
             chunks.append(episode.to_numpy() if self.episodes_to_numpy else episode)

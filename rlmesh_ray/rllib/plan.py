@@ -1,8 +1,8 @@
 """Which runner talks to which endpoints: decided on the driver, carried in the config."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.errors import ContractMismatchError
@@ -43,6 +43,40 @@ class FixedAddresses:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedDirectories:
+    """The endpoints of several directories, one behind the other."""
+
+    places: tuple[tuple[Directory, int], ...]
+    """Of each endpoint: who knows it, and its index there."""
+
+    @classmethod
+    def of(cls, directories: Iterable[Directory]) -> Self:
+        """Join ``directories`` in their order."""
+        return cls(tuple((each, index) for each in directories for index in range(len(each))))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def address(self, index: int) -> str:
+        """Return where the directory that knows endpoint ``index`` says that it is."""
+        directory, own_index = self.places[index]
+        return directory.address(own_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What it takes to be let in by an endpoint, wherever it is just now."""
+
+    token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
+    tls: ClientTls | None = None
+    edition_text: str | None = None
+
+    def dial(self, address: str) -> Dial:
+        """Return how to reach the endpoint at ``address``."""
+        return Dial(address, self.token, self.tls, edition_text=self.edition_text)
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutPlan:
     """How the runners of one algorithm use the endpoints."""
 
@@ -54,10 +88,9 @@ class RolloutPlan:
     """None: as in training, should anything be evaluated after all."""
     lanes_asked: int | None = None
     """What ``num_envs_per_env_runner`` said before the plan was made; None: nothing."""
-    token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
-    tls: ClientTls | None = None
+    access: tuple[Access, ...] = ()
+    """One an endpoint; empty: all of them let everybody in."""
     step_timeout_s: float = 30.0
-    edition_text: str | None = None
     lockstep: bool = False
     """Whether the sessions of a runner are stepped together."""
 
@@ -94,12 +127,8 @@ class RolloutPlan:
 
     def dial(self, endpoint: int) -> Dial:
         """Return how to reach an endpoint now."""
-        return Dial(
-            self.directory.address(endpoint),
-            self.token,
-            self.tls,
-            edition_text=self.edition_text,
-        )
+        access = self.access[endpoint] if self.access else Access()
+        return access.dial(self.directory.address(endpoint))
 
 
 def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:

@@ -96,3 +96,29 @@ def test_evaluate_from_outside(tmp_path: Path) -> None:
 
     assert output.count("episode ") == 3
     assert "over 3 episodes" in output
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_conflicting_dependencies(tmp_path: Path) -> None:
+    small = ["--endpoints", "1", "--lanes", "4", *SMALL]
+
+    output = run("conflicting_dependencies.py", *small, folder=tmp_path)
+
+    assert "the trainer has toy_physics 1.0; the simulator here: cannot import" in output
+    assert "iteration 1: mean return -" in output
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("way", [[], ["--local"]], ids=["through endpoints", "RLlib's own way"])
+def test_switch_an_existing_script(way: list[str], tmp_path: Path) -> None:
+    small = ["--iterations", "2", "--batch", "256", "--lanes", "2", "--out", "made"]
+
+    output = run("switch_an_existing_script.py", *small, *way, folder=tmp_path)
+
+    first, second, *_ = output.splitlines()
+    assert first.startswith("iteration 1: mean return ")
+    assert "longest episode" in first
+    assert "evaluated at" in second
+    assert (tmp_path / "made" / "rllib_checkpoint.json").is_file()

@@ -1,10 +1,15 @@
-"""Endpoints that can be lost and come back, in this process."""
+"""Endpoints that can be lost and come back, and how to look at what comes of it."""
 
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import EndpointUnreachableError
@@ -71,3 +76,42 @@ class Fleet:
         for server in self.servers:
             if server is not None:
                 server.stop(0)
+
+
+def assert_unbroken(chunks: list[SingleAgentEpisode]) -> None:
+    """Every transition of every episode is there once, in its order."""
+    by_episode: dict[str, list[SingleAgentEpisode]] = {}
+    for chunk in chunks:
+        by_episode.setdefault(chunk.id_, []).append(chunk)
+    for parts in by_episode.values():
+        rewards = np.concatenate([part.get_rewards() for part in parts])
+        np.testing.assert_array_equal(rewards, np.arange(1, len(rewards) + 1))
+        for part in parts:
+            observations = part.get_observations()[:, 0]
+            np.testing.assert_array_equal(observations, observations[0] + np.arange(len(part) + 1))
+
+
+class Background:
+    """Calls a function in a thread."""
+
+    def __init__(self, function: Callable[[], list[SingleAgentEpisode]]) -> None:
+        self._results: list[list[SingleAgentEpisode]] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(function()))
+        self._thread.start()
+
+    def result(self) -> list[SingleAgentEpisode]:
+        self._thread.join(60)
+        (result,) = self._results
+        return result
+
+
+class Steps:
+    """A pipe into which an environment writes a byte a step."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._file = os.open(path, os.O_RDWR)  # to read alone would wait for the writer
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            os.read(self._file, 1)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,11 +15,15 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
-from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.advice import USUAL_SESSIONS, advice
 from rlmesh_ray.rllib.checks import require_deadlines, require_module, require_spaces
 from rlmesh_ray.rllib.plan import FixedAddresses, RolloutPlan
@@ -28,8 +33,12 @@ from rlmesh_ray.rllib.shares import Share
 from rlmesh_ray.server.env_server import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.multi_agent import lane_observation
+from rlmesh_ray.spaces.spec import DictSpec
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
+TEXT = spaces.Text(5)
+FROM_FIVE: spaces.Space[Any] = spaces.Discrete(3, start=5)
 
 
 def contract(observation: spaces.Space[Any] = BOX, action: spaces.Space[Any] | None = None) -> Any:
@@ -257,11 +266,14 @@ def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "observation", "action", "reason"),
     [
-        (PPOConfig, spaces.Text(5), spaces.Discrete(2), "No default encoder config"),
+        (PPOConfig, TEXT, spaces.Discrete(2), "No default encoder config"),
         (PPOConfig, spaces.Dict(a=BOX, b=BOX), spaces.Discrete(2), "FlattenObservations"),
         (PPOConfig, spaces.Box(0, 255, (9, 9, 3), np.uint8), spaces.Discrete(2), "conv_filters"),
         (PPOConfig, BOX, spaces.MultiBinary(3), "Unsupported action space"),
-        (PPOConfig, BOX, spaces.Discrete(3, start=1), "numbers actions from 0, not from 1"),
+        (PPOConfig, spaces.Dict(a=BOX, b=TEXT), spaces.Discrete(2), "no encoder for Text"),
+        (PPOConfig, FROM_FIVE, spaces.Discrete(2), "begin at 0, as RLlib's Fla"),
+        (PPOConfig, BOX, TEXT, "no actions of Text"),
+        (PPOConfig, BOX, spaces.Discrete(3, start=1), "send 0 to 2 where the .* takes 1 to 3"),
         (PPOConfig, BOX, spaces.Tuple((BOX, spaces.Discrete(3, start=-1))), "from 0, not from -1"),
         (DQNConfig, BOX, BOX, "takes Discrete actions only"),
         (DQNConfig, BOX, spaces.MultiBinary(3), "takes Discrete actions only"),
@@ -315,6 +327,189 @@ def test_spaces_that_rllibs_default_module_takes_are_not_refused(
 )
 def test_what_the_users_own_parts_take_is_left_to_them(config: AlgorithmConfig) -> None:
     check_module(config, spaces.Dict(a=BOX, b=spaces.Discrete(3)))
+
+
+def flattening(config: AlgorithmConfig, **settings: Any) -> AlgorithmConfig:
+    return config.env_runners(
+        env_to_module_connector=lambda env, spaces, device: FlattenObservations(**settings)
+    )
+
+
+class Local(gymnasium.Env[Any, Any]):
+    """Gives any observations, and remembers the actions."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.observation_space, self.action_space = settings["observation"], settings["action"]
+        self.seen: list[Any] = settings["seen"]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.seen.append(int(action))
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def sampled_by_rllib(
+    config: AlgorithmConfig, observation: spaces.Space[Any], action: spaces.Space[Any]
+) -> set[int]:
+    """Let RLlib's own runner sample in this process; return the actions that the env got."""
+    seen: list[int] = []
+    settings = {"observation": observation, "action": action, "seen": seen}
+    config.environment(lambda _: Local(settings)).env_runners(num_env_runners=0)
+    runner = SingleAgentEnvRunner(config=config, worker_index=0, num_workers=0)
+    runner.sample(num_timesteps=60)
+    runner.stop()
+    return set(seen)
+
+
+@pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")
+def test_rllib_itself_acts_outside_a_space_that_begins_elsewhere() -> None:
+    actions = sampled_by_rllib(PPOConfig(), BOX, FROM_FIVE)
+
+    assert actions == {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("ignore:.*Overriding environment:UserWarning")
+@pytest.mark.parametrize("start", [-4, -3, -1, 0, 1])
+def test_flattening_refuses_the_indices_that_end_rllibs_own_runner(start: int) -> None:
+    observation = spaces.Dict(
+        a=BOX, b=spaces.MultiDiscrete([2, 2]), c=spaces.Discrete(3, start=start)
+    )
+    if -3 <= start <= 0:
+        check_module(flattening(PPOConfig()), observation)
+        sampled_by_rllib(flattening(PPOConfig()), observation, spaces.Discrete(2))
+        return
+
+    with pytest.raises(ConfigurationError, match=r"one-hot .* begin at 0, as RLlib's Flatten"):
+        check_module(flattening(PPOConfig()), observation)
+    with pytest.raises((AssertionError, IndexError), match=r"larger than depth|out of bounds"):
+        sampled_by_rllib(flattening(PPOConfig()), observation, spaces.Discrete(2))
+
+
+def test_text_cannot_be_flattened() -> None:
+    with pytest.raises(ConfigurationError, match=r"FlattenObservations does not .* no encoder"):
+        check_module(flattening(PPOConfig()), spaces.Dict(a=BOX, b=TEXT))
+
+
+class OfEnvironment(ConnectorV2):
+    """Wants the environment, when RLlib asks what it makes of the observations."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        super().__init__()
+
+    def recompute_output_observation_space(self, *_: Any) -> Any:
+        return self.env.single_observation_space
+
+
+@pytest.mark.parametrize(
+    "connectors",
+    [
+        lambda env, spaces, device: FlattenObservations(env.single_observation_space),
+        lambda env, spaces, device: [OfEnvironment(env), FlattenObservations()],
+    ],
+)
+def test_connectors_that_look_at_the_environment_are_left_to_the_runners(connectors: Any) -> None:
+    check_module(PPOConfig().env_runners(env_to_module_connector=connectors), FROM_FIVE)
+
+
+@pytest.mark.parametrize(("observation", "words"), [(FROM_FIVE, "one-hot"), (TEXT, "no numbers")])
+def test_what_other_connectors_hand_on_is_looked_at_too(
+    observation: spaces.Space[Any], words: str
+) -> None:
+    config = PPOConfig().env_runners(
+        env_to_module_connector=lambda env, spaces, device: [
+            PrevActionsPrevRewards(),
+            FlattenObservations(),
+        ]
+    )
+
+    with pytest.raises(ConfigurationError, match=words):
+        check_module(config, observation)
+
+
+def test_a_connector_for_observations_does_not_hide_actions_outside_their_space() -> None:
+    with pytest.raises(ConfigurationError, match="send 0 to 2"):
+        check_module(flattening(PPOConfig()), BOX, FROM_FIVE)
+
+    config = flattening(PPOConfig()).env_runners(module_to_env_connector=lambda env, spaces: [])
+    check_module(config, BOX, FROM_FIVE)
+
+
+def check_modules(
+    config: AlgorithmConfig,
+    observation: spaces.Space[Any] = BOX,
+    action: spaces.Space[Any] | None = None,
+) -> None:
+    """Check for two agents: one as told, and one that has nothing special."""
+    observations = from_gymnasium(spaces.Dict(odd=observation, even=BOX))
+    assert isinstance(observations, DictSpec)
+    of_two = EnvContract(
+        "Two-v0",
+        lane_observation(observations),
+        from_gymnasium(spaces.Dict(odd=action or spaces.Discrete(2), even=spaces.Discrete(4))),
+        8,
+        AutoresetMode.NEXT_STEP,
+        metadata={capabilities.MULTI_AGENT: {"agents": [key for key, _ in observations.items]}},
+    )
+    require_module(config, of_two, sampler_for(config, of_two))
+
+
+def two_policies() -> AlgorithmConfig:
+    return PPOConfig().multi_agent(
+        policies={"p_odd", "p_even"}, policy_mapping_fn=lambda agent_id, *_, **__: f"p_{agent_id}"
+    )
+
+
+def test_agents_whose_spaces_rllibs_default_modules_take_are_not_refused() -> None:
+    check_modules(two_policies())
+    check_modules(PPOConfig(), TEXT)  # RLlib itself asks for the policies
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "words"),
+    [
+        (TEXT, None, r"\(policy 'p_odd'\), with observations Text.*no encoder for Text"),
+        (spaces.Dict(a=BOX, b=TEXT), None, r"\(policy 'p_odd'\).*no encoder for Text"),
+        (spaces.Dict(a=BOX), None, r"\(policy 'p_odd'\).*FlattenObservations"),
+        (FROM_FIVE, None, r"\(policy 'p_odd'\).*begin at 0"),
+        (BOX, TEXT, r"\(agent 'odd'\).*no actions of Text"),
+        (BOX, FROM_FIVE, r"\(agent 'odd'\).*takes 5 to 7"),
+    ],
+)
+def test_agents_whose_spaces_they_do_not_take_are_named(
+    observation: spaces.Space[Any], action: spaces.Space[Any] | None, words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        check_modules(two_policies(), observation, action)
+
+    assert "\n" not in str(caught.value)
+    assert "Two-v0" in str(caught.value)
+
+
+def test_agents_that_share_a_policy_but_no_spaces_are_refused() -> None:
+    config = PPOConfig().multi_agent(
+        policies={"shared"}, policy_mapping_fn=lambda *_, **__: "shared"
+    )
+
+    with pytest.raises(ConfigurationError, match=r"map to the same ModuleID.*policy_mapping_fn"):
+        check_modules(config)
+
+
+def test_only_the_agents_that_are_flattened_are_looked_at() -> None:
+    config = flattening(two_policies(), multi_agent=True, agent_ids=["even"])
+    check_modules(config, FROM_FIVE)
+
+    with pytest.raises(ConfigurationError, match="one-hot"):
+        check_modules(flattening(two_policies(), multi_agent=True), FROM_FIVE)
+
+
+def test_modules_of_the_users_own_are_left_to_him_with_several_agents_too() -> None:
+    own = MultiRLModuleSpec(rl_module_specs={"p_odd": RLModuleSpec(module_class=object)})
+
+    check_modules(two_policies().rl_module(rl_module_spec=own), TEXT, FROM_FIVE)
 
 
 def test_the_check_does_not_disturb_what_the_user_has_seeded() -> None:

@@ -55,7 +55,9 @@ def test_a_loss_costs_no_agent_a_transition_that_has_arrived(
     for chunks in by_episode.values():
         steps = sum(map(len, chunks))
         assert observed(chunks, "first") == list(range(steps + 1))
-        assert observed(chunks, "second") == list(range(0, steps + 1, 2))
+        seen = list(range(0, steps + 1, 2))
+        # Of an agent without a step there is nothing to return.
+        assert observed(chunks, "second") == (seen if len(seen) > 1 else [])
     assert runner.get_metrics()["num_episodes_interrupted_lifetime"].peek() == 1
     runner.stop()
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,23 +15,10 @@ from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
-from tests.ray.lost_endpoints import Fleet
+from tests.ray.lost_endpoints import Background, Fleet, Steps, assert_unbroken
 from tests.ray.ramps import Ladder, Stairs
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-def assert_unbroken(chunks: list[SingleAgentEpisode]) -> None:
-    """Every transition of every episode is there once, in its order."""
-    by_episode: dict[str, list[SingleAgentEpisode]] = {}
-    for chunk in chunks:
-        by_episode.setdefault(chunk.id_, []).append(chunk)
-    for parts in by_episode.values():
-        rewards = np.concatenate([part.get_rewards() for part in parts])
-        np.testing.assert_array_equal(rewards, np.arange(1, len(rewards) + 1))
-        for part in parts:
-            observations = part.get_observations()[:, 0]
-            np.testing.assert_array_equal(observations, observations[0] + np.arange(len(part) + 1))
 
 
 def test_an_endpoint_s_death_costs_no_transition_that_has_arrived(
@@ -198,32 +184,6 @@ def test_a_call_reaches_every_lane_and_new_sessions_too(fleets: Callable[..., Fl
 
 def rungs(chunks: list[SingleAgentEpisode]) -> set[float]:
     return {value for chunk in chunks for value in chunk.get_observations()[:, 0].tolist()}
-
-
-class Background:
-    """Calls a function in a thread."""
-
-    def __init__(self, function: Callable[[], list[SingleAgentEpisode]]) -> None:
-        self._results: list[list[SingleAgentEpisode]] = []
-        self._thread = threading.Thread(target=lambda: self._results.append(function()))
-        self._thread.start()
-
-    def result(self) -> list[SingleAgentEpisode]:
-        self._thread.join(60)
-        (result,) = self._results
-        return result
-
-
-class Steps:
-    """A pipe into which an environment writes a byte a step."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self._file = os.open(path, os.O_RDWR)  # to read alone would wait for the writer
-
-    def wait_for(self, count: int) -> None:
-        for _ in range(count):
-            os.read(self._file, 1)
 
 
 @pytest.mark.slow

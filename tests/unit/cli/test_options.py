@@ -64,7 +64,7 @@ def test_a_certificate_needs_its_key(given: int, tmp_path: Path) -> None:
     files: list[Path | None] = [None, None]
     files[given] = tmp_path / "file.pem"
 
-    with pytest.raises(ConfigurationError, match=r"--tls-cert and --tls-key"):
+    with pytest.raises(typer.BadParameter, match=r"--tls-cert and --tls-key"):
         server_tls(*files)
 
 

@@ -2,10 +2,13 @@ import dataclasses
 
 import pytest
 
+from rlmesh_ray.client.channel import ClientTls
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.plan import (
+    Access,
     FixedAddresses,
+    JoinedDirectories,
     RolloutPlan,
     require_next_step,
     require_same_contract,
@@ -40,6 +43,31 @@ def test_an_evaluation_that_was_not_planned_goes_to_the_endpoints_of_training() 
     plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 3, 1))
 
     assert plan.endpoints_of(2, in_evaluation=True) == plan.endpoints_of(2) == (1,)
+
+
+def test_joined_directories_keep_their_order_and_ask_whoever_knows() -> None:
+    joined = JoinedDirectories.of([FixedAddresses(("127.0.0.1:9",)), ADDRESSES])
+
+    found = [joined.address(index) for index in range(len(joined))]
+
+    assert found == ["127.0.0.1:9", *ADDRESSES.addresses]
+
+
+def test_each_endpoint_is_dialed_with_what_lets_in_there_and_with_nothing_else() -> None:
+    accesses = (Access("a"), Access("b", ClientTls(), "0" * 64), Access())
+    plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 1, 3), access=accesses)
+
+    dials = [plan.dial(endpoint) for endpoint in range(3)]
+
+    assert [dial.token for dial in dials] == ["a", "b", None]
+    assert [dial.tls for dial in dials] == [None, ClientTls(), None]
+    assert [dial.edition_text for dial in dials] == [None, "0" * 64, None]
+
+
+def test_tokens_do_not_show() -> None:
+    plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 1, 3), access=(Access("open-sesame"),) * 3)
+
+    assert "open-sesame" not in repr(plan)
 
 
 @pytest.mark.parametrize(
