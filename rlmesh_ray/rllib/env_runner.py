@@ -1,11 +1,11 @@
 """RLMeshEnvRunner: RLlib's SingleAgentEnvRunner, with its lanes behind endpoints."""
 
+from rlmesh_ray.rllib.array_episodes import ArrayEpisodes
 from rlmesh_ray.rllib.lane_env import LaneEnv
-from rlmesh_ray.rllib.lane_episodes import LaneEpisodes
 from rlmesh_ray.rllib.lane_group import LaneGroup
 
 
-class RLMeshEnvRunner(LaneEpisodes):
+class RLMeshEnvRunner(ArrayEpisodes):
     """Samples from endpoints whose lanes hold one agent each; failures are ``SlotRunner``'s matter.
 
     ``rlmesh_ray.rllib.configure`` puts it into an AlgorithmConfig. The episodes, connectors,

@@ -144,6 +144,9 @@ class SlotRunner(EnvRunner):
     def _cut_ongoing(self) -> list[Any]:
         """Return the chunks of the running episodes; the next call of ``sample`` goes on there."""
 
+    def _settle(self) -> None:
+        """Complete what is to be returned, where that has not been done step by step."""
+
     @abc.abstractmethod
     def _log_sampled(self) -> None:
         """Count what a call of ``sample`` has brought, where that has not been done yet."""
@@ -174,6 +177,7 @@ class SlotRunner(EnvRunner):
             raise
         if num_episodes is not None:
             self._needs_initial_reset = True
+        self._settle()
         self._done_episodes_for_metrics.extend(self._returned)
         ongoing = self._cut_ongoing() if num_timesteps is not None else []
         self._log_sampled()
@@ -294,10 +298,13 @@ class SlotRunner(EnvRunner):
             if not episode.is_reset:
                 continue  # nothing has happened in it
             returned = self._cut_short(lane, error)
-            self._ongoing_episodes_for_metrics.pop(episode.id_, None)
+            self._count_interrupted(episode.id_)
             if returned is not None:
                 self._interrupted.append(returned)
-            self.metrics.log_value(NUM_EPISODES_INTERRUPTED_LIFETIME, 1, reduce="lifetime_sum")
+
+    def _count_interrupted(self, episode_id: str) -> None:
+        self._ongoing_episodes_for_metrics.pop(episode_id, None)
+        self.metrics.log_value(NUM_EPISODES_INTERRUPTED_LIFETIME, 1, reduce="lifetime_sum")
 
 
 def _open_group(

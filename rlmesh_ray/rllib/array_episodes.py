@@ -1,0 +1,144 @@
+"""The episodes of a runner that treats all lanes of a slot as arrays, where that is the same."""
+
+from typing import Any
+
+import numpy as np
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.rllib.array_pipeline import ArrayPipeline, obstacle
+from rlmesh_ray.rllib.cut_short import cut_short
+from rlmesh_ray.rllib.lane_episodes import LaneEpisodes
+from rlmesh_ray.rllib.lane_group import GroupBatch
+from rlmesh_ray.rllib.lane_record import Ended, LaneRecord
+from rlmesh_ray.rllib.lane_slot import LaneSlot
+from rlmesh_ray.rllib.slot_runner import Lanes
+
+
+class ArrayEpisodes(LaneEpisodes):
+    """Does between two steps what ``LaneEpisodes`` does, without looking at single lanes.
+
+    Episodes are made at the end of ``sample``. When there is an ``obstacle``, it is as if this
+    class were not there. That is looked at in each call of ``sample``; arrays begin with new
+    episodes only.
+    """
+
+    _pipeline: ArrayPipeline | None = None
+    _records: dict[LaneSlot, LaneRecord]
+    _over: list[Ended]
+    _chunks: list[SingleAgentEpisode]
+
+    def _sample(
+        self, *, explore: bool, random_actions: bool = False, **kwargs: Any
+    ) -> list[SingleAgentEpisode]:
+        self._over, self._chunks = [], []
+        if self._pipeline is not None:
+            # What a module gives may have other dtypes when it does not explore.
+            has_changed = explore is not self._explore
+            if has_changed or self._why_not(random_actions=random_actions):
+                self._explore = explore
+                self._leave_arrays()
+        return super()._sample(explore=explore, random_actions=random_actions, **kwargs)
+
+    def _why_not(self, *, random_actions: bool) -> str | None:
+        return "actions are drawn at random" if random_actions else obstacle(self)
+
+    def _leave_arrays(self) -> None:
+        """Go on lane by lane with the episodes that are running."""
+        self._pipeline = None
+        for lanes in self._lanes:
+            record = self._records.pop(lanes.slot, None)
+            if record is None:
+                continue
+            over = record.is_over.tolist()
+            for lane, episode in zip(lanes.slot.lanes, record.continuations(), strict=True):
+                self._ongoing_episodes[lane] = episode
+            self._prepare(lanes, {})
+            for lane, is_over in zip(lanes.slot.lanes, over, strict=True):
+                if is_over:
+                    self._new_episode(lane, self._ongoing_episodes)
+
+    def _reset_envs(self, *arguments: Any, **kwargs: Any) -> None:
+        why_not = self._why_not(random_actions=self._random_actions)
+        self._pipeline = None if why_not else ArrayPipeline(self)
+        self._records = {}
+        super()._reset_envs(*arguments, **kwargs)
+
+    def _act(self, lanes: Lanes) -> None:
+        pipeline = self._pipeline
+        if pipeline is None:
+            super()._act(lanes)
+            return
+        output = self._forward(lanes.to_module, self._quota.timesteps)
+        chosen = pipeline.choose(output, explore=self._explore)
+        lanes.actions, lanes.extras = chosen.actions, chosen.extras
+        record = self._records[lanes.slot]
+        # A lane that has ended is not stepped but starts anew.
+        lanes.num_asked = len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
+        self._quota.asked += lanes.num_asked
+        lanes.slot.step(chosen.actions_for_env)
+        self._log_env_steps(self._metrics_num_try_env_step, 1)
+
+    def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
+        if self._pipeline is None:
+            super()._add_resets(lanes, arrived)
+            return
+        self._records[lanes.slot] = LaneRecord(
+            arrived.observation,
+            arrived.infos,
+            lookback=self.config.episode_lookback_horizon,
+            observation_space=self.env.single_observation_space,
+            action_space=self.env.single_action_space,
+        )
+        lanes.to_module = self._pipeline.to_module(arrived.observation)
+
+    def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
+        if self._pipeline is None:
+            super()._add_steps(lanes, arrived)
+            return
+        record = self._records[lanes.slot]
+        self._quota.timesteps += len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
+        columns = {
+            "actions": lanes.actions,
+            "rewards": arrived.rewards,
+            **(lanes.extras or {}),
+            WEIGHTS_SEQ_NO: np.full(len(arrived.rewards), self._weights_seq_no),
+        }
+        record.add(
+            arrived.observation, arrived.terminated, arrived.truncated, arrived.infos, columns
+        )
+        self._quota.episodes += int(np.count_nonzero(record.is_over))
+        lanes.to_module = self._pipeline.to_module(arrived.observation)
+
+    def _settle(self) -> None:
+        if self._pipeline is None:
+            return
+        for record in self._records.values():
+            ended, chunks = record.cut()
+            self._over += ended
+            self._chunks += chunks
+        self._over.sort(key=lambda ended: ended.at_s)
+        self._returned = [ended.episode for ended in self._over[: self._quota.num_episodes]]
+
+    def _cut_ongoing(self) -> list[SingleAgentEpisode]:
+        if self._pipeline is None:
+            return super()._cut_ongoing()
+        for chunk in self._chunks:
+            self._ongoing_episodes_for_metrics[chunk.id_].append(chunk)
+        return self._chunks
+
+    def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
+        if self._pipeline is None:
+            super()._interrupt(slot, error)
+            return
+        record = self._records.pop(slot, None)
+        if record is None:
+            return  # it has not come to anything
+        ended, chunks = record.cut()
+        self._over += ended
+        for chunk in chunks:
+            cut_short(chunk, error)
+        self._interrupted += chunks
+        for episode_id in record.running_ids:
+            self._count_interrupted(episode_id)

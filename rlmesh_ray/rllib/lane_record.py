@@ -1,0 +1,226 @@
+"""What the lanes of a slot go through, as arrays; RLlib's episodes are made of them at the end."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from ray.rllib.env.single_agent_episode import _REWARDS_BOX_SPACE, SingleAgentEpisode
+from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+
+_FIRST_CAPACITY = 32
+_REWARDS = "rewards"
+_ACTIONS = "actions"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An episode that is over, or its last chunk."""
+
+    at_s: float
+    """When it ended, by ``time.perf_counter``."""
+    episode: SingleAgentEpisode
+
+
+class LaneRecord:
+    """Takes one batch a vector step, at a cost that hardly depends on the number of lanes.
+
+    The step after a lane's end begins its next episode (NEXT_STEP): what it was given to do then is
+    no part of either. Episodes hold views of arrays that nobody writes to any more.
+
+    Args:
+        observation: With which all lanes begin: one row a lane.
+        infos: One a lane.
+        lookback: So many steps before a chunk it brings along.
+        observation_space: Of one lane.
+        action_space: Likewise.
+    """
+
+    def __init__(
+        self,
+        observation: NDArray[Any],
+        infos: Sequence[dict[str, Any]],
+        *,
+        lookback: int,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+    ) -> None:
+        self._num_lanes = len(observation)
+        self._lookback = lookback
+        self._observation_space = observation_space
+        self._action_space = action_space
+        self._capacity = _FIRST_CAPACITY
+        self._since = self._last = 0
+        """Positions: of the latest cut, and the current one. A step leads from one to the next."""
+        self._ids = [uuid.uuid4().hex for _ in range(self._num_lanes)]
+        self._steps_before = [0] * self._num_lanes
+        """Of the running episodes, at the latest cut."""
+        self._observations = self._empty(observation)
+        self._observations[:, 0] = observation
+        # By step, that is, by the position it leads to; the first position has none.
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._terminated = np.zeros((self._capacity, self._num_lanes), np.bool_)
+        self._truncated = np.zeros_like(self._terminated)
+        self._infos: list[Sequence[dict[str, Any]]] = [infos]
+        self._times_s = [time.perf_counter()]
+
+    @property
+    def is_over(self) -> NDArray[np.bool_]:
+        """By lane, whether its episode ended with the latest step."""
+        is_over: NDArray[np.bool_] = self._terminated[self._last] | self._truncated[self._last]
+        return is_over
+
+    @property
+    def running_ids(self) -> list[str]:
+        """Ids of the episodes that go on; to be asked right after ``cut``."""
+        over = self.is_over.tolist()
+        return [id_ for id_, is_over in zip(self._ids, over, strict=True) if not is_over]
+
+    def add(
+        self,
+        observation: NDArray[Any],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        infos: Sequence[dict[str, Any]],
+        columns: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Add a step of all lanes. Arrays have one row a lane, and are copied.
+
+        Args:
+            observation: After the step.
+            terminated: By lane.
+            truncated: Likewise.
+            infos: Likewise.
+            columns: ``actions``, ``rewards``, and what else the module gave; each time the same.
+        """
+        goes_on = ~self.is_over
+        if self._last + 1 >= self._capacity:
+            self._move(0, self._capacity * 2)
+        self._last += 1
+        self._observations[:, self._last] = observation
+        for name, column in columns.items():
+            if name not in self._columns:
+                self._columns[name] = self._empty(column)
+            self._columns[name][:, self._last] = column
+        np.logical_and(terminated, goes_on, out=self._terminated[self._last])
+        np.logical_and(truncated, goes_on, out=self._truncated[self._last])
+        self._infos.append(infos)
+        self._times_s.append(time.perf_counter())
+
+    def cut(self) -> tuple[list[Ended], list[SingleAgentEpisode]]:
+        """Return what has come since the latest cut: what has ended, and chunks of what goes on."""
+        ended: list[Ended] = []
+        chunks: list[SingleAgentEpisode] = []
+        is_over = self._terminated | self._truncated
+        ends: list[list[int]] = [[] for _ in range(self._num_lanes)]
+        for lane, position in np.argwhere(is_over[: self._last + 1].T).tolist():
+            if position >= self._since:
+                ends[lane].append(position)
+        for lane in range(self._num_lanes):
+            start = self._since
+            for end in ends[lane]:
+                if end > self._since:
+                    episode = self._episode(lane, start, end)
+                    episode.is_terminated = bool(self._terminated[end, lane])
+                    episode.is_truncated = bool(self._truncated[end, lane])
+                    ended.append(Ended(self._times_s[end], episode))
+                if end < self._last:
+                    self._ids[lane] = uuid.uuid4().hex
+                    self._steps_before[lane] = 0
+                start = end + 1
+            if start < self._last:
+                chunks.append(self._episode(lane, start, self._last))
+                self._steps_before[lane] += self._last - start
+        self._carry_on()
+        ended.sort(key=lambda one: one.at_s)
+        return ended, chunks
+
+    def _episode(self, lane: int, start: int, end: int) -> SingleAgentEpisode:
+        """Return the part of a lane's episode between two positions."""
+        steps_before = self._steps_before[lane]
+        lookback = min(self._lookback, steps_before, start)
+        first = start - lookback
+        buffers = {
+            name: InfiniteLookbackBuffer(column[lane, first + 1 : end + 1], lookback)
+            for name, column in self._columns.items()
+        }
+        observations = self._observations[lane, first : end + 1]
+        infos = [by_lane[lane] for by_lane in self._infos[first : end + 1]]
+        episode = SingleAgentEpisode(
+            self._ids[lane],
+            observations=InfiniteLookbackBuffer(observations, lookback),
+            observation_space=self._observation_space,
+            infos=InfiniteLookbackBuffer(infos, lookback),
+            actions=buffers.pop(_ACTIONS),
+            action_space=self._action_space,
+            rewards=buffers.pop(_REWARDS),
+            extra_model_outputs=buffers,
+            t_started=steps_before,
+        )
+        episode.rewards.space = _REWARDS_BOX_SPACE
+        episode._start_time = self._times_s[start]
+        episode._last_step_time = self._times_s[end]
+        return episode
+
+    def continuations(self) -> list[SingleAgentEpisode]:
+        """Return the running episodes as RLlib's own runner would go on with them, lane by lane.
+
+        To be called right after ``cut``. What is over is there, too, with its last observation.
+        """
+        made = []
+        for lane, steps_before in enumerate(self._steps_before):
+            episode = self._episode(lane, self._last, self._last)
+            made.append(
+                SingleAgentEpisode(
+                    episode.id_,
+                    observations=list(episode.observations.data),
+                    observation_space=self._observation_space,
+                    infos=list(episode.infos.data),
+                    actions=list(episode.actions.data),
+                    action_space=self._action_space,
+                    rewards=list(episode.rewards.data),
+                    extra_model_outputs={
+                        name: list(buffer.data)
+                        for name, buffer in episode.extra_model_outputs.items()
+                    },
+                    t_started=steps_before,
+                )
+            )
+        return made
+
+    # --- arrays -----------------------------------------------------------------------------
+
+    def _empty(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return room for such rows at each position: ``(num_lanes, capacity, *shape)``."""
+        return np.empty((self._num_lanes, self._capacity, *rows.shape[1:]), rows.dtype)
+
+    def _carry_on(self) -> None:
+        """Go on in new arrays, with as much as the next chunks look back to."""
+        first = max(self._last - self._lookback, 0)
+        # As much room as this time, for the next one is hardly longer.
+        self._move(first, self._last - self._since + self._lookback + 1)
+        self._infos = self._infos[first:]
+        self._times_s = self._times_s[first:]
+        self._last -= first
+        self._since = self._last
+
+    def _move(self, first: int, capacity: int) -> None:
+        """Copy all positions from ``first`` on into new arrays."""
+        self._capacity = capacity
+        end = self._last + 1
+        self._observations = self._moved(self._observations, first, end)
+        self._columns = {
+            name: self._moved(column, first, end) for name, column in self._columns.items()
+        }
+        unset = np.zeros((capacity - (end - first), self._num_lanes), np.bool_)
+        self._terminated = np.concatenate([self._terminated[first:end], unset])
+        self._truncated = np.concatenate([self._truncated[first:end], unset])
+
+    def _moved(self, column: NDArray[Any], first: int, end: int) -> NDArray[Any]:
+        moved = np.empty((self._num_lanes, self._capacity, *column.shape[2:]), column.dtype)
+        moved[:, : end - first] = column[:, first:end]
+        return moved

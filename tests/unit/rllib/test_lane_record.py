@@ -1,0 +1,173 @@
+"""Episodes made of arrays at the end, against RLlib's own, which grow step by step."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray.rllib.lane_record import LaneRecord
+
+OBSERVATIONS = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+ACTIONS: gymnasium.Space[Any] = gymnasium.spaces.Discrete(9)
+
+
+class StepByStep:
+    """What RLlib's runner does with the lanes' episodes."""
+
+    def __init__(self, observation: Any, infos: Any, lookback: int) -> None:
+        self.lookback = lookback
+        self.lanes = [self.new() for _ in infos]
+        self.ended: list[SingleAgentEpisode] = []
+        for lane, episode in enumerate(self.lanes):
+            episode.add_env_reset(observation[lane], infos[lane])
+
+    def new(self) -> SingleAgentEpisode:
+        return SingleAgentEpisode(observation_space=OBSERVATIONS, action_space=ACTIONS)
+
+    def add(
+        self, observation: Any, terminated: Any, truncated: Any, infos: Any, columns: Any
+    ) -> None:
+        for lane, episode in enumerate(self.lanes):
+            if not episode.is_reset:
+                episode.add_env_reset(observation[lane], infos[lane])
+                continue
+            episode.add_env_step(
+                observation[lane],
+                columns["actions"][lane],
+                columns["rewards"][lane],
+                infos[lane],
+                terminated=bool(terminated[lane]),
+                truncated=bool(truncated[lane]),
+                extra_model_outputs={"logp": columns["logp"][lane]},
+            )
+            if episode.is_done:
+                self.ended.append(episode.to_numpy())
+                self.lanes[lane] = self.new()
+
+    def cut(self) -> tuple[list[SingleAgentEpisode], list[SingleAgentEpisode]]:
+        ended, self.ended = self.ended, []
+        chunks = []
+        for lane, episode in enumerate(self.lanes):
+            if len(episode):
+                self.lanes[lane] = episode.cut(self.lookback)
+                chunks.append(episode.to_numpy())
+        return ended, chunks
+
+
+def parts(episode: SingleAgentEpisode) -> list[Any]:
+    buffers = [
+        episode.observations,
+        episode.actions,
+        episode.rewards,
+        *episode.extra_model_outputs.values(),
+    ]
+    return [
+        (episode.t_started, episode.t, episode.is_terminated, episode.is_truncated),
+        (list(episode.infos.data), episode.infos.lookback),
+        *[(buffer.data.dtype, buffer.data.tolist(), buffer.lookback) for buffer in buffers],
+        [(buffer.finalized, buffer.space) for buffer in buffers],
+        episode.observation_space,
+        episode.action_space,
+    ]
+
+
+def step_of(random: np.random.Generator, num_lanes: int) -> dict[str, Any]:
+    return {
+        "observation": random.normal(size=(num_lanes, 2)).astype(np.float32),
+        "terminated": random.random(num_lanes) < 0.2,
+        "truncated": random.random(num_lanes) < 0.1,
+        "infos": [{"number": int(random.integers(99))} for _ in range(num_lanes)],
+        "columns": {
+            "actions": random.integers(9, size=num_lanes),
+            "rewards": random.normal(size=num_lanes),
+            "logp": random.normal(size=num_lanes).astype(np.float32),
+        },
+    }
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_lanes=st.integers(1, 4),
+    lookback=st.integers(0, 3),
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+)
+def test_the_episodes_are_those_that_rllib_would_have_made(
+    seed: int, num_lanes: int, lookback: int, lengths: list[int]
+) -> None:
+    random = np.random.default_rng(seed)
+    first = random.normal(size=(num_lanes, 2)).astype(np.float32)
+    infos = [{"lane": lane} for lane in range(num_lanes)]
+    record = LaneRecord(
+        first, infos, lookback=lookback, observation_space=OBSERVATIONS, action_space=ACTIONS
+    )
+    expected = StepByStep(first, infos, lookback)
+
+    ids: dict[str, str] = {}
+    for length in lengths:
+        for _ in range(length):
+            step = step_of(random, num_lanes)
+            record.add(**step)
+            expected.add(**step)
+        ended, chunks = record.cut()
+        theirs = expected.cut()
+        for mine, others in (([one.episode for one in ended], theirs[0]), (chunks, theirs[1])):
+            assert [parts(episode) for episode in mine] == [parts(episode) for episode in others]
+            for episode, other in zip(mine, others, strict=True):
+                # Chunks of one episode have one id, and no other episode has it.
+                assert ids.setdefault(other.id_, episode.id_) == episode.id_
+    assert len(set(ids.values())) == len(ids)
+
+
+def test_episodes_keep_what_they_hold_when_the_record_goes_on() -> None:
+    random = np.random.default_rng(0)
+    first = np.zeros((2, 2), np.float32)
+    record = LaneRecord(
+        first, [{}, {}], lookback=1, observation_space=OBSERVATIONS, action_space=ACTIONS
+    )
+    step = step_of(random, 2)
+    record.add(**step)
+    _, chunks = record.cut()
+    before = [parts(chunk) for chunk in chunks]
+
+    first[...] = 7.0
+    step["observation"][...] = 7.0
+    for _ in range(100):
+        record.add(**step_of(random, 2))
+    record.cut()
+
+    assert [parts(chunk) for chunk in chunks] == before
+
+
+@pytest.mark.parametrize("lookback", [0, 2])
+def test_lists_can_go_on_where_arrays_have_ended(lookback: int) -> None:
+    random = np.random.default_rng(1)
+    first = random.normal(size=(3, 2)).astype(np.float32)
+    infos: list[dict[str, Any]] = [{}, {}, {}]
+    record = LaneRecord(
+        first, infos, lookback=lookback, observation_space=OBSERVATIONS, action_space=ACTIONS
+    )
+    expected = StepByStep(first, infos, lookback)
+    for _ in range(5):
+        step = {**step_of(random, 3), "terminated": np.zeros(3, bool)}
+        step["truncated"] = np.zeros(3, bool)
+        record.add(**step)
+        expected.add(**step)
+    record.cut()
+    expected.cut()
+
+    continued = record.continuations()
+    last = step_of(random, 3)
+    for lane, (mine, other) in enumerate(zip(continued, expected.lanes, strict=True)):
+        assert mine.t == other.t == 5
+        for episode in (mine, other):
+            episode.add_env_step(
+                last["observation"][lane],
+                last["columns"]["actions"][lane],
+                last["columns"]["rewards"][lane],
+                extra_model_outputs={"logp": last["columns"]["logp"][lane]},
+            )
+        assert parts(mine.to_numpy()) == parts(other.to_numpy())
