@@ -50,14 +50,12 @@ class AgentEpisodes(SlotRunner, MultiAgentEnvRunner):
         actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, lanes.actions)
         lanes.extras = to_env
         # A lane that has ended is not stepped but starts anew.
-        lanes.num_asked = sum(
+        num_asked = sum(
             1 if self._counts_env_steps else len(actions)
             for episode, actions in zip(episodes, lanes.actions, strict=True)
             if episode.is_reset
         )
-        self._quota.asked += lanes.num_asked
-        lanes.slot.step(actions_for_env)
-        self._log_env_steps(self._metrics_num_try_env_step, 1)
+        self._ask(lanes, actions_for_env, num_asked)
 
     def _random(self, episode: MultiAgentEpisode) -> dict[str, Any]:
         return {

@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+from ray.rllib.utils.spaces.space_utils import unbatch
 
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.array_pipeline import ArrayPipeline, obstacle
@@ -20,8 +22,8 @@ class ArrayEpisodes(LaneEpisodes):
     """Does between two steps what ``LaneEpisodes`` does, without looking at single lanes.
 
     Episodes are made at the end of ``sample``. When there is an ``obstacle``, it is as if this
-    class were not there. That is looked at in each call of ``sample``; arrays begin with new
-    episodes only.
+    class were not there. That is looked at in each call of ``sample``, and the module's output in
+    each step; arrays begin with new episodes only.
     """
 
     _pipeline: ArrayPipeline | None = None
@@ -33,12 +35,9 @@ class ArrayEpisodes(LaneEpisodes):
         self, *, explore: bool, random_actions: bool = False, **kwargs: Any
     ) -> list[SingleAgentEpisode]:
         self._over, self._chunks = [], []
-        if self._pipeline is not None:
-            # What a module gives may have other dtypes when it does not explore.
-            has_changed = explore is not self._explore
-            if has_changed or self._why_not(random_actions=random_actions):
-                self._explore = explore
-                self._leave_arrays()
+        if self._pipeline is not None and self._why_not(random_actions=random_actions):
+            self._explore = explore
+            self._leave_arrays()
         return super()._sample(explore=explore, random_actions=random_actions, **kwargs)
 
     def _why_not(self, *, random_actions: bool) -> str | None:
@@ -46,6 +45,7 @@ class ArrayEpisodes(LaneEpisodes):
 
     def _leave_arrays(self) -> None:
         """Go on lane by lane with the episodes that are running."""
+        self._settle()
         self._pipeline = None
         for lanes in self._lanes:
             record = self._records.pop(lanes.slot, None)
@@ -72,13 +72,29 @@ class ArrayEpisodes(LaneEpisodes):
             return
         output = self._forward(lanes.to_module, self._quota.timesteps)
         chosen = pipeline.choose(output, explore=self._explore)
-        lanes.actions, lanes.extras = chosen.actions, chosen.extras
         record = self._records[lanes.slot]
+        lanes.actions, lanes.extras = chosen.actions, chosen.extras
+        if not record.takes(self._columns_of(lanes)):
+            self._leave_arrays()
+            own = {
+                Columns.ACTIONS: chosen.actions,
+                Columns.ACTIONS_FOR_ENV: chosen.actions_for_env,
+                **{name: unbatch(column) for name, column in chosen.extras.items()},
+            }
+            self._send(lanes, own)
+            return
         # A lane that has ended is not stepped but starts anew.
-        lanes.num_asked = len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
-        self._quota.asked += lanes.num_asked
-        lanes.slot.step(chosen.actions_for_env)
-        self._log_env_steps(self._metrics_num_try_env_step, 1)
+        num_asked = len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
+        self._ask(lanes, chosen.actions_for_env, num_asked)
+
+    def _columns_of(self, lanes: Lanes) -> dict[str, Any]:
+        """Return what is kept of a step besides what the environment gives."""
+        seq_no = np.full(len(lanes.slot.lanes), self._weights_seq_no)
+        return {
+            Columns.ACTIONS: lanes.actions,
+            **(lanes.extras or {}),
+            WEIGHTS_SEQ_NO: seq_no,
+        }
 
     def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
         if self._pipeline is None:
@@ -99,14 +115,13 @@ class ArrayEpisodes(LaneEpisodes):
             return
         record = self._records[lanes.slot]
         self._quota.timesteps += len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
-        columns = {
-            "actions": lanes.actions,
-            "rewards": arrived.rewards,
-            **(lanes.extras or {}),
-            WEIGHTS_SEQ_NO: np.full(len(arrived.rewards), self._weights_seq_no),
-        }
         record.add(
-            arrived.observation, arrived.terminated, arrived.truncated, arrived.infos, columns
+            arrived.observation,
+            arrived.rewards,
+            arrived.terminated,
+            arrived.truncated,
+            arrived.infos,
+            self._columns_of(lanes),
         )
         self._quota.episodes += int(np.count_nonzero(record.is_over))
         lanes.to_module = self._pipeline.to_module(arrived.observation)
@@ -122,11 +137,9 @@ class ArrayEpisodes(LaneEpisodes):
         self._returned = [ended.episode for ended in self._over[: self._quota.num_episodes]]
 
     def _cut_ongoing(self) -> list[SingleAgentEpisode]:
-        if self._pipeline is None:
-            return super()._cut_ongoing()
         for chunk in self._chunks:
             self._ongoing_episodes_for_metrics[chunk.id_].append(chunk)
-        return self._chunks
+        return self._chunks + (super()._cut_ongoing() if self._pipeline is None else [])
 
     def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
         if self._pipeline is None:

@@ -24,9 +24,11 @@ from ray.rllib.connectors.common.add_time_dim_to_batch_and_zero_pad import (
 from ray.rllib.connectors.common.batch_individual_items import BatchIndividualItems
 from ray.rllib.connectors.common.numpy_to_tensor import NumpyToTensor
 from ray.rllib.connectors.common.tensor_to_numpy import TensorToNumpy
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import (
     GetActions,
     ListifyDataForVectorEnv,
+    ModuleToEnvPipeline,
     NormalizeAndClipActions,
     RemoveSingleTsTimeRankFromBatch,
     UnBatchToIndividualItems,
@@ -51,6 +53,7 @@ _TO_ENV = (
     NormalizeAndClipActions,
     ListifyDataForVectorEnv,
 )
+_PIPELINES = (EnvToModulePipeline, ModuleToEnvPipeline)
 _EPISODE_CALLBACKS = (
     "on_episode_created",
     "on_episode_start",
@@ -96,6 +99,8 @@ def _stranger(runner: Any) -> str | None:
         ("module_to_env", runner._module_to_env, _TO_ENV),
     ):
         own = [type(piece) for piece in getattr(pipeline, "connectors", ())]
+        if type(pipeline) not in _PIPELINES:
+            return f"{type(pipeline).__name__} is not RLlib's own"
         if own != list(default):
             others = sorted({piece.__name__ for piece in own} - {one.__name__ for one in default})
             named = f": it has {', '.join(others)}" if others else ""
@@ -118,8 +123,8 @@ class Choice(NamedTuple):
 
     actions: NDArray[Any]
     actions_for_env: NDArray[Any]
-    extras: dict[str, NDArray[Any]]
-    """Everything else that it gave."""
+    extras: dict[str, Any]
+    """Everything else that it gave: arrays, if the module is not a strange one."""
 
 
 class ArrayPipeline:
@@ -130,7 +135,7 @@ class ArrayPipeline:
     """
 
     def __init__(self, runner: Any) -> None:
-        self._module = runner.module
+        self._runner = runner
         self._device = runner._env_to_module.connectors[-1]._device
         self._get_actions = runner._module_to_env.connectors[0]._get_actions
         last = runner._module_to_env.connectors[-2]
@@ -150,7 +155,7 @@ class ArrayPipeline:
 
     def choose(self, output: dict[str, Any], *, explore: bool) -> Choice:
         """Return the actions that follow from the forward pass's output."""
-        self._get_actions(output, self._module, explore)
+        self._get_actions(output, self._runner.module, explore)
         arrays = convert_to_numpy(output)
         actions = arrays.pop(Columns.ACTIONS)
         fitted = actions if self._fit is None else self._fit(actions, self._space)

@@ -30,26 +30,28 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
 
     def _act(self, lanes: Lanes) -> None:
         if self._random_actions:
-            to_env = {Columns.ACTIONS: self._random(lanes.slot)}
-        else:
-            to_module, lanes.to_module = lanes.to_module, None
-            to_env = self._module_to_env(
-                rl_module=self.module,
-                batch=self._forward(to_module, self._quota.timesteps),
-                episodes=self._episodes_of(lanes),
-                explore=self._explore,
-                shared_data=lanes.shared_data,
-                metrics=self.metrics,
-                metrics_prefix_key=(MODULE_TO_ENV_CONNECTOR,),
-            )
+            self._send(lanes, {Columns.ACTIONS: self._random(lanes.slot)})
+            return
+        to_module, lanes.to_module = lanes.to_module, None
+        to_env = self._module_to_env(
+            rl_module=self.module,
+            batch=self._forward(to_module, self._quota.timesteps),
+            episodes=self._episodes_of(lanes),
+            explore=self._explore,
+            shared_data=lanes.shared_data,
+            metrics=self.metrics,
+            metrics_prefix_key=(MODULE_TO_ENV_CONNECTOR,),
+        )
+        self._send(lanes, to_env)
+
+    def _send(self, lanes: Lanes, to_env: dict[str, Any]) -> None:
+        """Send off what the connectors have made of the module's output; one item a lane."""
         lanes.actions = to_env.pop(Columns.ACTIONS)
         actions_for_env = to_env.pop(Columns.ACTIONS_FOR_ENV, lanes.actions)
         lanes.extras = to_env
         # A lane that has ended is not stepped but starts anew.
-        lanes.num_asked = sum(episode.is_reset for episode in self._episodes_of(lanes))
-        self._quota.asked += lanes.num_asked
-        lanes.slot.step(actions_for_env)
-        self._log_env_steps(self._metrics_num_try_env_step, 1)
+        num_asked = sum(episode.is_reset for episode in self._episodes_of(lanes))
+        self._ask(lanes, actions_for_env, num_asked)
 
     def _random(self, slot: LaneSlot) -> Any:
         actions = self.env.action_space.sample()

@@ -9,12 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import _REWARDS_BOX_SPACE, SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
 _FIRST_CAPACITY = 32
-_REWARDS = "rewards"
-_ACTIONS = "actions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,7 @@ class LaneRecord:
         self._observations[:, 0] = observation
         # By step, that is, by the position it leads to; the first position has none.
         self._columns: dict[str, NDArray[Any]] = {}
+        self._rewards = np.zeros((self._num_lanes, self._capacity), np.float64)
         self._terminated = np.zeros((self._capacity, self._num_lanes), np.bool_)
         self._truncated = np.zeros_like(self._terminated)
         self._infos: list[Sequence[dict[str, Any]]] = [infos]
@@ -80,9 +80,27 @@ class LaneRecord:
         over = self.is_over.tolist()
         return [id_ for id_, is_over in zip(self._ids, over, strict=True) if not is_over]
 
+    def takes(self, columns: Mapping[str, Any]) -> bool:
+        """Tell whether ``columns`` are arrays of one row a lane, and of the kinds that came before.
+
+        What changes its kind in the middle of an episode would be given another dtype here than
+        RLlib gives it.
+        """
+        if not self._columns:
+            return all(
+                isinstance(column, np.ndarray) and column.shape[:1] == (self._num_lanes,)
+                for column in columns.values()
+            )
+        kinds = {name: (each.dtype, each.shape[2:]) for name, each in self._columns.items()}
+        return kinds == {
+            name: (getattr(each, "dtype", None), getattr(each, "shape", ())[1:])
+            for name, each in columns.items()
+        }
+
     def add(
         self,
         observation: NDArray[Any],
+        rewards: NDArray[np.float64],
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         infos: Sequence[dict[str, Any]],
@@ -92,16 +110,18 @@ class LaneRecord:
 
         Args:
             observation: After the step.
+            rewards: By lane.
             terminated: By lane.
             truncated: Likewise.
             infos: Likewise.
-            columns: ``actions``, ``rewards``, and what else the module gave; each time the same.
+            columns: ``actions``, ``rewards``, and what else the module gave; see ``takes``.
         """
         goes_on = ~self.is_over
         if self._last + 1 >= self._capacity:
             self._move(0, self._capacity * 2)
         self._last += 1
         self._observations[:, self._last] = observation
+        self._rewards[:, self._last] = rewards
         for name, column in columns.items():
             if name not in self._columns:
                 self._columns[name] = self._empty(column)
@@ -155,13 +175,14 @@ class LaneRecord:
             observations=InfiniteLookbackBuffer(observations, lookback),
             observation_space=self._observation_space,
             infos=InfiniteLookbackBuffer(infos, lookback),
-            actions=buffers.pop(_ACTIONS),
+            actions=buffers.pop(Columns.ACTIONS, None),  # None: no step yet
             action_space=self._action_space,
-            rewards=buffers.pop(_REWARDS),
+            rewards=InfiniteLookbackBuffer(
+                self._rewards[lane, first + 1 : end + 1], lookback, _REWARDS_BOX_SPACE
+            ),
             extra_model_outputs=buffers,
             t_started=steps_before,
         )
-        episode.rewards.space = _REWARDS_BOX_SPACE
         episode._start_time = self._times_s[start]
         episode._last_step_time = self._times_s[end]
         return episode
@@ -213,6 +234,7 @@ class LaneRecord:
         self._capacity = capacity
         end = self._last + 1
         self._observations = self._moved(self._observations, first, end)
+        self._rewards = self._moved(self._rewards, first, end)
         self._columns = {
             name: self._moved(column, first, end) for name, column in self._columns.items()
         }

@@ -248,6 +248,13 @@ class SlotRunner(EnvRunner):
         else:
             self._add_resets(lanes, arrival.batch)
 
+    def _ask(self, lanes: Lanes, actions: Any, num_timesteps: int) -> None:
+        """Send actions off, which are to bring ``num_timesteps``."""
+        lanes.num_asked = num_timesteps
+        self._quota.asked += num_timesteps
+        lanes.slot.step(actions)
+        self._log_env_steps(self._metrics_num_try_env_step, 1)
+
     def _forward(self, to_module: Any, sampled: int) -> Any:
         """Run the module; ``sampled`` environment steps have come in this call so far."""
         with self.metrics.log_time(RLMODULE_INFERENCE_TIMER):

@@ -92,6 +92,27 @@ class FrameAttention(TorchRLModule, ValueFunctionAPI):
         return values.squeeze(-1)
 
 
+class Talkative(TorchRLModule, ValueFunctionAPI):
+    """Tells more than actions: something nested, or something that changes its dtype."""
+
+    def setup(self) -> None:
+        self.policy = torch.nn.Linear(self.observation_space.shape[0], self.action_space.n)
+        self.value = torch.nn.Linear(self.observation_space.shape[0], 1)
+        self.num_calls = 0
+
+    def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        self.num_calls += 1
+        first = batch[Columns.OBS][:, :1]
+        told = {"first": first, "all": batch[Columns.OBS]}
+        if not self.model_config["is_nested"]:
+            told = first.double() if self.num_calls % 7 == 3 else first
+        return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS]), "told": told}
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
+        values: torch.Tensor = self.value(batch[Columns.OBS])
+        return values.squeeze(-1)
+
+
 class InfoAsObservation(ConnectorV2):
     """Scales the newest observation by what the infos say of the episode's length."""
 
@@ -151,6 +172,11 @@ def model(**settings: Any) -> Callable[[AlgorithmConfig], Any]:
 def attention(config: AlgorithmConfig) -> None:
     config.rl_module(rl_module_spec=RLModuleSpec(module_class=FrameAttention))
     sees_through(partial(FrameStackingEnvToModule, num_frames=3))(config)
+
+
+def talkative(*, is_nested: bool) -> Callable[[AlgorithmConfig], Any]:
+    spec = RLModuleSpec(module_class=Talkative, model_config={"is_nested": is_nested})
+    return lambda config: config.rl_module(rl_module_spec=spec)
 
 
 def runner_option(**settings: Any) -> Callable[[AlgorithmConfig], Any]:
@@ -291,6 +317,8 @@ RARE_CASES: dict[str, Case] = {
             lambda config: config.training(train_batch_size_per_learner=22),
         )
     ),
+    "a module with nested outputs": Case(changes=(talkative(is_nested=True),)),
+    "a module whose outputs change": Case(changes=(talkative(is_nested=False),)),
     "no lookback": Case(changes=(model(), runner_option(episode_lookback_horizon=0))),
     "long lookback": Case(changes=(model(), runner_option(episode_lookback_horizon=6))),
     "episodes that stay lists": Case(changes=(model(), runner_option(episodes_to_numpy=False))),

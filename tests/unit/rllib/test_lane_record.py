@@ -29,7 +29,13 @@ class StepByStep:
         return SingleAgentEpisode(observation_space=OBSERVATIONS, action_space=ACTIONS)
 
     def add(
-        self, observation: Any, terminated: Any, truncated: Any, infos: Any, columns: Any
+        self,
+        observation: Any,
+        rewards: Any,
+        terminated: Any,
+        truncated: Any,
+        infos: Any,
+        columns: Any,
     ) -> None:
         for lane, episode in enumerate(self.lanes):
             if not episode.is_reset:
@@ -38,7 +44,7 @@ class StepByStep:
             episode.add_env_step(
                 observation[lane],
                 columns["actions"][lane],
-                columns["rewards"][lane],
+                rewards[lane],
                 infos[lane],
                 terminated=bool(terminated[lane]),
                 truncated=bool(truncated[lane]),
@@ -78,12 +84,12 @@ def parts(episode: SingleAgentEpisode) -> list[Any]:
 def step_of(random: np.random.Generator, num_lanes: int) -> dict[str, Any]:
     return {
         "observation": random.normal(size=(num_lanes, 2)).astype(np.float32),
+        "rewards": random.normal(size=num_lanes),
         "terminated": random.random(num_lanes) < 0.2,
         "truncated": random.random(num_lanes) < 0.1,
         "infos": [{"number": int(random.integers(99))} for _ in range(num_lanes)],
         "columns": {
             "actions": random.integers(9, size=num_lanes),
-            "rewards": random.normal(size=num_lanes),
             "logp": random.normal(size=num_lanes).astype(np.float32),
         },
     }
@@ -167,7 +173,7 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int) -> None:
             episode.add_env_step(
                 last["observation"][lane],
                 last["columns"]["actions"][lane],
-                last["columns"]["rewards"][lane],
+                last["rewards"][lane],
                 extra_model_outputs={"logp": last["columns"]["logp"][lane]},
             )
         assert parts(mine.to_numpy()) == parts(other.to_numpy())
