@@ -119,7 +119,7 @@ def main(arguments: argparse.Namespace, folder: Path) -> None:
                 lr=3e-3,
                 gamma=0.9,
                 train_batch_size_per_learner=arguments.batch,
-                minibatch_size=256,
+                minibatch_size=min(256, arguments.batch),
                 num_epochs=10,
             )
             .env_runners(num_env_runners=0)

@@ -57,7 +57,10 @@ def main(arguments: argparse.Namespace) -> None:
     ray.init(log_to_driver=False)
     config = PPOConfig().environment(arguments.env).env_runners(num_env_runners=0)
     config.training(
-        lr=1e-3, train_batch_size_per_learner=arguments.batch, minibatch_size=256, num_epochs=10
+        lr=1e-3,
+        train_batch_size_per_learner=arguments.batch,
+        minibatch_size=min(256, arguments.batch),
+        num_epochs=10,
     )
     algorithm = config.build_algo()
     # Replicas are made of a checkpoint; weights are sent to them afterwards.

@@ -47,7 +47,7 @@ def main(arguments: argparse.Namespace) -> None:
         gamma=0.98,
         lambda_=0.8,
         train_batch_size_per_learner=arguments.batch,
-        minibatch_size=256,
+        minibatch_size=min(256, arguments.batch),
         num_epochs=10,
     )
     config.env_runners(num_env_runners=arguments.runners)
@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> None:
             token=arguments.token_file.read_text().strip(),
             tls=ClientTls(root_ca=arguments.tls_ca) if arguments.tls_ca else None,
         )
-    except RlmeshError as error:
+    except (OSError, RlmeshError) as error:  # OSError: a file is not there
         sys.exit(f"error: {error}")
     ray.init(log_to_driver=False)
     algorithm = config.build_algo()

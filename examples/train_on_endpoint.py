@@ -30,7 +30,7 @@ def main(arguments: argparse.Namespace) -> None:
         gamma=0.98,
         lambda_=0.8,
         train_batch_size_per_learner=arguments.batch,
-        minibatch_size=256,
+        minibatch_size=min(256, arguments.batch),
         num_epochs=10,
     )
     config.env_runners(num_env_runners=0)

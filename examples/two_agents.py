@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> None:
             lr=3e-3,
             gamma=0.9,
             train_batch_size_per_learner=arguments.batch,
-            minibatch_size=128,
+            minibatch_size=min(128, arguments.batch),
             num_epochs=6,
         )
         .env_runners(num_env_runners=0)

@@ -45,15 +45,15 @@ class ArrayEpisodes(LaneEpisodes):
 
     def _leave_arrays(self) -> None:
         """Go on lane by lane with the episodes that are running."""
-        self._settle()
         self._pipeline = None
         for lanes in self._lanes:
             record = self._records.pop(lanes.slot, None)
             if record is None:
                 continue
             over = record.is_over.tolist()
-            for lane, episode in zip(lanes.slot.lanes, record.continuations(), strict=True):
-                self._ongoing_episodes[lane] = episode
+            ended, running = record.hand_over()
+            self._over += ended
+            self._ongoing_episodes[lanes.slot.lanes.start : lanes.slot.lanes.stop] = running
             self._prepare(lanes, {})
             for lane, is_over in zip(lanes.slot.lanes, over, strict=True):
                 if is_over:
@@ -127,19 +127,21 @@ class ArrayEpisodes(LaneEpisodes):
         lanes.to_module = self._pipeline.to_module(arrived.observation)
 
     def _settle(self) -> None:
-        if self._pipeline is None:
-            return
-        for record in self._records.values():
-            ended, chunks = record.cut()
-            self._over += ended
-            self._chunks += chunks
+        if self._pipeline is not None:
+            for record in self._records.values():
+                ended, chunks = record.cut()
+                self._over += ended
+                self._chunks += chunks
         self._over.sort(key=lambda ended: ended.at_s)
-        self._returned = [ended.episode for ended in self._over[: self._quota.num_episodes]]
+        earlier = [ended.episode for ended in self._over]
+        self._returned = [*earlier, *self._returned][: self._quota.num_episodes]
 
     def _cut_ongoing(self) -> list[SingleAgentEpisode]:
+        if self._pipeline is None:
+            return super()._cut_ongoing()
         for chunk in self._chunks:
             self._ongoing_episodes_for_metrics[chunk.id_].append(chunk)
-        return self._chunks + (super()._cut_ongoing() if self._pipeline is None else [])
+        return self._chunks
 
     def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
         if self._pipeline is None:

@@ -5,7 +5,6 @@ that sampling takes. What comes out here is the same, to the last bit; it is use
 certain, see ``obstacle``.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -138,13 +137,7 @@ class ArrayPipeline:
         self._runner = runner
         self._device = runner._env_to_module.connectors[-1]._device
         self._get_actions = runner._module_to_env.connectors[0]._get_actions
-        last = runner._module_to_env.connectors[-2]
         self._space = runner.env.single_action_space
-        self._fit: Callable[[Any, Any], Any] | None = None
-        if last.normalize_actions:
-            self._fit = unsquash_action
-        elif last.clip_actions:
-            self._fit = clip_action
 
     def to_module(self, observations: NDArray[Any]) -> dict[str, torch.Tensor]:
         """Return the forward pass's input."""
@@ -158,5 +151,10 @@ class ArrayPipeline:
         self._get_actions(output, self._runner.module, explore)
         arrays = convert_to_numpy(output)
         actions = arrays.pop(Columns.ACTIONS)
-        fitted = actions if self._fit is None else self._fit(actions, self._space)
+        fitted = arrays.pop(Columns.ACTIONS_FOR_ENV, actions)
+        last = self._runner._module_to_env.connectors[-2]
+        if last.normalize_actions:
+            fitted = unsquash_action(actions, self._space)
+        elif last.clip_actions:
+            fitted = clip_action(actions, self._space)
         return Choice(actions, fitted, arrays)

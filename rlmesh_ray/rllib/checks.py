@@ -1,5 +1,6 @@
 """What cannot work, told on the driver instead of by runners that drop data or die."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,8 +38,10 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
         ConfigurationError: It would not be; RLlib would drop the runner's sample and ask a
             runner that is stuck for another one.
     """
-    if step_timeout_s <= 0:
-        raise ConfigurationError(f"step_timeout_s={step_timeout_s:g} must be more than 0")
+    if not isinstance(step_timeout_s, (int, float)) or not 0 < step_timeout_s < math.inf:
+        raise ConfigurationError(
+            f"step_timeout_s={step_timeout_s!r} must be a number of seconds, more than 0"
+        )
     for setting, limit_s in sample_limits(config):
         if step_timeout_s >= limit_s:
             raise ConfigurationError(

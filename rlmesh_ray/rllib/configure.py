@@ -49,6 +49,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     local runner, with ``num_env_runners=0``, takes every endpoint). Evaluation runners open
     sessions of their own, in the same number, unless ``evaluation_config`` says otherwise.
 
+    What makes RLlib's connectors and modules is called once more here, to see whether they take
+    the spaces; connectors get ``env=None`` and the spaces.
+
     Args:
         config: Of the new API stack.
         env: A Gymnasium id or a factory (a fleet of endpoints is started on Ray and lives as

@@ -29,7 +29,7 @@ class LaneRecord:
     """Takes one batch a vector step, at a cost that hardly depends on the number of lanes.
 
     The step after a lane's end begins its next episode (NEXT_STEP): what it was given to do then is
-    no part of either. Episodes hold views of arrays that nobody writes to any more.
+    no part of either. Episodes own what they hold.
 
     Args:
         observation: With which all lanes begin: one row a lane.
@@ -118,7 +118,7 @@ class LaneRecord:
         """
         goes_on = ~self.is_over
         if self._last + 1 >= self._capacity:
-            self._move(0, self._capacity * 2)
+            self._grow()
         self._last += 1
         self._observations[:, self._last] = observation
         self._rewards[:, self._last] = rewards
@@ -135,23 +135,8 @@ class LaneRecord:
         """Return what has come since the latest cut: what has ended, and chunks of what goes on."""
         ended: list[Ended] = []
         chunks: list[SingleAgentEpisode] = []
-        is_over = self._terminated | self._truncated
-        ends: list[list[int]] = [[] for _ in range(self._num_lanes)]
-        for lane, position in np.argwhere(is_over[: self._last + 1].T).tolist():
-            if position >= self._since:
-                ends[lane].append(position)
         for lane in range(self._num_lanes):
-            start = self._since
-            for end in ends[lane]:
-                if end > self._since:
-                    episode = self._episode(lane, start, end)
-                    episode.is_terminated = bool(self._terminated[end, lane])
-                    episode.is_truncated = bool(self._truncated[end, lane])
-                    ended.append(Ended(self._times_s[end], episode))
-                if end < self._last:
-                    self._ids[lane] = uuid.uuid4().hex
-                    self._steps_before[lane] = 0
-                start = end + 1
+            start = self._end_episodes(lane, ended)
             if start < self._last:
                 chunks.append(self._episode(lane, start, self._last))
                 self._steps_before[lane] += self._last - start
@@ -159,16 +144,51 @@ class LaneRecord:
         ended.sort(key=lambda one: one.at_s)
         return ended, chunks
 
+    def hand_over(self) -> tuple[list[Ended], list[SingleAgentEpisode]]:
+        """Return what has ended since the latest cut, and what goes on, one a lane, as lists.
+
+        So RLlib's own runner can go on with it; the record is of no use any more. A lane whose
+        episode has just ended has it among these, too, with the last observation and no step.
+        """
+        ended: list[Ended] = []
+        running = []
+        for lane in range(self._num_lanes):
+            start = min(self._end_episodes(lane, ended), self._last)
+            running.append(_as_lists(self._episode(lane, start, self._last)))
+        ended.sort(key=lambda one: one.at_s)
+        return ended, running
+
+    def _end_episodes(self, lane: int, ended: list[Ended]) -> int:
+        """Add a lane's ended episodes; return the position where the running one begins."""
+        start = self._since
+        flags = (
+            self._terminated[start : self._last + 1, lane],
+            self._truncated[start : self._last + 1, lane],
+        )
+        for number in np.flatnonzero(flags[0] | flags[1]).tolist():
+            end = self._since + number
+            if number:
+                episode = self._episode(lane, start, end)
+                episode.is_terminated = bool(flags[0][number])
+                episode.is_truncated = bool(flags[1][number])
+                ended.append(Ended(self._times_s[end], episode))
+            if end < self._last:
+                self._ids[lane] = uuid.uuid4().hex
+                self._steps_before[lane] = 0
+            start = end + 1
+        return start
+
     def _episode(self, lane: int, start: int, end: int) -> SingleAgentEpisode:
         """Return the part of a lane's episode between two positions."""
         steps_before = self._steps_before[lane]
         lookback = min(self._lookback, steps_before, start)
         first = start - lookback
         buffers = {
-            name: InfiniteLookbackBuffer(column[lane, first + 1 : end + 1], lookback)
+            name: InfiniteLookbackBuffer(column[lane, first + 1 : end + 1].copy(), lookback)
             for name, column in self._columns.items()
         }
-        observations = self._observations[lane, first : end + 1]
+        # Copies: a view would keep what all the other lanes have seen for as long as it lives.
+        observations = self._observations[lane, first : end + 1].copy()
         infos = [by_lane[lane] for by_lane in self._infos[first : end + 1]]
         episode = SingleAgentEpisode(
             self._ids[lane],
@@ -178,7 +198,7 @@ class LaneRecord:
             actions=buffers.pop(Columns.ACTIONS, None),  # None: no step yet
             action_space=self._action_space,
             rewards=InfiniteLookbackBuffer(
-                self._rewards[lane, first + 1 : end + 1], lookback, _REWARDS_BOX_SPACE
+                self._rewards[lane, first + 1 : end + 1].copy(), lookback, _REWARDS_BOX_SPACE
             ),
             extra_model_outputs=buffers,
             t_started=steps_before,
@@ -187,32 +207,6 @@ class LaneRecord:
         episode._last_step_time = self._times_s[end]
         return episode
 
-    def continuations(self) -> list[SingleAgentEpisode]:
-        """Return the running episodes as RLlib's own runner would go on with them, lane by lane.
-
-        To be called right after ``cut``. What is over is there, too, with its last observation.
-        """
-        made = []
-        for lane, steps_before in enumerate(self._steps_before):
-            episode = self._episode(lane, self._last, self._last)
-            made.append(
-                SingleAgentEpisode(
-                    episode.id_,
-                    observations=list(episode.observations.data),
-                    observation_space=self._observation_space,
-                    infos=list(episode.infos.data),
-                    actions=list(episode.actions.data),
-                    action_space=self._action_space,
-                    rewards=list(episode.rewards.data),
-                    extra_model_outputs={
-                        name: list(buffer.data)
-                        for name, buffer in episode.extra_model_outputs.items()
-                    },
-                    t_started=steps_before,
-                )
-            )
-        return made
-
     # --- arrays -----------------------------------------------------------------------------
 
     def _empty(self, rows: NDArray[Any]) -> NDArray[Any]:
@@ -220,29 +214,46 @@ class LaneRecord:
         return np.empty((self._num_lanes, self._capacity, *rows.shape[1:]), rows.dtype)
 
     def _carry_on(self) -> None:
-        """Go on in new arrays, with as much as the next chunks look back to."""
+        """Use the arrays again; keep as much as the next chunks look back to."""
         first = max(self._last - self._lookback, 0)
-        # As much room as this time, for the next one is hardly longer.
-        self._move(first, self._last - self._since + self._lookback + 1)
+        count = self._last + 1 - first
+        for array in (self._observations, self._rewards, *self._columns.values()):
+            array[:, :count] = array[:, first : first + count]
+        for flags in (self._terminated, self._truncated):
+            flags[:count] = flags[first : first + count]
         self._infos = self._infos[first:]
         self._times_s = self._times_s[first:]
-        self._last -= first
-        self._since = self._last
+        self._since = self._last = count - 1
 
-    def _move(self, first: int, capacity: int) -> None:
-        """Copy all positions from ``first`` on into new arrays."""
-        self._capacity = capacity
-        end = self._last + 1
-        self._observations = self._moved(self._observations, first, end)
-        self._rewards = self._moved(self._rewards, first, end)
+    def _grow(self) -> None:
+        former = self._capacity
+        self._capacity *= 2
+        self._observations = self._grown(self._observations, former)
+        self._rewards = self._grown(self._rewards, former)
         self._columns = {
-            name: self._moved(column, first, end) for name, column in self._columns.items()
+            name: self._grown(column, former) for name, column in self._columns.items()
         }
-        unset = np.zeros((capacity - (end - first), self._num_lanes), np.bool_)
-        self._terminated = np.concatenate([self._terminated[first:end], unset])
-        self._truncated = np.concatenate([self._truncated[first:end], unset])
+        self._terminated = np.concatenate([self._terminated, np.zeros_like(self._terminated)])
+        self._truncated = np.concatenate([self._truncated, np.zeros_like(self._truncated)])
 
-    def _moved(self, column: NDArray[Any], first: int, end: int) -> NDArray[Any]:
-        moved = np.empty((self._num_lanes, self._capacity, *column.shape[2:]), column.dtype)
-        moved[:, : end - first] = column[:, first:end]
-        return moved
+    def _grown(self, column: NDArray[Any], former: int) -> NDArray[Any]:
+        grown = self._empty(column[:, 0])
+        grown[:, :former] = column
+        return grown
+
+
+def _as_lists(episode: SingleAgentEpisode) -> SingleAgentEpisode:
+    return SingleAgentEpisode(
+        episode.id_,
+        observations=list(episode.observations.data),
+        observation_space=episode.observation_space,
+        infos=list(episode.infos.data),
+        actions=list(episode.actions.data),
+        action_space=episode.action_space,
+        rewards=list(episode.rewards.data),
+        extra_model_outputs={
+            name: list(buffer.data) for name, buffer in episode.extra_model_outputs.items()
+        },
+        t_started=episode.t_started,
+        len_lookback_buffer=episode.rewards.lookback,
+    )

@@ -13,8 +13,11 @@ from ray.rllib.connectors.common.flatten_observations import FlattenObservations
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
+from ray.rllib.utils.spaces.space_utils import get_dummy_batch_for_space
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
 from rlmesh_ray.rllib.sampler import Sampler
 from rlmesh_ray.rllib.tuned import is_tuned
@@ -27,6 +30,11 @@ _FROM_ZERO = "wrap the environment so that its Discrete spaces begin at 0"
 _OWN_ACTIONS = "env_runners(module_to_env_connector=...)"
 _OWN_MODULE = "rl_module(rl_module_spec=...)"
 _OWN_OBSERVATIONS = "env_runners(env_to_module_connector=...)"
+_AS_FLOATS = (
+    "if the observations are integers, wrap the environment in "
+    "gymnasium.wrappers.DtypeObservation(env, numpy.float32); else, before configure, set "
+    f"{_OWN_MODULE} or {_OWN_OBSERVATIONS}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,9 @@ def misfits(config: AlgorithmConfig, sampler: Sampler) -> Iterator[Misfit]:
 
 
 def _uses_default_module(config: AlgorithmConfig) -> bool:
-    if type(config).get_default_rl_module_spec is AlgorithmConfig.get_default_rl_module_spec:
+    name = "get_default_rl_module_spec"
+    owner = next(kind for kind in type(config).__mro__ if name in vars(kind))
+    if owner is AlgorithmConfig or not owner.__module__.startswith("ray.rllib."):
         return False
     if is_tuned(config, "_model_config", "_rl_module_spec"):
         return False
@@ -68,6 +78,7 @@ def _uses_default_module(config: AlgorithmConfig) -> bool:
     return spec is None or (
         isinstance(spec, RLModuleSpec)
         and spec.module_class is None
+        and spec.catalog_class is None
         and spec.observation_space is None
         and spec.action_space is None
     )
@@ -116,9 +127,23 @@ def _refused_modules(config: AlgorithmConfig, sampler: Sampler) -> Iterator[Misf
         try:
             # What the user has seeded shall not depend on this check.
             with torch.random.fork_rng(devices=[]):
-                spec.build()
+                module = spec.build()
         except Exception as error:  # noqa: BLE001  # likewise
             yield Misfit(part, owner, spaces, _in_one_line(error), _remedy(spaces[0]))
+            continue
+        try:
+            _show_zeros(module, spaces[0])
+        except Exception as error:  # noqa: BLE001  # likewise
+            yield Misfit(part, owner, spaces, _in_one_line(error), _AS_FLOATS)
+
+
+def _show_zeros(module: RLModule, observation: Space) -> None:
+    """Let a module see an observation, if it needs nothing else."""
+    if module.is_stateful():
+        return
+    zeros = get_dummy_batch_for_space(observation, fill_value=0, batch_size=1)
+    with torch.inference_mode():
+        module.forward_inference(convert_to_torch_tensor({Columns.OBS: zeros}))
 
 
 def _refused_connectors(config: AlgorithmConfig, sampler: Sampler) -> Iterator[Misfit]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from rlmesh_ray.client.channel import ClientTls, Dial
-from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.shares import Share, most_sessions
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -65,11 +65,23 @@ class JoinedDirectories:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What it takes to be let in by an endpoint, wherever it is just now."""
+    """What it takes to be let in by an endpoint, wherever it is just now.
+
+    Raises:
+        ConfigurationError: Something is not what it should be.
+    """
 
     token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
     tls: ClientTls | None = None
     edition_text: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("token", str), ("tls", ClientTls), ("edition_text", str)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ConfigurationError(
+                    f"{name} is a {type(value).__name__}; give a {kind.__name__}, or None"
+                )
 
     def dial(self, address: str) -> Dial:
         """Return how to reach the endpoint at ``address``."""

@@ -1,5 +1,6 @@
 """Settings that are hardly meant so, and settings that cannot work, found in a config alone."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -217,8 +218,8 @@ def test_a_deadline_may_be_long_where_rllib_waits_longer(config: AlgorithmConfig
     assert found(config, step_timeout_s=600.0) == []
 
 
-@pytest.mark.parametrize("step_timeout_s", [0.0, -1.0])
-def test_a_deadline_is_more_than_nothing(step_timeout_s: float) -> None:
+@pytest.mark.parametrize("step_timeout_s", [0.0, -1.0, math.nan, math.inf, "3"])
+def test_a_deadline_is_a_number_and_more_than_nothing(step_timeout_s: Any) -> None:
     with pytest.raises(ConfigurationError, match="more than 0"):
         require_deadlines(PPOConfig(), step_timeout_s)
 
@@ -259,6 +260,13 @@ def test_a_setting_that_does_nothing_is_named(config: AlgorithmConfig, setting: 
     assert setting in sentence
 
 
+class OwnDefault(PPOConfig):
+    """Has a default module of its own, of which only its author knows what it takes."""
+
+    def get_default_rl_module_spec(self) -> Any:
+        return super().get_default_rl_module_spec()
+
+
 def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
     require_module(config, contract(*of), sampler_for(config, contract(*of)))
 
@@ -269,6 +277,8 @@ def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
         (PPOConfig, TEXT, spaces.Discrete(2), "No default encoder config"),
         (PPOConfig, spaces.Dict(a=BOX, b=BOX), spaces.Discrete(2), "FlattenObservations"),
         (PPOConfig, spaces.Box(0, 255, (9, 9, 3), np.uint8), spaces.Discrete(2), "conv_filters"),
+        (PPOConfig, spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(2), "DtypeObs"),
+        (PPOConfig, spaces.Box(0, 9, (3,), np.int64), spaces.Discrete(2), "DtypeObservation"),
         (PPOConfig, BOX, spaces.MultiBinary(3), "Unsupported action space"),
         (PPOConfig, spaces.Dict(a=BOX, b=TEXT), spaces.Discrete(2), "no encoder for Text"),
         (PPOConfig, FROM_FIVE, spaces.Discrete(2), "begin at 0, as RLlib's Fla"),
@@ -296,7 +306,8 @@ def test_spaces_that_rllibs_default_module_does_not_take_are_refused_with_the_re
 @pytest.mark.parametrize(
     ("kind", "observation", "action"),
     [
-        (PPOConfig, spaces.Box(0, 255, (84, 84, 3), np.uint8), spaces.Discrete(2)),
+        (PPOConfig, spaces.Box(0, 255, (84, 84, 3), np.float32), spaces.Discrete(2)),
+        (OwnDefault, BOX, spaces.Discrete(3, start=1)),
         (PPOConfig, BOX, spaces.Dict(move=BOX, jump=spaces.Discrete(2))),
         (DQNConfig, BOX, spaces.Discrete(2)),
         (SACConfig, BOX, BOX),

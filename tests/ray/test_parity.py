@@ -93,7 +93,7 @@ class FrameAttention(TorchRLModule, ValueFunctionAPI):
 
 
 class Talkative(TorchRLModule, ValueFunctionAPI):
-    """Tells more than actions: something nested, or something that changes its dtype."""
+    """Tells more than actions: something nested, a changing dtype, what the environment gets."""
 
     def setup(self) -> None:
         self.policy = torch.nn.Linear(self.observation_space.shape[0], self.action_space.n)
@@ -103,10 +103,15 @@ class Talkative(TorchRLModule, ValueFunctionAPI):
     def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
         self.num_calls += 1
         first = batch[Columns.OBS][:, :1]
-        told = {"first": first, "all": batch[Columns.OBS]}
-        if not self.model_config["is_nested"]:
-            told = first.double() if self.num_calls % 7 == 3 else first
-        return {Columns.ACTION_DIST_INPUTS: self.policy(batch[Columns.OBS]), "told": told}
+        logits = self.policy(batch[Columns.OBS])
+        match self.model_config["tells"]:
+            case "nested":
+                told: dict[str, Any] = {"told": {"first": first, "all": batch[Columns.OBS]}}
+            case "changing":
+                told = {"told": first.double() if self.num_calls % 7 == 3 else first}
+            case "for the environment":
+                told = {Columns.ACTIONS_FOR_ENV: logits.argmin(-1)}
+        return {Columns.ACTION_DIST_INPUTS: logits, **told}
 
     def compute_values(self, batch: dict[str, Any], embeddings: Any = None) -> torch.Tensor:
         values: torch.Tensor = self.value(batch[Columns.OBS])
@@ -174,8 +179,8 @@ def attention(config: AlgorithmConfig) -> None:
     sees_through(partial(FrameStackingEnvToModule, num_frames=3))(config)
 
 
-def talkative(*, is_nested: bool) -> Callable[[AlgorithmConfig], Any]:
-    spec = RLModuleSpec(module_class=Talkative, model_config={"is_nested": is_nested})
+def talkative(tells: str) -> Callable[[AlgorithmConfig], Any]:
+    spec = RLModuleSpec(module_class=Talkative, model_config={"tells": tells})
     return lambda config: config.rl_module(rl_module_spec=spec)
 
 
@@ -317,8 +322,18 @@ RARE_CASES: dict[str, Case] = {
             lambda config: config.training(train_batch_size_per_learner=22),
         )
     ),
-    "a module with nested outputs": Case(changes=(talkative(is_nested=True),)),
-    "a module whose outputs change": Case(changes=(talkative(is_nested=False),)),
+    "a module with nested outputs": Case(changes=(talkative("nested"),)),
+    "a module whose outputs change": Case(changes=(talkative("changing"),)),
+    "a module whose outputs change, whole episodes": Case(
+        changes=(talkative("changing"),), batch_mode=WHOLE
+    ),
+    "a module that fits its actions": Case(
+        changes=(
+            talkative("for the environment"),
+            continuous(normalize_actions=False, clip_actions=False),
+        )
+    ),
+    "a module whose actions RLlib fits again": Case(changes=(talkative("for the environment"),)),
     "no lookback": Case(changes=(model(), runner_option(episode_lookback_horizon=0))),
     "long lookback": Case(changes=(model(), runner_option(episode_lookback_horizon=6))),
     "episodes that stay lists": Case(changes=(model(), runner_option(episodes_to_numpy=False))),

@@ -148,8 +148,9 @@ def test_episodes_keep_what_they_hold_when_the_record_goes_on() -> None:
     assert [parts(chunk) for chunk in chunks] == before
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("lookback", [0, 2])
-def test_lists_can_go_on_where_arrays_have_ended(lookback: int) -> None:
+def test_lists_can_go_on_where_arrays_have_ended(lookback: int, is_cut: bool) -> None:
     random = np.random.default_rng(1)
     first = random.normal(size=(3, 2)).astype(np.float32)
     infos: list[dict[str, Any]] = [{}, {}, {}]
@@ -162,13 +163,16 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int) -> None:
         step["truncated"] = np.zeros(3, bool)
         record.add(**step)
         expected.add(**step)
-    record.cut()
-    expected.cut()
+    if is_cut:
+        record.cut()
+        expected.cut()
 
-    continued = record.continuations()
+    ended, continued = record.hand_over()
+    assert not ended
     last = step_of(random, 3)
     for lane, (mine, other) in enumerate(zip(continued, expected.lanes, strict=True)):
         assert mine.t == other.t == 5
+        assert len(mine) == len(other)
         for episode in (mine, other):
             episode.add_env_step(
                 last["observation"][lane],

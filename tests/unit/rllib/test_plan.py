@@ -1,9 +1,10 @@
 import dataclasses
+from typing import Any
 
 import pytest
 
 from rlmesh_ray.client.channel import ClientTls
-from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.plan import (
     Access,
@@ -19,6 +20,12 @@ from rlmesh_ray.spaces.spec import DiscreteSpec
 
 CONTRACT = EnvContract("Toy-v0", DiscreteSpec(5), DiscreteSpec(2), 4, AutoresetMode.NEXT_STEP)
 ADDRESSES = FixedAddresses(("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+
+
+@pytest.mark.parametrize("wrong", [{"token": 5}, {"tls": "ca.pem"}, {"edition_text": 2026}])
+def test_what_lets_in_is_of_the_right_kind(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Access(**wrong)
 
 
 def test_a_runner_has_the_lanes_of_all_its_sessions() -> None:
