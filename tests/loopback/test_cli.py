@@ -269,8 +269,10 @@ def test_an_endpoint_that_dies_leaves_what_is_finished(folder: Path) -> None:
         ) as process:  # fmt: skip
             assert process.stdout is not None
             first = json.loads(process.stdout.readline())
+            assert process.stderr is not None
             server.kill()
-            output, errors = process.communicate(timeout=30)
+            # communicate() would lose what came together with the first line.
+            output, errors = process.stdout.read(), process.stderr.read()
 
     *episodes, lost, unfinished, error = events(json.dumps(first) + "\n" + output)
     assert process.returncode == 1
