@@ -30,6 +30,7 @@ class Console:
 
     def __init__(self, *, is_json: bool = False) -> None:
         self.is_json = is_json
+        self._programs = sys.stdout
         self._people = _rich(is_stderr=is_json)
         self._errors = _rich(is_stderr=True)
 
@@ -47,8 +48,8 @@ class Console:
         """
         if self.is_json:
             line = json.dumps(_finite({"event": kind, **fields}), default=str)
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+            self._programs.write(line + "\n")
+            self._programs.flush()
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """Tell people one line, which is never wrapped: it may be copied."""

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 
 from rlmesh_ray.cli.console import Console
@@ -52,10 +53,13 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
         f"Ray {ray.__version__} {'started' if is_new else 'joined'}: {nodes} node(s), "
         f"{cpus:g} logical CPUs"
     )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Ray prints what it has to say of lost workers, log_to_driver or not.
+    aside = contextlib.redirect_stdout(sys.stderr) if console.is_json else contextlib.nullcontext()
+    with aside:
+        try:
+            yield
+        finally:
+            ray.shutdown()  # it prints what it has not yet
 
 
 def _start_or_join(address: str | None, num_cpus: int) -> bool:

@@ -1,7 +1,10 @@
 """What a runner makes of sessions that break, hang or come back elsewhere, and of slow ones."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,3 +206,15 @@ def test_killed_endpoints_never_end_the_runner_s_actor() -> None:
         assert ray.get(runner.apply.remote(lambda _: os.getpid())) == pid
         assert_unbroken(chunks)
         ray.get(runner.stop.remote())
+
+
+@pytest.mark.slow
+def test_recovery_is_measured_and_told_as_json() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlmesh_ray", "bench", "recovery", "--kills", "2", "--json"],
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["kill"] for event in told if event["event"] == "recovery"] == [1, 2]
+    assert told[-1]["is_complete"]

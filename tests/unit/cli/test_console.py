@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import sys
@@ -105,3 +106,15 @@ def test_without_the_script_the_module_is_run(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
     assert program() == f"{tmp_path / 'python'} -m rlmesh_ray"
+
+
+def test_what_others_print_does_not_come_among_the_events(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = Console(is_json=True)
+
+    with contextlib.redirect_stdout(sys.stderr):
+        sys.stdout.write("somebody's chatter\n")
+        console.event("done")
+
+    assert capsys.readouterr() == ('{"event": "done"}\n', "somebody's chatter\n")
