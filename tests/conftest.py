@@ -1,7 +1,13 @@
 """For all tests."""
 
+import os
+
 from hypothesis import settings
 
 # Machines are busy: how long an example takes says nothing.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+# Nor does how long Ray's control store takes to start: Ray gives it 30 s, and on a machine with
+# other work that was too little once. Commands and examples that tests start inherit it.
+os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "50")

@@ -32,6 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
+    try:
+        _start_ray()
+    except RuntimeError:
+        # Its control store never told its port. That is Ray's own start, no promise of ours; a
+        # second failure is this machine's, and fails the tests.
+        ray.shutdown()
+        _start_ray()
+    yield
+    ray.shutdown()
+
+
+def _start_ray() -> None:
     ray.init(
         "local",  # whatever Ray runs on this machine is somebody else's
         num_cpus=16,  # logical: tests place more actors than this machine has cores
@@ -40,8 +52,6 @@ def local_ray() -> Iterator[None]:
         logging_level=logging.ERROR,
         object_store_memory=200 * 1024 * 1024,
     )
-    yield
-    ray.shutdown()
 
 
 @pytest.fixture
