@@ -116,9 +116,12 @@ class ModelSession:
             self._maybe_close(todo)
         elif isinstance(request, RouteRequest):
             self._outstanding.add(request.request_id)
-            route = self._routes.setdefault(request.context.route_id, _Route())
+            route_id = request.context.route_id
+            route = self._routes.get(route_id)
+            if route is None:
+                route = self._routes[route_id] = _Route()
             route.waiting.append(request)
-            self._advance(request.context.route_id, todo)
+            self._advance(route_id, todo)
         return todo
 
     def complete(self, request: RouteRequest, response: ModelResponse) -> Todo:

@@ -31,8 +31,9 @@ Must not raise: others wait for theirs."""
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
-    part: Part
+class _Job(Part):
+    """A request that waits or runs."""
+
     answer: Answer
     arrived_ns: int
 
@@ -113,7 +114,7 @@ class Predictions:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             limit_torch_threads(self._torch_threads)  # for what it will run itself
-        job = _Job(Part(contract, observation, route_key, slots), answer, time.monotonic_ns())
+        job = _Job(contract, observation, route_key, slots, answer, time.monotonic_ns())
         group = (contract.observation_space, contract.action_space)
         ticket = Item(group, route_key, len(slots), job)
         with self._lock:
@@ -166,8 +167,8 @@ class Predictions:
 
     def _run(self, jobs: Sequence[_Job]) -> _Done:
         begun_ns = time.monotonic_ns()
-        results = self._runner.run([job.part for job in jobs])
-        num_rows = sum(len(job.part.slots) for job in jobs)
+        results = self._runner.run(jobs)
+        num_rows = sum([len(job.slots) for job in jobs])
         run = BatchRun(self._weights.version, num_rows, self._runner.forward_ns, self._name)
         ended_ns = time.monotonic_ns()
         with self._lock:

@@ -122,13 +122,20 @@ def env_request_seeds() -> Iterator[bytes]:
 
 
 def env_response(data: bytes) -> None:
-    """Read what a client of an EnvService receives."""
-    try:
-        response = env.parse_response(data)
-    except CodecError:
+    """Read what a client of an EnvService receives; by hand as by the generated code."""
+    response = _read(env.parse_response, data)
+    assert repr(response) == repr(_read(env.read_response, data))
+    if isinstance(response, str):
         return
     for tag_arrays in (False, True):
         env.parse_response(env.pack_response(response, tag_arrays=tag_arrays))
+
+
+def _read(read: Callable[[bytes], m.EnvResponse], data: bytes) -> m.EnvResponse | str:
+    try:
+        return read(data)
+    except CodecError as error:
+        return str(error)
 
 
 def env_response_seeds() -> Iterator[bytes]:
@@ -138,6 +145,7 @@ def env_response_seeds() -> Iterator[bytes]:
     for response in (
         m.ResetDone("r", b"o", SAMPLES.infos, ("e", "f")),
         step,
+        m.StepDone("r", b"o", [0.5, 1.5], b"\1\0", b"\0\0", {}, (), ("e", "")),
         m.Rendered("r", b"png"),
         m.Rendered("r", None),
         m.Closed("r", (EPISODE,)),

@@ -1,5 +1,6 @@
 """The frames of EnvService: bytes to the messages of ``protocol`` and back."""
 
+from array import array
 from collections.abc import Callable, Iterable
 
 from rlmesh_ray.errors import CodecError
@@ -25,12 +26,18 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.rlmesh_v1.frames import UnusualFrameError, as_utf8, parse
 from rlmesh_ray.wire.rlmesh_v1.meta import MAX_BYTES, Budget, decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.step_frames import (
+    as_flags,
+    pack_step,
+    pack_step_done,
+    parse_step_done,
+)
 
 # --- the server's side of Join ---------------------------------------------------------
 
@@ -60,10 +67,10 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
         response: What to say.
         tag_arrays: Whether the peer knows arrays in infos.
     """
+    if isinstance(response, StepDone):
+        return pack_step_done(response, _extras(response, tag_arrays))
     message = pb.JoinResponse(request_id=response.request_id)
     match response:
-        case StepDone():
-            _fill_step(message.step, response, tag_arrays)
         case ResetDone():
             infos = encode_meta(response.infos, tag_arrays=tag_arrays, budget=_budget(response))
             message.reset.observation.bytes.data = response.observation
@@ -114,17 +121,14 @@ _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
 }
 
 
-def _fill_step(body: pb.StepResponse, response: StepDone, tag_arrays: bool) -> None:
-    body.observation.bytes.data = response.observation
-    body.rewards.extend(response.rewards)
-    body.terminated_mask = response.terminated
-    body.truncated_mask = response.truncated
-    budget = _budget(response)
+def _extras(response: StepDone, tag_arrays: bool) -> bytes:
+    if not (response.infos or response.completed_episodes):
+        return b""
+    body, budget = pb.StepResponse(), _budget(response)
     if response.infos:
         body.infos.CopyFrom(encode_meta(response.infos, tag_arrays=tag_arrays, budget=budget))
-    if response.completed_episodes:
-        body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays, budget))
-    body.episode_ids.extend(response.episode_ids)
+    body.completed_episodes.extend(_episodes(response.completed_episodes, tag_arrays, budget))
+    return body.SerializeToString()
 
 
 def _budget(response: ResetDone | StepDone) -> Budget:
@@ -171,6 +175,8 @@ def pack_request(request: EnvRequest) -> bytes:
         CodecError: A seed, index or deadline does not fit its field.
     """
     try:
+        if isinstance(request, Step) and _is_plain(request):
+            return pack_step(request)
         return _request_message(request).SerializeToString()
     except (TypeError, ValueError) as error:
         raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
@@ -182,11 +188,27 @@ def parse_response(data: bytes) -> EnvResponse:
     Raises:
         CodecError: ``data`` is none, or of no kind that is known here.
     """
+    try:
+        return parse_step_done(data)
+    except UnusualFrameError:
+        return read_response(data)
+
+
+def read_response(data: bytes) -> EnvResponse:
+    """Do what ``parse_response`` does, with nothing but the generated code.
+
+    Raises:
+        CodecError: ``data`` is none, or of no kind that is known here.
+    """
     message = parse(pb.JoinResponse, data)
     kind = message.WhichOneof("kind")
     if kind is None:
         raise CodecError("the frame holds no kind of response known here")
     return _RESPONSES[kind](message)
+
+
+def _is_plain(request: Step) -> bool:
+    return not request.env_indices and 0 <= request.timeout_ms < 2**63
 
 
 def _request_message(request: EnvRequest) -> pb.JoinRequest:
@@ -225,9 +247,9 @@ def _step_done(message: pb.JoinResponse) -> StepDone:
     return StepDone(
         message.request_id,
         observation=body.observation.bytes.data,
-        rewards=list(body.rewards),
-        terminated=_flags(body.terminated_mask),
-        truncated=_flags(body.truncated_mask),
+        rewards=array("d", body.rewards),
+        terminated=as_flags(body.terminated_mask),
+        truncated=as_flags(body.truncated_mask),
         infos=decode_meta(body.infos),
         completed_episodes=_records(body.completed_episodes),
         episode_ids=tuple(body.episode_ids),
@@ -262,11 +284,6 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], EnvResponse]] = {
     "close": _closed,
     "error": _failed,
 }
-
-
-def _flags(mask: bytes) -> bytes:
-    # Nonzero means set, but a NumPy bool must be 0 or 1.
-    return bytes(map(bool, mask)) if mask.strip(b"\x00\x01") else mask
 
 
 def _records(messages: Iterable[pb.EpisodeMetadata]) -> tuple[EpisodeRecord, ...]:

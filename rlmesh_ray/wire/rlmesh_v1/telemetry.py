@@ -23,8 +23,9 @@ def pack_telemetry(run: BatchRun, queue_ns: int) -> bytes:
 
     Written by hand, as the frame around it; a test holds it against the generated code.
     """
+    waited = varint(queue_ns)
     # The repeated field goes on where the batch's part of it ends.
-    return _of_batch(run) + _duration(_QUEUE, queue_ns)
+    return b"%b\x1a%c%b\x18%b" % (_of_batch(run), len(_QUEUE) + 1 + len(waited), _QUEUE, waited)
 
 
 def read_telemetry(message: OperationTelemetry) -> tuple[BatchRun | None, int]:

@@ -1,3 +1,4 @@
+from array import array
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,8 @@ REQUESTS: list[EnvRequest] = [
 RESPONSES: list[EnvResponse] = [
     ResetDone("r1", b"obs", {"a": 1}, ("e1", "e2")),
     ResetDone("r1", b"", {}, ()),
-    StepDone("r2", b"obs", [1.0, -0.5], b"\x00\x01", b"\x00\x00", {}, (), ("e1", "")),
-    StepDone("r2", b"", [], b"", b"", {"k": [1]}, (EPISODE, UNSEEDED), ()),
+    StepDone("r2", b"obs", array("d", [1.0, -0.5]), b"\x00\x01", b"\x00\x00", {}, (), ("e1", "")),
+    StepDone("r2", b"", array("d"), b"", b"", {"k": [1]}, (EPISODE, UNSEEDED), ()),
     Rendered("r3", b"png"),
     Rendered("r3", b""),
     Rendered("r3", None),
@@ -146,7 +147,7 @@ def test_rewards_may_be_an_array() -> None:
     back = env.parse_response(env.pack_response(step, tag_arrays=False))
 
     assert isinstance(back, StepDone)
-    assert back.rewards == [0.5, np.inf]
+    assert list(back.rewards) == [0.5, np.inf]
 
 
 def test_seeds_may_be_numpy_integers() -> None:

@@ -1,5 +1,6 @@
 """Any message of either service, and any handshake, comes back equal from the wire."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ ENV_RESPONSES = st.one_of(
         m.StepDone,
         TEXT,
         BYTES,
-        st.lists(NUMBERS, max_size=3),
+        st.lists(NUMBERS, max_size=3).map(lambda numbers: array("d", numbers)),
         MASK,
         MASK,
         INFOS,
