@@ -6,9 +6,8 @@ straight into columns that may lie in shared memory, and the last info of every 
 is kept.
 """
 
-import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -17,13 +16,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
-from rlmesh_ray.envs.block import Results
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.spaces.batch import Column, Leaf, empty_columns, flatten, leaves, unflatten
-from rlmesh_ray.spaces.conformance import coerce
+from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, leaves, unflatten
+from rlmesh_ray.envs.block import Results
+from rlmesh_ray.spaces.columns import written
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.infos import lane_info
-from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
 
 
 class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
@@ -62,8 +60,9 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._action_spec = from_gymnasium(first.action_space)
         self._leaves = leaves(self._spec)
         self._has_ended = [False] * self.num_envs
-        # By lane: what the environments gave and ``store`` has not yet looked at.
-        self._fresh: dict[int, object] = {}
+        # What the environments in these lanes gave and ``store`` has not yet looked at.
+        self._fresh_lanes: Sequence[int] = ()
+        self._fresh: list[object] = []
         self.final_infos: dict[int, dict[str, Any]] = {}
         """By lane: the last info of each episode that ended on the last step."""
         self.observations: list[Column] = empty_columns(self._spec, self.num_envs)
@@ -129,11 +128,13 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             The infos of these lanes, as gymnasium's vectors give them.
         """
         infos: dict[str, Any] = {}
-        self._fresh = {}
+        fresh: list[object] = []
+        self._fresh_lanes, self._fresh = lanes, fresh
         self.final_infos = {}
         for lane, seed in zip(lanes, seeds or [None] * len(lanes), strict=True):
             own_options = None if options is None else dict(options)
-            self._fresh[lane], info = self.envs[lane].reset(seed=seed, options=own_options)
+            observation, info = self.envs[lane].reset(seed=seed, options=own_options)
+            fresh.append(observation)
             self._has_ended[lane] = False
             self._merge_info(infos, info, lane)
         return infos
@@ -147,33 +148,37 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         Returns:
             Infos, as gymnasium's vectors give them.
         """
-        rewards, terminated, truncated = (
-            self.results.rewards,
-            self.results.terminated,
-            self.results.truncated,
-        )
         infos: dict[str, Any] = {}
-        self._fresh = fresh = {}
+        fresh: list[object] = []
+        rewards: list[Any] = []
+        terminated, truncated = self.results.terminated, self.results.truncated
+        terminated.fill(False)
+        truncated.fill(False)
+        self._fresh_lanes, self._fresh = range(self.num_envs), fresh
         self.final_infos = {}
-        for lane, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
-            if self._has_ended[lane] and self._resets_itself:
-                fresh[lane], info = env.reset()
-                rewards[lane], terminated[lane], truncated[lane] = 0.0, False, False
-                self._has_ended[lane] = False
-            else:
-                fresh[lane], reward, is_terminated, is_truncated, info = env.step(action)
-                rewards[lane], terminated[lane] = reward, is_terminated
-                truncated[lane] = is_truncated
+        due = self._has_ended if self._resets_itself else [False]
+        for env, action, is_due in zip(self.envs, actions, due, strict=True):
+            if not is_due:
+                observation, reward, is_terminated, is_truncated, info = env.step(action)
                 if is_terminated or is_truncated:
+                    lane = len(fresh)
+                    terminated[lane], truncated[lane] = is_terminated, is_truncated
                     self._has_ended[lane] = True
                     self.final_infos[lane] = info
+            else:
+                observation, info = env.reset()
+                reward = 0.0
+                self._has_ended[len(fresh)] = False
             if info:
-                self._merge_info(infos, info, lane)
+                self._merge_info(infos, info, len(fresh))
+            fresh.append(observation)
+            rewards.append(reward)
+        self._give(rewards)
         return infos
 
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
         """Step every lane with one column of actions a leaf; see ``step_lanes``."""
-        return self.step_lanes(_by_lane(self._action_spec, actions))
+        return self.step_lanes(by_lane(self._action_spec, actions))
 
     def store(self) -> None:
         """Put the observations of the last step or reset into ``observations``.
@@ -182,14 +187,10 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             ConformanceError: An observation has not the structure, shape or kind of its space;
                 the columns may hold some of the others.
         """
-        lanes = list(self._fresh)
-        by_lane = self._fresh.values()
-        by_leaf: Iterable[Sequence[Any]] = [list(by_lane)]
-        if isinstance(self._spec, (DictSpec, TupleSpec)):
-            by_leaf = zip(*(flatten(self._spec, value) for value in by_lane), strict=True)
-        for position, (leaf, values) in enumerate(zip(self._leaves, by_leaf, strict=True)):
+        parts = by_leaf(self._spec, self._fresh)
+        for position, (leaf, values) in enumerate(zip(self._leaves, parts, strict=True)):
             column = self.observations[position]
-            self.observations[position] = _written(leaf, column, lanes, values)
+            self.observations[position] = written(leaf, column, self._fresh_lanes, values)
 
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]
@@ -220,6 +221,14 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         for env in self.envs:
             env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
 
+    def _give(self, rewards: list[Any]) -> None:
+        """Write one reward a lane, converted as NumPy converts a single one."""
+        try:
+            self.results.rewards[...] = rewards
+        except (TypeError, ValueError):  # among them one that NumPy takes for a sequence
+            for lane, reward in enumerate(rewards):
+                self.results.rewards[lane] = reward
+
     def _merge_info(self, infos: dict[str, Any], info: dict[str, Any], lane: int) -> None:
         """Add ``info`` to ``infos`` as gymnasium does; what it cannot join stays an object.
 
@@ -228,9 +237,12 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         if it fails one after the other, which takes several times as long and overwrites what
         has been joined before the failure with the same.
         """
-        with contextlib.suppress(Exception):
+        try:
             self._add_info(infos, info, lane)
-            return
+        except Exception:  # noqa: BLE001  # whatever users put there
+            self._merge_one_by_one(infos, info, lane)
+
+    def _merge_one_by_one(self, infos: dict[str, Any], info: dict[str, Any], lane: int) -> None:
         for key, value in info.items():
             try:
                 self._add_info(infos, {key: value}, lane)
@@ -250,28 +262,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             column if isinstance(column, tuple) else column.copy() for column in self.observations
         ]
         return unflatten(self._spec, copies)
-
-
-def _by_lane(spec: SpaceSpec, columns: Sequence[Column]) -> Iterator[Any]:
-    if isinstance(spec, (DictSpec, TupleSpec)):
-        return (unflatten(spec, list(values)) for values in zip(*columns, strict=True))
-    return iter(columns[0])
-
-
-def _written(leaf: Leaf, column: Column, lanes: list[int], values: Sequence[Any]) -> Column:
-    """Write each lane's value into ``column``; return it, or a new one for text."""
-    if isinstance(column, tuple):
-        strings = list(column)
-        for lane, value in zip(lanes, values, strict=True):
-            strings[lane] = coerce(leaf, value, None)
-        return tuple(strings)
-    dtype, shape = column.dtype, leaf.shape
-    for lane, value in zip(lanes, values, strict=True):
-        if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape:
-            column[lane] = value
-        else:
-            column[lane] = coerce(leaf, value, None)
-    return column
 
 
 def _check_lanes(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:

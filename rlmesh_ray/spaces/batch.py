@@ -14,7 +14,17 @@ from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf, Path, leaves, path_name
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
 
-__all__ = ["Column", "Leaf", "empty_columns", "flatten", "leaves", "stack", "unflatten"]
+__all__ = [
+    "Column",
+    "Leaf",
+    "by_lane",
+    "by_leaf",
+    "empty_columns",
+    "flatten",
+    "leaves",
+    "stack",
+    "unflatten",
+]
 
 
 def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
@@ -49,6 +59,34 @@ def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
     return _unflatten(spec, iter(leaf_values))
 
 
+def by_leaf(spec: SpaceSpec, values: Sequence[Any]) -> list[Sequence[Any]]:
+    """Return for each leaf its values in all of ``values``, one a lane, as they are.
+
+    Args:
+        spec: Of one lane.
+        values: One a lane.
+
+    Raises:
+        ConformanceError: As ``flatten`` does for the first value that has not the structure.
+    """
+    if not isinstance(spec, (DictSpec, TupleSpec)):
+        return [values]
+    lanes = [flatten(spec, value) for value in values]
+    return [[parts[index] for parts in lanes] for index in range(len(leaves(spec)))]
+
+
+def by_lane(spec: SpaceSpec, columns: Sequence[Column]) -> Iterator[Any]:
+    """Yield the value of each lane as gymnasium's vectors hand it to their environments.
+
+    Args:
+        spec: Of one lane.
+        columns: One a leaf; arrays of more than one axis yield views.
+    """
+    if isinstance(spec, (DictSpec, TupleSpec)):
+        return (_unflatten(spec, iter(values)) for values in zip(*columns, strict=True))
+    return iter(columns[0])
+
+
 def empty_columns(spec: SpaceSpec, num_lanes: int) -> list[Column]:
     """Return new columns over ``num_lanes`` lanes: zeros, and empty strings."""
     return [_empty_column(leaf, num_lanes) for leaf in leaves(spec)]
@@ -64,11 +102,8 @@ def stack(spec: SpaceSpec, values: Sequence[Any]) -> list[Column]:
     Raises:
         ConformanceError: A value has the wrong structure, shape or dtype.
     """
-    lanes = [flatten(spec, value) for value in values]
-    return [
-        _stack_leaf(leaf, [parts[index] for parts in lanes])
-        for index, leaf in enumerate(leaves(spec))
-    ]
+    parts = zip(leaves(spec), by_leaf(spec, values), strict=True)
+    return [_stack_leaf(leaf, own) for leaf, own in parts]
 
 
 def _flatten(spec: SpaceSpec, value: Any, path: Path, found: list[Any]) -> None:

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -125,6 +125,71 @@ def test_an_observation_of_another_shape_is_refused() -> None:
 
     with pytest.raises(ConformanceError, match=r"shape \(2,\)"):
         ours.reset()
+
+
+class ResultEnv(EchoEnv):
+    """Gives this reward and these flags at every step, and one dict to all of its kind."""
+
+    shared: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, reward: Any, *, has_ended: Any = False) -> None:
+        super().__init__(SPACES["box"])
+        self._result = (reward, has_ended, has_ended)
+
+    def step(self, action: Any) -> Any:
+        ResultEnv.shared["count"] = ResultEnv.shared.get("count", 0) + 1
+        return (super().step(action)[0], *self._result, ResultEnv.shared)
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [(1, 1.0), (np.float32(0.5), 0.5), (np.array(2), 2.0), (True, 1.0), ("3", 3.0)],
+)
+def test_rewards_are_what_numpy_takes_for_a_number(reward: Any, expected: float) -> None:
+    lanes = LaneVectorEnv([ResultEnv(reward), ResultEnv(0.0)])
+    lanes.reset(seed=0)
+
+    rewards = lanes.step(lanes.action_space.sample())[1]
+
+    assert_identical(rewards, np.array([expected, 0.0]))
+
+
+@pytest.mark.parametrize("reward", ["much", np.zeros(2), [1.0, 2.0]])
+def test_a_reward_that_is_no_number_is_an_error(reward: Any) -> None:
+    lanes = LaneVectorEnv([ResultEnv(1.0), ResultEnv(reward)])
+    lanes.reset(seed=0)
+
+    with pytest.raises(ValueError, match=r"much|array element with a sequence"):
+        lanes.step(lanes.action_space.sample())
+
+
+def test_flags_hold_for_one_step() -> None:
+    lanes = LaneVectorEnv([ResultEnv(1.0, has_ended=np.True_), ResultEnv(1.0, has_ended=0)])
+    lanes.reset(seed=0)
+
+    flags = [lanes.step(lanes.action_space.sample())[2:4] for _ in range(3)]
+
+    for terminated, truncated in flags:
+        assert_identical(terminated, truncated)
+    assert [terminated.tolist() for terminated, _ in flags] == [
+        [True, False],
+        [False, False],
+        [True, False],
+    ]
+
+
+def test_infos_are_taken_before_the_next_lane_can_change_them() -> None:
+    ResultEnv.shared.clear()
+    ours, theirs = pair(lambda: ResultEnv(1.0))
+    for env in (ours, theirs):
+        env.reset(seed=0)
+    actions = theirs.action_space.sample()
+
+    expected = theirs.step(actions)[4]
+    ResultEnv.shared.clear()
+
+    assert_identical(ours.step(actions)[4], expected)
+    assert expected["count"].tolist() == [1, 2, 3]
 
 
 def test_lanes_with_different_spaces_are_refused() -> None:
