@@ -14,7 +14,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "spaces": ({"errors"}, {"gymnasium"}),
     "protocol": ({"errors"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
-    "envs": ({"errors", "spaces", "protocol"}, {"gymnasium"}),
+    "envs": ({"errors", "spaces", "protocol", "wire"}, {"gymnasium"}),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (
         {"errors", "spaces", "protocol", "wire", "envs", "models"},

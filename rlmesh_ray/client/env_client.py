@@ -15,7 +15,14 @@ from rlmesh_ray.client.env_exchange import EnvExchange
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
-from rlmesh_ray.errors import ConfigurationError, LocalProtocolError
+from rlmesh_ray.client.line import Line
+from rlmesh_ray.client.line_keeper import LineKeeper
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointTimeoutError,
+    LocalProtocolError,
+    RlmeshError,
+)
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import (
     EpisodeRecord,
@@ -69,18 +76,39 @@ class EnvClient:
         dial: The endpoint.
         step_timeout_s: How long to wait for any answer; the endpoint is told to give up a
             little earlier, so that a hanging environment is answered in band.
+        shared_memory: Whether steps travel through memory that is shared with the endpoint's
+            worker. None: where both are on one machine and the spaces have a fixed size, else as
+            messages. True: there, or not at all.
 
     Raises:
+        ConfigurationError: ``shared_memory`` is wanted, and the endpoint does not offer it.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
         HandshakeRefusedError: It does not speak this package's generation or edition.
     """
 
-    def __init__(self, dial: Dial, *, step_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        *,
+        step_timeout_s: float = 60.0,
+        shared_memory: bool | None = None,
+    ) -> None:
         self._dial = dial
         self._timeout_s = step_timeout_s
         connection = connect(dial)
         self.answer, self.contract = connection.answer, connection.contract
         self._channel, self._metadata = connection.channel, connection.metadata
+        try:
+            self._lines = LineKeeper(
+                connection, self._server_timeout_ms, dial.address, wanted=shared_memory
+            )
+        except BaseException:
+            self._channel.close()
+            raise
+        # The request whose answer comes over a line, and what has been fetched early.
+        self._on_line: tuple[str, Line] | None = None
+        self._kept: dict[str, StepResult | RlmeshError] = {}
+        self._episode_ids: tuple[str, ...] = ()
         self._stream = JoinStream(self._channel, _JOIN, self._metadata, dial.address)
         self._exchange = EnvExchange(self._stream, self._channel, dial.address)
 
@@ -119,6 +147,7 @@ class EnvClient:
         lanes: Sequence[int] = (),
     ) -> str:
         """Start new episodes without waiting; return the request's id."""
+        self._settle()
         request = Reset(
             next(self._exchange.request_ids),
             tuple(seeds),
@@ -143,22 +172,38 @@ class EnvClient:
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
         done = self._exchange.receive(request_id, ResetDone, self._timeout_s)
+        self._episode_ids = done.episode_ids
+        self._lines.lanes_were_reset()
         return ResetResult(self._observation(done.observation), done.infos, done.episode_ids)
 
     def step(self, action: Sequence[Column]) -> StepResult:
         """Apply one action a lane and wait for the result."""
         return self.receive_step(self.send_step(action))
 
-    def send_step(self, action: Sequence[Column]) -> str:
+    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
         """Apply one action a lane without waiting; return the request's id.
 
         Args:
             action: Columns over all lanes, of the action space's dtypes.
+            is_last: Whether its answer is received before anything else is sent. If not, and this
+                step travelled through shared memory, what is sent next would wait for it.
         """
+        self._settle()
+        self._exchange.require_open()
+        # What is on the stream comes first; then there is no telling when.
+        is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
+        line = self._lines.line() if is_alone else None
+        if line is None:
+            return self._send_on_stream(next(self._exchange.request_ids), action)
+        request_id = next(self._exchange.request_ids)
+        line.send(int(request_id), action, self._server_timeout_ms)
+        self._on_line = request_id, line
+        return request_id
+
+    def _send_on_stream(self, request_id: str, action: Sequence[Column]) -> str:
         data = values.encode_batch(self.contract.action_space, list(action), self.contract.num_envs)
-        request = Step(next(self._exchange.request_ids), data, self._server_timeout_ms)
-        self._exchange.send(request)
-        return request.request_id
+        self._exchange.send(Step(request_id, data, self._server_timeout_ms))
+        return request_id
 
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step.
@@ -167,7 +212,15 @@ class EnvClient:
             RemoteEnvError: The endpoint answered with an error.
             EndpointError: The session broke.
         """
+        if self._on_line is not None and request_id == self._on_line[0]:
+            self._settle()
+        if request_id in self._kept:
+            kept = self._kept.pop(request_id)
+            if isinstance(kept, RlmeshError):
+                raise kept
+            return kept
         done = self._exchange.receive(request_id, StepDone, self._timeout_s)
+        self._episode_ids = done.episode_ids
         return StepResult(
             observation=self._observation(done.observation),
             rewards=np.asarray(done.rewards, np.float64),
@@ -178,8 +231,55 @@ class EnvClient:
             episode_ids=done.episode_ids,
         )
 
+    def _settle(self) -> None:
+        """Wait for what the line owes, and keep it: requests on two roads have no order."""
+        if self._on_line is None:
+            return
+        (request_id, line), self._on_line = self._on_line, None
+        try:
+            self._kept[request_id] = self._from_line(request_id, line)
+        except RlmeshError as error:
+            self._kept[request_id] = error
+
+    def _from_line(self, request_id: str, line: Line) -> StepResult:
+        try:
+            frame = line.receive(self._timeout_s)
+        except EndpointTimeoutError as error:
+            self._exchange.give_up(error)
+            raise
+        if frame is None:
+            self._send_on_stream(request_id, line.action)
+            return self.receive_step(request_id)
+        completed: tuple[EpisodeRecord, ...] = ()
+        infos: Infos = {}
+        if frame:
+            done = self._exchange.read(frame, request_id, StepDone)
+            completed, infos, self._episode_ids = (
+                done.completed_episodes,
+                done.infos,
+                done.episode_ids,
+            )
+        results = line.results()
+        return StepResult(
+            line.observation(),
+            results.rewards,
+            results.terminated,
+            results.truncated,
+            infos,
+            completed,
+            self._episode_ids,
+        )
+
+    def fileno(self) -> int:
+        """Return what is readable when the answer to a step is there; negative: nothing is.
+
+        Steps over shared memory have it.
+        """
+        return -1 if self._on_line is None else self._on_line[1].fileno()
+
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
+        self._settle()
         request = Render(next(self._exchange.request_ids), timeout_ms=self._server_timeout_ms)
         self._exchange.send(request)
         return self._exchange.receive(request.request_id, Rendered, self._timeout_s).png
@@ -211,9 +311,12 @@ class EnvClient:
                 the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
+        if self._on_line is not None:
+            # Its answer stays where it is: others may be waiting for it.
+            self._on_line[1].wait(self._timeout_s)
         self._exchange.require_open()
         require_allowed(self.answer, name, self.address)
-        if not self._exchange.has_received:
+        if not self._exchange.num_received:
             if self._exchange.num_sent:
                 raise LocalProtocolError("receive the answer to the first request before a call")
             # The call must not come before the Join: this does nothing, but its answer tells that
@@ -226,6 +329,7 @@ class EnvClient:
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
+        self._lines.close()
         self._exchange.close()
 
     @property

@@ -49,8 +49,8 @@ class EnvExchange:
         """For the requests, each once."""
         self.num_sent = 0
         """How many requests have been sent."""
-        self.has_received = False
-        """Whether any answer has come; then the endpoint knows the session."""
+        self.num_received = 0
+        """How many answers have come; after the first one the endpoint knows the session."""
         self._stream = stream
         self._channel = channel
         self._address = address
@@ -97,7 +97,21 @@ class EnvExchange:
             EndpointError: The session broke.
         """
         frame = self._stream.receive(timeout_s)
-        self.has_received = True
+        self.num_received += 1
+        return self.read(frame, request_id, kind)
+
+    def read(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
+        """Return the answer in ``frame``, wherever that came from.
+
+        Args:
+            frame: The answer's.
+            request_id: The request's.
+            kind: Of the answer.
+
+        Raises:
+            RemoteEnvError: As with ``receive``.
+            RemoteProtocolError: As with ``receive``.
+        """
         try:
             return _response(frame, request_id, kind)
         except RemoteEnvError as error:
@@ -107,6 +121,10 @@ class EnvExchange:
         except RemoteProtocolError as error:
             self._end = self._end or error
             raise
+
+    def give_up(self, error: RlmeshError) -> None:
+        """Let nothing be asked any more, because of ``error``."""
+        self._end = self._end or error
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""

@@ -13,6 +13,12 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
 
+_ABLE = (
+    capabilities.NDARRAY,
+    capabilities.SAME_STEP,
+    capabilities.SHARED_MEMORY,
+    capabilities.SPACES_CORE,
+)
 _HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
 
 
@@ -26,6 +32,8 @@ class Connection:
     contract: EnvContract
     metadata: Metadata
     """What the calls of the session carry."""
+    session_id: str
+    """Empty where the endpoint gives none."""
 
 
 def shake_hands(dial: Dial) -> Answer:
@@ -62,14 +70,14 @@ def connect(dial: Dial) -> Connection:
         channel = dial.open(max_response_bytes(contract))
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
-    return Connection(channel, answer, contract, dial.metadata + own)
+    return Connection(channel, answer, contract, dial.metadata + own, session_id)
 
 
 def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
     offer = make_offer(
         "rlmesh-ray",
         __version__,
-        {capabilities.NDARRAY: "", capabilities.SAME_STEP: "", capabilities.SPACES_CORE: ""},
+        dict.fromkeys(_ABLE, ""),
         text=dial.text_sha256,
     )
     reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))

@@ -28,6 +28,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         step_timeout_s: How long to wait for any answer.
         edition_text: The edition's text that the endpoint implements, where it is not this
             package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
+        shared_memory: Whether steps travel through memory shared with the endpoint. None: where
+            both are on one machine (Linux) and the spaces have no text; True: there, or not at all.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known.
@@ -36,7 +38,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         HandshakeRefusedError: It does not speak this package's generation or edition.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
         self,
         address: str,
         *,
@@ -45,9 +47,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = 60.0,
         edition_text: str | None = None,
+        shared_memory: bool | None = None,
     ) -> None:
         dial = Dial(address, token, tls, connect_timeout_s, edition_text)
-        self._client = EnvClient(dial, step_timeout_s=step_timeout_s)
+        self._client = EnvClient(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
         contract = self._client.contract
         if contract.num_envs != 1:
             self._client.close()

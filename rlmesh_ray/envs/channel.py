@@ -188,6 +188,11 @@ def encode(message: object) -> bytes:
     return frame.tobytes()
 
 
+def decode(frame: bytes) -> Any:
+    """Return the message in what ``encode`` gave."""
+    return pickle.loads(memoryview(frame)[_HEADER.size :])
+
+
 class _PlainPickler(pickle.Pickler):
     """Keeps built-in values, numpy's and ours; what else it meets is made plain."""
 

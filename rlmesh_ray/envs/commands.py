@@ -8,6 +8,7 @@ columns have no fixed size and travel here, in the order of the space's text lea
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import Infos
 from rlmesh_ray.protocol.outcomes import Failure
 from rlmesh_ray.spaces.conformance import Policy
@@ -56,8 +57,38 @@ class CallCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachCommand:
+    """Begin to answer steps over a line, too.
+
+    After the reply the parent sends three descriptors: a new block's, to be used instead of the
+    old one, the line's control and the line itself. A line that is there already ends.
+    """
+
+    tag_arrays: bool
+    """Whether the client knows arrays in infos."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrackCommand:
+    """Open the line for steps of these episodes, or shut it; has no reply."""
+
+    episodes: tuple[Episode, ...]
+    """The latest of each lane; empty: shut it."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCommand:
+    """Ask what became of the last step over the line, which the client has got no answer to."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetachCommand:
+    """End the line, after the step that is in progress; go back to the worker's own block."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClearCommand:
-    """Close the environment; only a RenewCommand may follow, or the end."""
+    """Close the environment and the line; only a RenewCommand may follow, or the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +106,10 @@ Command = (
     | StepCommand
     | RenderCommand
     | CallCommand
+    | AttachCommand
+    | TrackCommand
+    | VerdictCommand
+    | DetachCommand
     | ClearCommand
     | RenewCommand
     | StopCommand
@@ -119,6 +154,16 @@ class CallReply:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachReply:
+    """Answers AttachCommand: the descriptors may come."""
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReply:
+    """Answers DetachCommand."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClearReply:
     """Answers ClearCommand."""
 
@@ -128,7 +173,16 @@ class RenewReply:
     """Answers RenewCommand."""
 
 
-Reply = ResetReply | StepReply | RenderReply | CallReply | ClearReply | RenewReply
+Reply = (
+    ResetReply
+    | StepReply
+    | RenderReply
+    | CallReply
+    | AttachReply
+    | DetachReply
+    | ClearReply
+    | RenewReply
+)
 Outcome = Reply | Failure
 
 

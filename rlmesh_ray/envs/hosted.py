@@ -8,9 +8,9 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from rlmesh_ray.envs.block import Results
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from rlmesh_ray.spaces.batch import Column, empty_columns, unflatten
+from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym import from_gymnasium

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, leaves, unflatten
-from rlmesh_ray.envs.block import Results
+from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.columns import written
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.infos import lane_info

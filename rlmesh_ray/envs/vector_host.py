@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from gymnasium.vector import VectorEnv
 
-from rlmesh_ray.envs.block import Block, Results
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CallReply,
@@ -26,6 +25,7 @@ from rlmesh_ray.envs.picture import as_frames, encode_png
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column, leaves
+from rlmesh_ray.spaces.block import Block, Results
 from rlmesh_ray.spaces.conformance import Deviation, Policy, check
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium

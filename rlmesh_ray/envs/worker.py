@@ -6,22 +6,27 @@ the lifeline is its standard input. It imports neither gRPC nor Ray: those belon
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.envs import last_words, lifeline
-from rlmesh_ray.envs.block import Block
 from rlmesh_ray.envs.bounded import MAX_BYTES, encode_reply
-from rlmesh_ray.envs.channel import Channel, encode
+from rlmesh_ray.envs.channel import Channel, decode, encode
 from rlmesh_ray.envs.commands import (
+    AttachCommand,
+    AttachReply,
     CallCommand,
     ClearCommand,
     ClearReply,
+    Command,
+    DetachCommand,
+    DetachReply,
     Outcome,
     RenderCommand,
     RenewCommand,
@@ -31,14 +36,23 @@ from rlmesh_ray.envs.commands import (
     Started,
     StartFailed,
     StepCommand,
+    StepReply,
     StopCommand,
+    TrackCommand,
+    VerdictCommand,
 )
+from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.envs.source import build
 from rlmesh_ray.envs.start_errors import explain
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
+
+if TYPE_CHECKING:
+    from rlmesh_ray.envs.line import LineEnd
 
 
 class Worker:
@@ -55,13 +69,19 @@ class Worker:
         self._start = start
         self._host = self._new_host()
         self._is_cleared = False
+        # The worker's own, and the one in use: a line brings another.
+        self._own_block: Block | None = None
         self._block: Block | None = None
+        self._line: LineEnd | None = None
         self._max_info_bytes = MAX_BYTES
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: lambda command: self._host.reset(command),
             StepCommand: lambda command: self._host.step(command),
             RenderCommand: lambda _: self._host.render(),
             CallCommand: lambda command: self._host.call(command),
+            AttachCommand: lambda _: AttachReply(),
+            VerdictCommand: lambda _: self._verdict(),
+            DetachCommand: lambda _: self._detach(),
             ClearCommand: lambda _: self._clear(),
             RenewCommand: lambda _: self._renew(),
         }
@@ -71,14 +91,53 @@ class Worker:
         """What the environment is."""
         return self._host.contract
 
-    def use(self, block: Block) -> None:
-        """Keep the arrays in ``block`` from now on."""
-        self._block = block
+    @property
+    def line(self) -> "LineEnd | None":
+        """Where steps may come from besides the endpoint."""
+        if self._line is not None and self._line.fileno() < 0:
+            self._line = None
+        return self._line
+
+    def own(self, block: Block) -> None:
+        """Keep the arrays in ``block`` whenever there is no line."""
         columns = (column for column in block.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
-        self._host.use(block)
+        self._own_block = block
+        self._use(block)
 
-    def answer(self, command: object) -> bytes:
+    def attach(
+        self, command: AttachCommand, block: Block, control: LineControl, connection: socket.socket
+    ) -> None:
+        """Take steps over a line, too, with the arrays in its block."""
+        # Brings protobuf along, which nothing else here needs.
+        from rlmesh_ray.envs.line import LineEnd
+
+        self.drop_line()
+        self._move_to(block)
+        self._line = LineEnd(
+            connection,
+            control,
+            block.results,
+            self._step,
+            self.contract.num_envs,
+            tag_arrays=command.tag_arrays,
+        )
+
+    def track(self, episodes: Sequence[Episode]) -> None:
+        """Open the line for steps of ``episodes``, or shut it if there are none."""
+        if self._line is not None:
+            if episodes:
+                self._line.open(episodes)
+            else:
+                self._line.shut()
+
+    def drop_line(self) -> None:
+        """End the line, if there is one."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def answer(self, command: Command) -> bytes:
         """Return the encoded reply to ``command``."""
         try:
             return encode_reply(self._handlers[type(command)](command), self._max_info_bytes)
@@ -91,7 +150,45 @@ class Worker:
             self._is_cleared = True
             self._host.close()
 
+    def _step(self) -> StepReply | Failure:
+        """Step for the line; infos come out as the endpoint gets them."""
+        try:
+            reply = self._host.step(StepCommand())
+            if isinstance(reply, StepReply) and not (
+                reply.infos or any(reply.final_infos.values())
+            ):
+                return reply
+            frame = encode_reply(reply, self._max_info_bytes)
+        except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
+            frame = encode_reply(failure(error))
+        plain: StepReply | Failure = decode(frame)
+        return plain
+
+    def _verdict(self) -> Failure:
+        if self._line is None:
+            return Failure(FailureKind.TIMEOUT, "the step was done, but its answer got lost")
+        return self._line.verdict()
+
+    def _detach(self) -> Outcome:
+        self.drop_line()
+        if self._own_block is not None:
+            self._move_to(self._own_block)
+        return DetachReply()
+
+    def _use(self, block: Block) -> None:
+        self._block = block
+        self._host.use(block)
+
+    def _move_to(self, block: Block) -> None:
+        """Use ``block`` from now on; lanes that are not reset next keep their observations."""
+        assert self._block is not None, "a worker in use has a block"
+        for new, old in zip(block.observations, self._block.observations, strict=True):
+            if not isinstance(new, tuple):
+                new[...] = old
+        self._use(block)
+
     def _clear(self) -> Outcome:
+        self._detach()
         self.close()
         return ClearReply()
 
@@ -119,6 +216,10 @@ class Worker:
         return VectorHost(vector, self._start.policy, self._start.description)
 
 
+def _has_infos(reply: StepReply) -> bool:
+    return bool(reply.infos) or any(reply.final_infos.values())
+
+
 def failure(error: BaseException) -> Failure:
     """Return what the parent is told about something that the environment raised."""
     report = traceback.TracebackException.from_exception(error)
@@ -140,12 +241,57 @@ def serve(channel: Channel) -> None:
         channel.send(encode(StartFailed(message, traceback.format_exc())))
         return
     channel.send(started)
-    _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, 1)
-    worker.use(Block(descriptors[0], worker.contract))
-    os.close(descriptors[0])
-    while not isinstance(command := channel.receive(), StopCommand):
+    (descriptor,) = _descriptors(channel, 1)
+    worker.own(Block(descriptor, worker.contract))
+    os.close(descriptor)
+    # Else a process that the environment forks would keep a line open after its end.
+    os.register_at_fork(after_in_child=worker.drop_line)
+    while not isinstance(command := _next(channel, worker), StopCommand):
+        if isinstance(command, TrackCommand):
+            worker.track(command.episodes)
+            continue
         channel.send(worker.answer(command))
+        if isinstance(command, AttachCommand):
+            _attach(channel, worker, command)
     worker.close()
+
+
+def _next(channel: Channel, worker: Worker) -> Command:
+    """Return the endpoint's next command; answer what comes over the line meanwhile."""
+    while (line := worker.line) is not None and not channel.has_message:
+        waiting = select.poll()  # not select: it fails for descriptors above 1023
+        waiting.register(channel.connection, select.POLLIN)
+        waiting.register(line, select.POLLIN)
+        ready = {descriptor for descriptor, _ in waiting.poll()}
+        # What the endpoint said was said before: a client that is told of it goes on by the line.
+        if channel.connection.fileno() in ready:
+            break
+        line.serve()
+    command: Command = channel.receive()
+    return command
+
+
+def _attach(channel: Channel, worker: Worker, command: AttachCommand) -> None:
+    block, control, line = _descriptors(channel, 3)
+    connection = socket.socket(fileno=line)
+    try:
+        worker.attach(
+            command,
+            Block(block, worker.contract),
+            LineControl(control, worker.contract.num_envs),
+            connection,
+        )
+    finally:
+        os.close(block)
+        os.close(control)
+
+
+def _descriptors(channel: Channel, count: int) -> list[int]:
+    """Return the descriptors that come between two messages."""
+    _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, count)
+    if len(descriptors) < count:
+        raise EOFError("the endpoint is gone")
+    return list(descriptors)
 
 
 def _adopt(start: Start) -> None:

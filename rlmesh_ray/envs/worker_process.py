@@ -4,12 +4,13 @@ No thread, no event loop: a shell waits on ``fileno()`` in its own way. One comm
 another thread may call ``kill`` meanwhile.
 """
 
+import contextlib
 import os
 import socket
 import sys
 from typing import Self
 
-from rlmesh_ray.envs.block import Block, Results, create
+from rlmesh_ray.envs import memory
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
@@ -20,10 +21,13 @@ from rlmesh_ray.envs.commands import (
     StartFailed,
     StopCommand,
 )
+from rlmesh_ray.envs.lent_line import LentLine
+from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.block import Block, Results
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -34,8 +38,12 @@ class WorkerProcess:
     def __init__(self, process: ChildProcess, contract: EnvContract, block: Block) -> None:
         self._process = process
         self._channel = process.channel
+        self._own_block = block
         self.contract = contract
         """What the environment is."""
+        self._use(block)
+
+    def _use(self, block: Block) -> None:
         self.action_columns: list[Column] = block.actions
         """One a leaf: ``(num_envs, *leaf.shape)`` at its dtype, in shared memory; write here
         before a StepCommand. Empty strings stand for text, which travels in the command."""
@@ -115,6 +123,37 @@ class WorkerProcess:
         self._channel.push()
         return self._channel.pull()
 
+    def lend_line(self) -> LentLine:
+        """Give the worker a line, and a block that its client may share.
+
+        To be called when the worker has answered an AttachCommand.
+
+        Raises:
+            OSError: There is not enough of something, or the worker is gone.
+        """
+        num_lanes = self.contract.num_envs
+        with contextlib.ExitStack() as owned:
+            block = memory.create_block(self.contract)
+            owned.callback(os.close, block)
+            control = LineControl.create(num_lanes)
+            owned.callback(os.close, control)
+            ours, theirs = socket.socketpair()
+            owned.enter_context(theirs)
+            line = LentLine(os.dup(block), ours, LineControl(control, num_lanes))
+            try:
+                socket.send_fds(
+                    self._channel.connection, [b"\0"], [block, control, theirs.fileno()]
+                )
+                self._use(Block(block, self.contract))
+            except BaseException:
+                line.cut()
+                raise
+        return line
+
+    def take_line_back(self) -> None:
+        """Use the worker's own block again: it has been told to detach, or to clear."""
+        self._use(self._own_block)
+
     def poll(self, timeout_s: float) -> bool:
         """Return whether ``receive`` would not block, after at most ``timeout_s``."""
         return self.fileno() < 0 or self._channel.wait(timeout_s)
@@ -183,7 +222,7 @@ def _handshake(
 
 
 def _share_block(channel: Channel, contract: EnvContract) -> Block:
-    descriptor = create(contract)
+    descriptor = memory.create_block(contract)
     try:
         socket.send_fds(channel.connection, [b"\0"], [descriptor])
         return Block(descriptor, contract)

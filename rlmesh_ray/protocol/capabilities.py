@@ -17,6 +17,9 @@ MULTI_AGENT = "rlmesh_ray.multi_agent.v1"
 """Key of a contract's metadata: each lane holds several agents, as ``spaces.multi_agent`` says."""
 LANE_CALLS = "rlmesh_ray.lane_calls.v1"
 """Only from the server: what clients may call in their lanes, names separated by commas."""
+SHARED_MEMORY = "rlmesh_ray.shared_memory.v1"
+"""Values of steps may travel in memory, between processes of one machine: from a client, that it
+would; from a server, the name of its socket for that (``wire.line_v1``)."""
 SESSION = "rlmesh_ray.session.v1"
 """Only from the server: the session id that the client carries in the Join metadata."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.episodes import EpisodeLedger
+from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger, Tally
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -141,6 +141,19 @@ class EnvSession:
     def episode_ids(self) -> tuple[str, ...]:
         """Id of each lane's tracked episode; empty where there is none."""
         return self._ledger.episode_ids
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """The latest of each lane."""
+        return self._ledger.episodes
+
+    def share(self, tally: Tally) -> None:
+        """Keep the account of the episodes in ``tally``, where somebody else answers steps, too.
+
+        Who does so must keep the rules of this class: answer no step unless the state is READY, and
+        none while a request is in progress here.
+        """
+        self._ledger.share(tally)
 
     def receive(self, request: EnvRequest | Unreadable, now_ns: int) -> EnvResponse | None:
         """Take the next message of the stream, in arrival order.

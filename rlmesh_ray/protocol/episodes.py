@@ -4,21 +4,48 @@ Rule 1: an episode is tracked from an explicit Reset until its lane reports term
 truncated, and only then; what an autoreset starts is not tracked (edition 2026.06,
 "Episode Accounting").
 Rule 2: an episode's record is given out exactly once.
+Rule 3: what steps change is in the tally and nowhere else, so that two processes can keep one
+account: whichever answers a step writes to it, and only one of them does at a time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos
 
+T = TypeVar("T")
 
-@dataclass(slots=True)
-class _Episode:
+
+class Counters(Protocol[T]):
+    """One value a lane: a list, or a view of memory."""
+
+    def __iter__(self) -> Iterator[T]: ...
+    def __getitem__(self, lane: int, /) -> T: ...
+    def __setitem__(self, lane: int, value: T, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What is known of an episode from its start."""
+
     episode_id: str
     seed: int | None
     start_ns: int
-    step_count: int = 0
-    cumulative_reward: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What steps change; one entry a lane everywhere."""
+
+    is_tracked: Counters[int]
+    step_counts: Counters[int]
+    cumulative_rewards: Counters[float]
+
+    @classmethod
+    def empty(cls, num_lanes: int) -> "Tally":
+        """Return one for this process alone."""
+        return cls([0] * num_lanes, [0] * num_lanes, [0.0] * num_lanes)
 
 
 class EpisodeLedger:
@@ -30,13 +57,45 @@ class EpisodeLedger:
     """
 
     def __init__(self, num_lanes: int, new_id: Callable[[], str]) -> None:
-        self._tracked: list[_Episode | None] = [None] * num_lanes
+        # By lane: the latest; it may have ended.
+        self._episodes: list[Episode] = [Episode("", None, 0)] * num_lanes
+        self._tally = Tally.empty(num_lanes)
         self._new_id = new_id
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
         """Id of each lane's tracked episode; empty where there is none."""
-        return tuple(episode.episode_id if episode else "" for episode in self._tracked)
+        return tuple(
+            episode.episode_id if is_tracked else ""
+            for episode, is_tracked in zip(self._episodes, self._tally.is_tracked, strict=True)
+        )
+
+    @property
+    def is_tracking(self) -> bool:
+        """Whether any lane has a tracked episode."""
+        return any(self._tally.is_tracked)
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """The latest of each lane, whether it is still tracked or not."""
+        return tuple(self._episodes)
+
+    def share(self, tally: Tally) -> None:
+        """Go on in ``tally``, which gets what this ledger has counted so far."""
+        _copy(self._tally.step_counts, tally.step_counts)
+        _copy(self._tally.cumulative_rewards, tally.cumulative_rewards)
+        _copy(self._tally.is_tracked, tally.is_tracked)
+        self._tally = tally
+
+    def join(self, tally: Tally, episodes: Sequence[Episode]) -> None:
+        """Go on where the ledger that shares ``tally`` stands.
+
+        Args:
+            tally: With its counts.
+            episodes: That ledger's.
+        """
+        self._tally = tally
+        self._episodes = list(episodes)
 
     def begin(self, lanes: Sequence[int], seeds: Sequence[int], now_ns: int) -> None:
         """Track a new episode in each of ``lanes``; one that was running there is forgotten.
@@ -46,9 +105,12 @@ class EpisodeLedger:
             seeds: Empty, or one for each of ``lanes``.
             now_ns: Time since the epoch.
         """
+        tally = self._tally
         for position, lane in enumerate(lanes):
             seed = seeds[position] if seeds else None
-            self._tracked[lane] = _Episode(self._new_id(), seed, now_ns)
+            self._episodes[lane] = Episode(self._new_id(), seed, now_ns)
+            tally.step_counts[lane], tally.cumulative_rewards[lane] = 0, 0.0
+            tally.is_tracked[lane] = 1
 
     def step(
         self,
@@ -67,42 +129,47 @@ class EpisodeLedger:
             final_infos: Last infos of the lanes that ended.
             now_ns: Time since the epoch.
         """
+        tally = self._tally
         completed = []
-        for lane, episode in enumerate(self._tracked):
-            if episode is None:
+        for lane, is_tracked in enumerate(tally.is_tracked):
+            if not is_tracked:
                 continue
-            episode.step_count += 1
-            episode.cumulative_reward += rewards[lane]
+            tally.step_counts[lane] += 1
+            tally.cumulative_rewards[lane] += rewards[lane]
             if terminated[lane] or truncated[lane]:
                 flags = (bool(terminated[lane]), bool(truncated[lane]))
-                completed.append(_record(lane, episode, flags, final_infos.get(lane, {}), now_ns))
-                self._tracked[lane] = None
+                completed.append(self._record(lane, flags, final_infos.get(lane, {}), now_ns))
+                tally.is_tracked[lane] = 0
         return tuple(completed)
 
     def finalize(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
         """Stop tracking everywhere; return what was cut off, neither terminated nor truncated."""
-        cut_off = tuple(
-            _record(lane, episode, (False, False), {}, now_ns)
-            for lane, episode in enumerate(self._tracked)
-            if episode is not None
+        cut_off = []
+        for lane, is_tracked in enumerate(self._tally.is_tracked):
+            if is_tracked:
+                cut_off.append(self._record(lane, (False, False), {}, now_ns))
+                self._tally.is_tracked[lane] = 0
+        return tuple(cut_off)
+
+    def _record(
+        self, lane: int, flags: tuple[bool, bool], final_info: Infos, now_ns: int
+    ) -> EpisodeRecord:
+        terminated, truncated = flags
+        episode = self._episodes[lane]
+        return EpisodeRecord(
+            episode_id=episode.episode_id,
+            env_index=lane,
+            step_count=self._tally.step_counts[lane],
+            cumulative_reward=self._tally.cumulative_rewards[lane],
+            terminated=terminated,
+            truncated=truncated,
+            start_timestamp_ns=episode.start_ns,
+            end_timestamp_ns=now_ns,
+            seed=episode.seed,
+            final_info=final_info,
         )
-        self._tracked = [None] * len(self._tracked)
-        return cut_off
 
 
-def _record(
-    lane: int, episode: _Episode, flags: tuple[bool, bool], final_info: Infos, now_ns: int
-) -> EpisodeRecord:
-    terminated, truncated = flags
-    return EpisodeRecord(
-        episode_id=episode.episode_id,
-        env_index=lane,
-        step_count=episode.step_count,
-        cumulative_reward=episode.cumulative_reward,
-        terminated=terminated,
-        truncated=truncated,
-        start_timestamp_ns=episode.start_ns,
-        end_timestamp_ns=now_ns,
-        seed=episode.seed,
-        final_info=final_info,
-    )
+def _copy(source: Counters[T], target: Counters[T]) -> None:
+    for lane, value in enumerate(source):
+        target[lane] = value

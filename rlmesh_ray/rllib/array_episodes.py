@@ -1,5 +1,6 @@
 """The episodes of a runner that treats all lanes of a slot as arrays, where that is the same."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.spaces.space_utils import unbatch
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.rllib.array_pipeline import ArrayPipeline, obstacle
+from rlmesh_ray.rllib.array_obstacle import obstacle
+from rlmesh_ray.rllib.array_pipeline import ArrayPipeline, Choice
 from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.lane_episodes import LaneEpisodes
 from rlmesh_ray.rllib.lane_group import GroupBatch
@@ -17,35 +19,56 @@ from rlmesh_ray.rllib.lane_record import Ended, LaneRecord
 from rlmesh_ray.rllib.lane_slot import LaneSlot
 from rlmesh_ray.rllib.slot_runner import Lanes
 
+_LOG = logging.getLogger(__name__)
+
+LANES_AS_ARRAYS = "lanes_as_arrays"
+"""Metric: 1.0 where a runner's lanes are treated as arrays, 0.0 where one by one."""
+
 
 class ArrayEpisodes(LaneEpisodes):
     """Does between two steps what ``LaneEpisodes`` does, without looking at single lanes.
 
     Episodes are made at the end of ``sample``. When there is an ``obstacle``, it is as if this
     class were not there. That is looked at in each call of ``sample``, and the module's output in
-    each step; arrays begin with new episodes only.
+    each step; arrays begin with new episodes only. What it comes to is logged when it changes, and
+    counted in each call (``LANES_AS_ARRAYS``).
     """
 
+    why_one_by_one: str | None = "nothing has been sampled yet"
+    """Why lanes are treated one by one, as RLlib's own runner does; None: they are arrays."""
     _pipeline: ArrayPipeline | None = None
     _records: dict[LaneSlot, LaneRecord]
     _over: list[Ended]
     _chunks: list[SingleAgentEpisode]
+    _num_sent: int
 
     def _sample(
         self, *, explore: bool, random_actions: bool = False, **kwargs: Any
     ) -> list[SingleAgentEpisode]:
-        self._over, self._chunks = [], []
-        if self._pipeline is not None and self._why_not(random_actions=random_actions):
-            self._explore = explore
-            self._leave_arrays()
-        return super()._sample(explore=explore, random_actions=random_actions, **kwargs)
+        self._over, self._chunks, self._num_sent = [], [], 0
+        if self._pipeline is not None:
+            why_not = self._why_not(random_actions=random_actions)
+            if why_not:
+                self._explore = explore
+                self._leave_arrays(why_not)
+            else:
+                self._pipeline = ArrayPipeline(self, explore=explore)
+        is_training = getattr(self.module, "training", False)
+        try:
+            return super()._sample(explore=explore, random_actions=random_actions, **kwargs)
+        finally:
+            if is_training and not self.module.training:
+                self.module.train()  # as RLlib's forward pass leaves it; see ArrayForward
+            if self._num_sent:
+                self._log_env_steps(self._metrics_num_try_env_step, self._num_sent)
 
     def _why_not(self, *, random_actions: bool) -> str | None:
         return "actions are drawn at random" if random_actions else obstacle(self)
 
-    def _leave_arrays(self) -> None:
+    def _leave_arrays(self, why: str) -> None:
         """Go on lane by lane with the episodes that are running."""
         self._pipeline = None
+        self._tell(why)
         for lanes in self._lanes:
             record = self._records.pop(lanes.slot, None)
             if record is None:
@@ -59,9 +82,18 @@ class ArrayEpisodes(LaneEpisodes):
                 if is_over:
                     self._new_episode(lane, self._ongoing_episodes)
 
+    def _tell(self, why_one_by_one: str | None) -> None:
+        """Log how lanes are treated, if that has changed."""
+        if why_one_by_one == self.why_one_by_one:
+            return
+        self.why_one_by_one = why_one_by_one
+        how = f"one by one, since {why_one_by_one}" if why_one_by_one else "as arrays"
+        _LOG.info("worker %s: lanes are treated %s", self.worker_index, how)
+
     def _reset_envs(self, *arguments: Any, **kwargs: Any) -> None:
         why_not = self._why_not(random_actions=self._random_actions)
-        self._pipeline = None if why_not else ArrayPipeline(self)
+        self._tell(why_not)
+        self._pipeline = None if why_not else ArrayPipeline(self, explore=self._explore)
         self._records = {}
         super()._reset_envs(*arguments, **kwargs)
 
@@ -70,12 +102,11 @@ class ArrayEpisodes(LaneEpisodes):
         if pipeline is None:
             super()._act(lanes)
             return
-        output = self._forward(lanes.to_module, self._quota.timesteps)
-        chosen = pipeline.choose(output, explore=self._explore)
+        chosen = pipeline.choose(lanes.to_module, self._quota.timesteps)
         record = self._records[lanes.slot]
-        lanes.actions, lanes.extras = chosen.actions, chosen.extras
-        if not record.takes(self._columns_of(lanes)):
-            self._leave_arrays()
+        columns = self._columns_of(chosen)
+        if not record.takes(columns):
+            self._leave_arrays("the module gives other things than arrays that stay alike")
             own = {
                 Columns.ACTIONS: chosen.actions,
                 Columns.ACTIONS_FOR_ENV: chosen.actions_for_env,
@@ -83,17 +114,19 @@ class ArrayEpisodes(LaneEpisodes):
             }
             self._send(lanes, own)
             return
+        lanes.extras = columns
         # A lane that has ended is not stepped but starts anew.
-        num_asked = len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
-        self._ask(lanes, chosen.actions_for_env, num_asked)
+        lanes.num_asked = len(lanes.slot.lanes) - record.num_over
+        self._quota.asked += lanes.num_asked
+        lanes.slot.step(chosen.actions_for_env)
+        self._num_sent += 1
 
-    def _columns_of(self, lanes: Lanes) -> dict[str, Any]:
+    def _columns_of(self, chosen: Choice) -> dict[str, Any]:
         """Return what is kept of a step besides what the environment gives."""
-        seq_no = np.full(len(lanes.slot.lanes), self._weights_seq_no)
         return {
-            Columns.ACTIONS: lanes.actions,
-            **(lanes.extras or {}),
-            WEIGHTS_SEQ_NO: seq_no,
+            Columns.ACTIONS: chosen.actions,
+            **chosen.extras,
+            WEIGHTS_SEQ_NO: np.full(len(chosen.actions), self._weights_seq_no),
         }
 
     def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
@@ -113,17 +146,18 @@ class ArrayEpisodes(LaneEpisodes):
         if self._pipeline is None:
             super()._add_steps(lanes, arrived)
             return
+        assert lanes.extras is not None, "what _act has left there"
         record = self._records[lanes.slot]
-        self._quota.timesteps += len(lanes.slot.lanes) - int(np.count_nonzero(record.is_over))
+        self._quota.timesteps += len(lanes.slot.lanes) - record.num_over
         record.add(
             arrived.observation,
             arrived.rewards,
             arrived.terminated,
             arrived.truncated,
             arrived.infos,
-            self._columns_of(lanes),
+            lanes.extras,
         )
-        self._quota.episodes += int(np.count_nonzero(record.is_over))
+        self._quota.episodes += record.num_over
         lanes.to_module = self._pipeline.to_module(arrived.observation)
 
     def _settle(self) -> None:
@@ -142,6 +176,10 @@ class ArrayEpisodes(LaneEpisodes):
         for chunk in self._chunks:
             self._ongoing_episodes_for_metrics[chunk.id_].append(chunk)
         return self._chunks
+
+    def _log_sampled(self) -> None:
+        super()._log_sampled()
+        self.metrics.log_value(LANES_AS_ARRAYS, float(self._pipeline is not None), window=1)
 
     def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
         if self._pipeline is None:

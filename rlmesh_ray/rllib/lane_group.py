@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession
-from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_descriptor
+from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
@@ -38,6 +38,9 @@ class LaneGroup:
     def __init__(self, sessions: Sequence[LaneSession], contract: EnvContract) -> None:
         self._sessions = list(sessions)
         self._contract = contract
+        parts = leaves(contract.action_space)
+        self._action = parts[0] if len(parts) == 1 and not parts[0].path else None
+        """None: an action has several parts."""
         self.num_envs = sum(session.num_lanes for session in self._sessions)
 
     def reset(
@@ -68,10 +71,26 @@ class LaneGroup:
             ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
             EndpointError: A session is broken.
         """
-        columns = coerce_batch(self._contract.action_space, actions, self.num_envs)
+        columns = self._columns(actions)
+        if len(self._sessions) == 1:
+            self._sessions[0].send(columns)
+            return
         widths = [session.num_lanes for session in self._sessions]
         for session, own in zip(self._sessions, split(columns, widths), strict=True):
             session.send(own)
+
+    def _columns(self, actions: Any) -> list[Column]:
+        leaf = self._action
+        if (
+            leaf is not None
+            and leaf.dtype is not None
+            and isinstance(actions, np.ndarray)
+            and actions.shape == (self.num_envs, *leaf.shape)
+            and np.can_cast(actions.dtype, leaf.dtype)
+        ):
+            # RLlib's integers are of 32 bits: each of them fits, nobody needs to look.
+            return [actions.astype(leaf.dtype, copy=False)]
+        return coerce_batch(self._contract.action_space, actions, self.num_envs)
 
     def receive(self) -> GroupBatch:
         """Return what the actions that were sent have led to.
@@ -81,6 +100,10 @@ class LaneGroup:
             EndpointError: As with ``reset``.
         """
         return self._join([session.receive() for session in self._sessions])
+
+    def fileno(self) -> int:
+        """Return what is readable when ``receive`` has little to wait for; negative: nothing is."""
+        return last_descriptor(self._sessions)
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, session by session; see ``EnvClient.call``."""
@@ -92,9 +115,13 @@ class LaneGroup:
             session.close()
 
     def _join(self, batches: Sequence[LaneBatch]) -> GroupBatch:
-        columns = concatenate([batch.observation for batch in batches])
+        space = self._contract.observation_space
+        if len(batches) == 1:
+            [one] = batches
+            observation = unflatten(space, one.observation)
+            return GroupBatch(observation, one.rewards, one.terminated, one.truncated, one.infos)
         return GroupBatch(
-            unflatten(self._contract.observation_space, columns),
+            unflatten(space, concatenate([batch.observation for batch in batches])),
             np.concatenate([batch.rewards for batch in batches]),
             np.concatenate([batch.terminated for batch in batches]),
             np.concatenate([batch.truncated for batch in batches]),

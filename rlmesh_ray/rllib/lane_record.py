@@ -1,8 +1,9 @@
 """What the lanes of a slot go through, as arrays; RLlib's episodes are made of them at the end."""
 
+import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,9 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
-from ray.rllib.env.single_agent_episode import _REWARDS_BOX_SPACE, SingleAgentEpisode
-from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray.rllib.episode_maker import EpisodeMaker
 
 _FIRST_CAPACITY = 32
 
@@ -50,29 +52,28 @@ class LaneRecord:
     ) -> None:
         self._num_lanes = len(observation)
         self._lookback = lookback
-        self._observation_space = observation_space
-        self._action_space = action_space
+        self._spaces = (observation_space, action_space)
+        self._episodes = EpisodeMaker(observation_space, action_space)
         self._capacity = _FIRST_CAPACITY
         self._since = self._last = 0
         """Positions: of the latest cut, and the current one. A step leads from one to the next."""
-        self._ids = [uuid.uuid4().hex for _ in range(self._num_lanes)]
+        self._ids = list(_new_ids(self._num_lanes))
         self._steps_before = [0] * self._num_lanes
         """Of the running episodes, at the latest cut."""
         self._observations = self._empty(observation)
         self._observations[:, 0] = observation
         # By step, that is, by the position it leads to; the first position has none.
         self._columns: dict[str, NDArray[Any]] = {}
+        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._rewards = np.zeros((self._num_lanes, self._capacity), np.float64)
         self._terminated = np.zeros((self._capacity, self._num_lanes), np.bool_)
         self._truncated = np.zeros_like(self._terminated)
         self._infos: list[Sequence[dict[str, Any]]] = [infos]
         self._times_s = [time.perf_counter()]
-
-    @property
-    def is_over(self) -> NDArray[np.bool_]:
-        """By lane, whether its episode ended with the latest step."""
-        is_over: NDArray[np.bool_] = self._terminated[self._last] | self._truncated[self._last]
-        return is_over
+        self.is_over: NDArray[np.bool_] = np.zeros(self._num_lanes, np.bool_)
+        """By lane, whether its episode ended with the latest step. To be read only."""
+        self.num_over = 0
+        """How many lanes that is true of."""
 
     @property
     def running_ids(self) -> list[str]:
@@ -86,16 +87,19 @@ class LaneRecord:
         What changes its kind in the middle of an episode would be given another dtype here than
         RLlib gives it.
         """
-        if not self._columns:
+        if not self._kinds:
             return all(
                 isinstance(column, np.ndarray) and column.shape[:1] == (self._num_lanes,)
                 for column in columns.values()
             )
-        kinds = {name: (each.dtype, each.shape[2:]) for name, each in self._columns.items()}
-        return kinds == {
-            name: (getattr(each, "dtype", None), getattr(each, "shape", ())[1:])
-            for name, each in columns.items()
-        }
+        if columns.keys() != self._kinds.keys():
+            return False
+        for name, (dtype, shape) in self._kinds.items():
+            column = columns[name]
+            is_array = isinstance(column, np.ndarray)
+            if not is_array or column.dtype != dtype or column.shape != shape:
+                return False
+        return True
 
     def add(
         self,
@@ -114,34 +118,35 @@ class LaneRecord:
             terminated: By lane.
             truncated: Likewise.
             infos: Likewise.
-            columns: ``actions``, ``rewards``, and what else the module gave; see ``takes``.
+            columns: ``actions``, and what else is kept of a step; see ``takes``.
         """
-        goes_on = ~self.is_over
         if self._last + 1 >= self._capacity:
             self._grow()
-        self._last += 1
-        self._observations[:, self._last] = observation
-        self._rewards[:, self._last] = rewards
+        self._last = last = self._last + 1
+        self._observations[:, last] = observation
+        self._rewards[:, last] = rewards
+        if not self._kinds:
+            self._columns = {name: self._empty(column) for name, column in columns.items()}
+            self._kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
         for name, column in columns.items():
-            if name not in self._columns:
-                self._columns[name] = self._empty(column)
-            self._columns[name][:, self._last] = column
-        np.logical_and(terminated, goes_on, out=self._terminated[self._last])
-        np.logical_and(truncated, goes_on, out=self._truncated[self._last])
+            self._columns[name][:, last] = column
+        goes_on = ~self.is_over
+        terminated = np.logical_and(terminated, goes_on, out=self._terminated[last])
+        truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
+        self.is_over = terminated | truncated
+        self.num_over = int(np.count_nonzero(self.is_over))
         self._infos.append(infos)
         self._times_s.append(time.perf_counter())
 
     def cut(self) -> tuple[list[Ended], list[SingleAgentEpisode]]:
         """Return what has come since the latest cut: what has ended, and chunks of what goes on."""
-        ended: list[Ended] = []
+        ended, starts = self._end_episodes()
         chunks: list[SingleAgentEpisode] = []
-        for lane in range(self._num_lanes):
-            start = self._end_episodes(lane, ended)
+        for lane, start in enumerate(starts):
             if start < self._last:
                 chunks.append(self._episode(lane, start, self._last))
                 self._steps_before[lane] += self._last - start
         self._carry_on()
-        ended.sort(key=lambda one: one.at_s)
         return ended, chunks
 
     def hand_over(self) -> tuple[list[Ended], list[SingleAgentEpisode]]:
@@ -150,61 +155,78 @@ class LaneRecord:
         So RLlib's own runner can go on with it; the record is of no use any more. A lane whose
         episode has just ended has it among these, too, with the last observation and no step.
         """
-        ended: list[Ended] = []
-        running = []
-        for lane in range(self._num_lanes):
-            start = min(self._end_episodes(lane, ended), self._last)
-            running.append(_as_lists(self._episode(lane, start, self._last)))
-        ended.sort(key=lambda one: one.at_s)
-        return ended, running
+        ended, starts = self._end_episodes()
+        return ended, [
+            self._as_lists(lane, min(start, self._last)) for lane, start in enumerate(starts)
+        ]
 
-    def _end_episodes(self, lane: int, ended: list[Ended]) -> int:
-        """Add a lane's ended episodes; return the position where the running one begins."""
-        start = self._since
-        flags = (
-            self._terminated[start : self._last + 1, lane],
-            self._truncated[start : self._last + 1, lane],
-        )
-        for number in np.flatnonzero(flags[0] | flags[1]).tolist():
+    def _end_episodes(self) -> tuple[list[Ended], list[int]]:
+        """Return what has ended, in time, and by lane the position where the next one begins."""
+        ended: list[Ended] = []
+        starts = [self._since] * self._num_lanes
+        since = slice(self._since, self._last + 1)
+        is_end = (self._terminated[since] | self._truncated[since]).T
+        ends = np.argwhere(is_end).tolist()
+        for (lane, number), new_id in zip(ends, _new_ids(len(ends)), strict=True):
             end = self._since + number
             if number:
-                episode = self._episode(lane, start, end)
-                episode.is_terminated = bool(flags[0][number])
-                episode.is_truncated = bool(flags[1][number])
+                episode = self._episode(lane, starts[lane], end)
+                episode.is_terminated = bool(self._terminated[end, lane])
+                episode.is_truncated = bool(self._truncated[end, lane])
                 ended.append(Ended(self._times_s[end], episode))
             if end < self._last:
-                self._ids[lane] = uuid.uuid4().hex
+                self._ids[lane] = new_id
                 self._steps_before[lane] = 0
-            start = end + 1
-        return start
+            starts[lane] = end + 1
+        ended.sort(key=lambda one: one.at_s)
+        return ended, starts
 
     def _episode(self, lane: int, start: int, end: int) -> SingleAgentEpisode:
-        """Return the part of a lane's episode between two positions."""
+        """Return the part of a lane's episode between two positions; they are not the same."""
         steps_before = self._steps_before[lane]
         lookback = min(self._lookback, steps_before, start)
         first = start - lookback
-        buffers = {
-            name: InfiniteLookbackBuffer(column[lane, first + 1 : end + 1].copy(), lookback)
-            for name, column in self._columns.items()
-        }
         # Copies: a view would keep what all the other lanes have seen for as long as it lives.
-        observations = self._observations[lane, first : end + 1].copy()
-        infos = [by_lane[lane] for by_lane in self._infos[first : end + 1]]
-        episode = SingleAgentEpisode(
+        columns = {
+            name: column[lane, first + 1 : end + 1].copy() for name, column in self._columns.items()
+        }
+        episode = self._episodes.make(
             self._ids[lane],
-            observations=InfiniteLookbackBuffer(observations, lookback),
-            observation_space=self._observation_space,
-            infos=InfiniteLookbackBuffer(infos, lookback),
-            actions=buffers.pop(Columns.ACTIONS, None),  # None: no step yet
-            action_space=self._action_space,
-            rewards=InfiniteLookbackBuffer(
-                self._rewards[lane, first + 1 : end + 1].copy(), lookback, _REWARDS_BOX_SPACE
-            ),
-            extra_model_outputs=buffers,
+            observations=self._observations[lane, first : end + 1].copy(),
+            infos=[by_lane[lane] for by_lane in self._infos[first : end + 1]],
+            actions=columns.pop(Columns.ACTIONS),
+            rewards=self._rewards[lane, first + 1 : end + 1].copy(),
+            extras=columns,
+            lookback=lookback,
             t_started=steps_before,
         )
         episode._start_time = self._times_s[start]
         episode._last_step_time = self._times_s[end]
+        return episode
+
+    def _as_lists(self, lane: int, start: int) -> SingleAgentEpisode:
+        """Return the running part of a lane's episode, of no step perhaps, for more to be added."""
+        steps_before = self._steps_before[lane]
+        lookback = min(self._lookback, steps_before, start)
+        first, end = start - lookback, self._last + 1
+        columns = {
+            name: list(column[lane, first + 1 : end].copy())
+            for name, column in self._columns.items()
+        }
+        episode = SingleAgentEpisode(
+            self._ids[lane],
+            observations=list(self._observations[lane, first:end].copy()),
+            observation_space=self._spaces[0],
+            infos=[by_lane[lane] for by_lane in self._infos[first:end]],
+            actions=columns.pop(Columns.ACTIONS, []),
+            action_space=self._spaces[1],
+            rewards=list(self._rewards[lane, first + 1 : end].copy()),
+            extra_model_outputs=columns,
+            t_started=steps_before,
+            len_lookback_buffer=lookback,
+        )
+        episode._start_time = self._times_s[start]
+        episode._last_step_time = self._times_s[self._last]
         return episode
 
     # --- arrays -----------------------------------------------------------------------------
@@ -242,18 +264,8 @@ class LaneRecord:
         return grown
 
 
-def _as_lists(episode: SingleAgentEpisode) -> SingleAgentEpisode:
-    return SingleAgentEpisode(
-        episode.id_,
-        observations=list(episode.observations.data),
-        observation_space=episode.observation_space,
-        infos=list(episode.infos.data),
-        actions=list(episode.actions.data),
-        action_space=episode.action_space,
-        rewards=list(episode.rewards.data),
-        extra_model_outputs={
-            name: list(buffer.data) for name, buffer in episode.extra_model_outputs.items()
-        },
-        t_started=episode.t_started,
-        len_lookback_buffer=episode.rewards.lookback,
-    )
+def _new_ids(count: int) -> Iterator[str]:
+    """Yield as many of what RLlib calls episodes by: ``uuid4``, with one system call for all."""
+    drawn = os.urandom(16 * count)
+    for first in range(0, len(drawn), 16):
+        yield uuid.UUID(bytes=drawn[first : first + 16], version=4).hex

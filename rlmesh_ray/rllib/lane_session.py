@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
 from rlmesh_ray.errors import RemoteProtocolError
+from rlmesh_ray.rllib.lane_infos import lane_infos
 from rlmesh_ray.spaces.batch import Column, flatten
 from rlmesh_ray.spaces.columns import replace_lanes
 from rlmesh_ray.spaces.contract import AutoresetMode
-from rlmesh_ray.spaces.infos import lane_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class LaneSession:
         else:
             needs_reset = self._mode is AutoresetMode.DISABLED
             before = self._client.send_reset(lanes=ended) if needs_reset else ""
-            step = self._client.send_step(action)
+            step = self._client.send_step(action, is_last=False)
             after = self._client.send_reset(lanes=ended)
             self._pending = _Pending(before, step, after, ended)
 
@@ -116,6 +116,10 @@ class LaneSession:
             )
         return batch
 
+    def fileno(self) -> int:
+        """Return what is readable when ``receive`` need not wait; negative: nothing is."""
+        return -1 if self._pending.after else self._client.fileno()
+
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, between two steps; see ``EnvClient.call``."""
         return self._client.call(name, *arguments)
@@ -130,14 +134,15 @@ class LaneSession:
             np.zeros(self.num_lanes),
             np.zeros(self.num_lanes, np.bool_),
             np.zeros(self.num_lanes, np.bool_),
-            self._infos(result.infos),
+            lane_infos(result.infos, self.num_lanes),
         )
 
     def _next(self, result: StepResult, restarted: tuple[int, ...]) -> LaneBatch:
         """Read a step's result, in which the ``restarted`` lanes begin a new episode."""
-        for array in (result.rewards, result.terminated, result.truncated):
-            array[list(restarted)] = 0
-        infos = self._infos(result.infos)
+        if restarted:
+            for array in (result.rewards, result.terminated, result.truncated):
+                array[list(restarted)] = 0
+        infos = lane_infos(result.infos, self.num_lanes)
         observation = result.observation
         if self._mode is not AutoresetMode.NEXT_STEP:
             self._ended = tuple(np.flatnonzero(result.terminated | result.truncated).tolist())
@@ -163,12 +168,13 @@ class LaneSession:
             infos[lane] = dict(infos[lane].pop("final_info", {}))
         return observation
 
-    def _infos(self, infos: Mapping[str, object]) -> list[dict[str, Any]]:
-        if not infos:
-            return [{} for _ in range(self.num_lanes)]
-        return [lane_info(infos, lane) for lane in range(self.num_lanes)]
-
 
 def _row(part: Any, num_lanes: int) -> NDArray[Any]:
     array = np.asarray(part)
     return np.broadcast_to(array, (num_lanes, *array.shape))
+
+
+def last_descriptor(sessions: Sequence[LaneSession]) -> int:
+    """Return what is readable when the last of ``sessions`` has answered; negative: nothing is."""
+    descriptors = [session.fileno() for session in sessions]
+    return -1 if min(descriptors) < 0 else descriptors[-1]

@@ -1,15 +1,13 @@
 """One place among a runner's lanes: a group of sessions that goes its own way.
 
 A slot is stepped, lost and opened again without the others. What takes time is done in a thread
-of its own, and what comes of it arrives in one queue for all slots of the runner. A slot that is
-alone needs no thread: its work is done when somebody waits for it.
+of its own, and what comes of it arrives in one queue for all slots of the runner (``arrivals``).
 """
 
 import contextlib
 import enum
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,9 +18,8 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
+from rlmesh_ray.rllib.arrivals import Arrivals, Job
 from rlmesh_ray.rllib.patience import Patience
-
-Job = Callable[[], "Arrival"]
 
 
 class Group(Protocol):
@@ -36,6 +33,12 @@ class Group(Protocol):
 
     def receive(self) -> Any:
         """Return what the actions that were sent have led to."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when ``receive`` has little to wait for.
+
+        Negative: there is none.
+        """
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane."""
@@ -67,37 +70,6 @@ class Arrival:
     error: RlmeshError | None = None
 
 
-class Arrivals:
-    """Where the work of all slots ends up. For one thread that takes.
-
-    Args:
-        num_slots: That put something in.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self.are_deferred = num_slots == 1
-        """Whether work is done by whoever waits for it."""
-        self._deferred: deque[Job] = deque()
-        self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-
-    def defer(self, job: Job) -> None:
-        """Have ``job`` done by ``take``."""
-        self._deferred.append(job)
-
-    def put(self, arrival: Arrival) -> None:
-        """Add an arrival. From any thread."""
-        self._arrived.put(arrival)
-
-    def take(self, timeout_s: float | None) -> Arrival | None:
-        """Wait for the next arrival; None: nothing came in time."""
-        if self._deferred:
-            return self._deferred.popleft()()
-        try:
-            return self._arrived.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-
-
 class LaneSlot:
     """Lanes that share their fate.
 
@@ -109,14 +81,16 @@ class LaneSlot:
         arrivals: Where results go.
     """
 
-    def __init__(self, lanes: range, open_group: Callable[[], Group], arrivals: Arrivals) -> None:
+    def __init__(
+        self, lanes: range, open_group: Callable[[], Group], arrivals: Arrivals[Arrival]
+    ) -> None:
         self.lanes = lanes
         self.phase = Phase.OPENING
         self.patience = Patience()
         self._open_group = open_group
         self._arrivals = arrivals
         self._group: Group | None = None
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job[Arrival] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._work = 0
@@ -156,16 +130,18 @@ class LaneSlot:
         """
         group = self._group
         assert group is not None, "an open slot"
-        receive = group.receive
+        receive: Callable[[], Any] = group.receive
+        descriptor = -1
         try:
             if self._is_behind:  # set while the group was on its way
                 self._is_behind = False
                 self._set_up(group)
             group.send(actions)
+            descriptor = group.fileno()
         except (EndpointError, RemoteEnvError) as error:
             receive = _raising(error)
         self.phase = Phase.STEPPING
-        self._begin(receive)
+        self._begin(receive, descriptor)
 
     def call(self, name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
         """Call into every lane; see ``EnvClient.call``.
@@ -197,11 +173,13 @@ class LaneSlot:
     def close(self) -> None:
         """End the sessions. Idempotent."""
         self._closing.set()
+        self._arrivals.unwatch(self)
         self._jobs.put(None)
         if self._group is not None:
             self._group.close()
 
-    def _begin(self, function: Callable[[], Any]) -> None:
+    def _begin(self, function: Callable[[], Any], descriptor: int = -1) -> None:
+        """Have ``function`` done: when ``descriptor`` is readable, or in this slot's thread."""
         self._work += 1
         work = self._work
 
@@ -214,6 +192,12 @@ class LaneSlot:
         if self._arrivals.are_deferred:
             self._arrivals.defer(job)
             return
+        if descriptor >= 0:
+            self._arrivals.watch(descriptor, self, job)
+            return
+        before = self._arrivals.unwatch(self)
+        if before is not None:  # work that nobody waits for any more comes first all the same
+            self._jobs.put(before)
         self._jobs.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rlmesh-ray-slot", daemon=True)

@@ -10,7 +10,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.rllib.lane_env import LaneCall
-from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession
+from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_descriptor
 from rlmesh_ray.rllib.multi_agent_columns import ALL_AGENTS, AgentColumns
 from rlmesh_ray.rllib.multi_agent_contract import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.columns import concatenate, split
@@ -124,6 +124,10 @@ class MultiAgentLaneGroup:
             for flags in (taken.terminated, taken.truncated):
                 flags[lane] = {**self._columns.for_all(False), ALL_AGENTS: False}
         return taken
+
+    def fileno(self) -> int:
+        """Return what is readable when ``receive`` has little to wait for; negative: nothing is."""
+        return last_descriptor(self._sessions)
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, session by session; see ``EnvClient.call``."""

@@ -16,7 +16,8 @@ from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME, EnvRunner
 from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.rllib.lane_slot import Arrival, Arrivals, Group, LaneSlot, Phase
+from rlmesh_ray.rllib.arrivals import Arrivals
+from rlmesh_ray.rllib.lane_slot import Arrival, Group, LaneSlot, Phase
 from rlmesh_ray.rllib.opening import (
     announce_environment,
     open_sessions,
@@ -75,7 +76,7 @@ class SlotRunner(EnvRunner):
     env: Any
     num_envs: int
     _lanes: Sequence[Lanes] = ()
-    _arrivals: Arrivals
+    _arrivals: Arrivals[Arrival]
     _explore: bool
     _random_actions: bool
     _quota: Quota
@@ -109,7 +110,7 @@ class SlotRunner(EnvRunner):
             slots.append(LaneSlot(range(first, end), opening, self._arrivals))
             first = end
         self.env = type(self).env_class(
-            plan.contract, first, partial(_close, slots), partial(_call, slots)
+            plan.contract, first, partial(_close, slots, self._arrivals), partial(_call, slots)
         )
         self.num_envs = first
         try:
@@ -324,6 +325,7 @@ def _call(slots: Sequence[LaneSlot], name: str, arguments: tuple[object, ...]) -
     return tuple(result for slot in slots for result in slot.call(name, arguments))
 
 
-def _close(slots: Sequence[LaneSlot]) -> None:
+def _close(slots: Sequence[LaneSlot], arrivals: Arrivals[Arrival]) -> None:
     for slot in slots:
         slot.close()
+    arrivals.close()

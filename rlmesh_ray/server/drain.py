@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 
 class Drain:
@@ -16,6 +16,11 @@ class Drain:
         self._num_owed = 0
         self._is_wanted = False
         self._settled = asyncio.Event()
+        self._preparations: list[Callable[[], Awaitable[None]]] = []
+
+    def prepare(self, preparation: Callable[[], Awaitable[None]]) -> None:
+        """Have ``preparation`` done first: it brings requests to where they are counted."""
+        self._preparations.append(preparation)
 
     @property
     def is_wanted(self) -> bool:
@@ -42,6 +47,7 @@ class Drain:
 
     async def run(self) -> None:
         """Have the sessions take nothing new, and wait until every answer has been given."""
+        await asyncio.gather(*(preparation() for preparation in self._preparations))
         self._is_wanted = True
         self._look()
         await self._settled.wait()

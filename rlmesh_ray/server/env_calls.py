@@ -84,6 +84,11 @@ class OpenSession:
                 self._num_answered += 1
                 self._progress.set()
 
+    async def between(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do ``work`` between requests and calls."""
+        async with self._turn:
+            return await work()
+
     async def call(self, call: LaneCall) -> Outcome:
         """Do an allowed ``call`` when its turn has come."""
         calling = asyncio.ensure_future(self._call(call))
@@ -154,7 +159,7 @@ class EnvCalls:
     def open(self, context: grpc.aio.ServicerContext, host: EnvHost) -> OpenSession:
         """Let the session of a Join be called into, until ``close``."""
         session = OpenSession(host)
-        session_id = _session_id(context)
+        session_id = session_id_of(context)
         if session_id:
             # Whoever comes second with the same id is a replay.
             self._open.setdefault(session_id, session)
@@ -163,7 +168,7 @@ class EnvCalls:
     def close(self, context: grpc.aio.ServicerContext, session: OpenSession) -> None:
         """End what ``open`` began. Idempotent."""
         session.close()
-        session_id = _session_id(context)
+        session_id = session_id_of(context)
         if self._open.get(session_id) is session:
             del self._open[session_id]
 
@@ -173,7 +178,7 @@ class EnvCalls:
             call = wire.parse_call(data)
         except CodecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        session = self._open.get(_session_id(context))
+        session = self._open.get(session_id_of(context))
         outcome: Outcome = None
         if session is not None:
             with self._drain.owing():
@@ -208,6 +213,7 @@ def _outcome(outcome: tuple[object, ...] | Failure) -> Outcome:
     return CallFailed(code, outcome.message, outcome.debug_info)
 
 
-def _session_id(context: grpc.aio.ServicerContext) -> str:
+def session_id_of(context: grpc.aio.ServicerContext) -> str:
+    """Return what the client of a call names; empty: nothing."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(capabilities.SESSION_METADATA_KEY, ""))

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from rlmesh_ray.envs.commands import (
+    AttachCommand,
+    AttachReply,
     CallCommand,
     CallReply,
     Command,
+    DetachCommand,
     RenderCommand,
     RenderReply,
     Reply,
@@ -17,9 +20,13 @@ from rlmesh_ray.envs.commands import (
     ResetReply,
     StepCommand,
     StepReply,
+    TrackCommand,
+    VerdictCommand,
 )
+from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CodecError, EnvStartError
+from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import EnvRequest, Render, Reset, Step
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
@@ -29,6 +36,7 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
@@ -38,6 +46,9 @@ from rlmesh_ray.wire.lanes_v1 import LaneCall
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 _LOG = logging.getLogger(__name__)
+
+_ATTACH_TIMEOUT_MS = 2_000
+_MOST_DIGITS = 20  # of a number that a line can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +85,10 @@ class EnvHost:
         self._is_idle = True
         # While the worker is busy with what nobody waits for any more.
         self._finishing: asyncio.Task[None] | None = None
+        # The latest; it may have been cut.
+        self._line: LentLine | None = None
+        self._watch: LineWatch | None = None
+        self._overdue: Failure | None = None
         self._is_released = False
 
     async def run(self, request: EnvRequest) -> EnvOutcome:
@@ -112,7 +127,87 @@ class EnvHost:
         self._is_released = True
         if self._finishing is not None:
             self._finishing.cancel()
-        self._pool.release(self._worker, is_idle=self._is_idle)
+        is_idle = self._is_idle and (self._line is None or not self._line.control.is_busy)
+        self._cut_line()
+        self._pool.release(self._worker, is_idle=is_idle)
+
+    # --- the line --------------------------------------------------------------------------
+
+    async def lend_line(self, timeout_ms: int, *, tag_arrays: bool) -> LentLine | None:
+        """Let the client ask the worker for steps directly; None: there is no idle worker.
+
+        To be called between requests. Steps are executed over the line after ``track``.
+
+        Args:
+            timeout_ms: What the client's steps may take.
+            tag_arrays: Whether it knows arrays in infos.
+        """
+        worker = self._worker
+        if self._is_released or worker is None or self._finishing is not None:
+            return None
+        reply = await self._call(AttachCommand(tag_arrays), Deadline.after(_ATTACH_TIMEOUT_MS))
+        if not isinstance(reply, AttachReply):
+            return None
+        begun = self._line.control.begun if self._line is not None else 0
+        self._cut_line()
+        try:
+            line = worker.lend_line()
+        except OSError as error:
+            _LOG.warning("no shared memory for a session: %s", error)
+            await in_thread(worker.kill)
+            return None
+        line.control.begin(begun, 0)
+        line.control.end()
+        self._line, self._overdue = line, None
+        self._watch = LineWatch(line.control, timeout_ms, self._end_overdue)
+        return line
+
+    def track(self, episodes: tuple[Episode, ...]) -> None:
+        """Have steps of ``episodes`` executed over the line; none: hand them all over."""
+        if self._worker is not None and self._line is not None and not self._line.is_cut:
+            self._worker.submit(TrackCommand(episodes))
+
+    async def end_line(self) -> None:
+        """Have the next requests come over the stream, after the step that is in progress."""
+        is_there = self._line is not None and not self._line.is_cut
+        if is_there and self._finishing is None and not self._is_released:
+            await self._call(DetachCommand(), Deadline.after(0))
+            self._cut_line()
+
+    def _cut_line(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None  # it knows us: memory would wait for the collector of such circles
+        if self._line is not None and not self._line.is_cut:
+            self._line.cut()
+            assert self._worker is not None, "a line has a worker"
+            self._worker.take_line_back()
+
+    def _end_overdue(self) -> bool:
+        """Give up a step that has missed its deadline: its client hears of it on the stream."""
+        line, worker = self._line, self._worker
+        assert line is not None, "only a line is watched"
+        assert worker is not None, "a line has a worker"
+        if not self._is_idle:
+            return False  # a request on the stream waits for the worker, with its own deadline
+        timeout_ms = line.control.timeout_ms
+        self._overdue = Failure(FailureKind.TIMEOUT, f"no result within {timeout_ms} ms")
+        self._cut_line()
+        self._is_idle = False
+        worker.submit(DetachCommand())
+        self._finishing = asyncio.ensure_future(self._finish(worker))
+        return True
+
+    async def _verdict(self, request: Step, deadline: Deadline) -> Failure | None:
+        """Return what became of a step that has begun over the line; None: it has not."""
+        number = request.request_id
+        if self._line is None or not (number.isdecimal() and number.isascii()):
+            return None
+        if int(number[:_MOST_DIGITS]) > self._line.control.begun:
+            return None
+        if self._overdue is not None:
+            return self._overdue
+        return _as_failure(await self._call(VerdictCommand(), deadline))
 
     async def _reset(self, request: Reset, deadline: Deadline) -> EnvOutcome:
         obstacle = await self._make_ready(deadline)
@@ -135,6 +230,7 @@ class EnvHost:
                 await self._finished()
                 if self._worker is None or not self._worker.is_alive:
                     message = "the environment has not started within"
+                    self._cut_line()
                     self._worker = await self._pool.replace(self._worker)
         except TimeoutError:
             # It goes on finishing or starting; the next Reset finds it.
@@ -160,6 +256,9 @@ class EnvHost:
             self._finishing = None
 
     async def _step(self, request: Step, deadline: Deadline) -> EnvOutcome:
+        verdict = await self._verdict(request, deadline)
+        if verdict is not None:
+            return verdict
         if self._finishing is not None:
             return Failure(
                 FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"

@@ -12,11 +12,13 @@ from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
-from rlmesh_ray.server.env_service import EnvService
+from rlmesh_ray.server.env_service import EnvService, SideDoors
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.block import is_fixed_size
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
@@ -57,6 +59,8 @@ class EnvServer:
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
+        shared_memory: Whether clients on this machine may step through shared memory, which is
+            several times as fast; Linux, and spaces without text.
 
     Raises:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
@@ -77,12 +81,14 @@ class EnvServer:
         allow_calls: Collection[str] = (),
         allow_shutdown: bool = False,
         accept_edition_texts: Collection[str] = (),
+        shared_memory: bool = True,
     ) -> None:
         if not 0 <= step_grace_s < math.inf:
             raise ConfigurationError(
                 f"step_grace_s={step_grace_s} must be a finite number of seconds, 0 or more"
             )
         self._step_grace_s = step_grace_s
+        self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)
         self._source = make_source(env, num_envs, env_kwargs)
         allowed = _num_sessions(max_sessions, self._source.max_sessions)
@@ -122,12 +128,20 @@ class EnvServer:
         try:
             drain = self._endpoint.drain
             calls = EnvCalls(self._allow_calls, self._contract.num_envs, drain)
+            desk = LineDesk(is_possible=self._shared_memory and is_fixed_size(self._contract))
+            drain.prepare(desk.stop)
             service = EnvService(
-                self._pool, self._contract, self._step_grace_s, self._rules, drain, calls
+                self._pool,
+                self._contract,
+                self._step_grace_s,
+                self._rules,
+                drain,
+                SideDoors(calls, desk),
             )
             limit_bytes = max_request_bytes(self._contract)
             handlers = [service.handlers(), *calls.handlers()]
             self._endpoint.start(handlers, max_receive_bytes=limit_bytes)
+            desk.start()
         except BaseException:
             self._close_pool()
             raise

@@ -7,17 +7,20 @@ the stream.
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
 
+from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.env_session import EnvSession, State
-from rlmesh_ray.protocol.messages import EnvResponse
+from rlmesh_ray.protocol.messages import EnvResponse, ResetDone
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.env_calls import EnvCalls
+from rlmesh_ray.server.env_calls import EnvCalls, OpenSession, session_id_of
 from rlmesh_ray.server.env_host import EnvHost
+from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -38,6 +41,16 @@ _SAME_STEP_REFUSAL = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class SideDoors:
+    """What the clients of open sessions have besides their streams."""
+
+    calls: EnvCalls
+    """Where they reach into their lanes."""
+    desk: LineDesk
+    """Where those on this machine get lines."""
+
+
 class EnvService:
     """Answers the three calls of EnvService.
 
@@ -47,7 +60,7 @@ class EnvService:
         step_grace_s: See ``EnvServer``.
         rules: What clients may do.
         drain: The endpoint's.
-        calls: Where clients reach into the lanes of their sessions.
+        doors: Open to the clients of its sessions.
     """
 
     def __init__(
@@ -57,18 +70,19 @@ class EnvService:
         step_grace_s: float,
         rules: HouseRules,
         drain: Drain,
-        calls: EnvCalls,
+        doors: SideDoors,
     ) -> None:
         self._pool = pool
         self._contract = contract
         self._step_grace_s = step_grace_s
         self._drain = drain
-        self._calls = calls
+        self._calls, self._desk = doors.calls, doors.desk
         # The edition reserves this mode: a client that does not know it would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
-        self._reception = Reception(wire, {**_ABLE, **own, **calls.able}, rules, contract)
+        able = {**_ABLE, **own, **doors.calls.able, **doors.desk.able}
+        self._reception = Reception(wire, able, rules, contract)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
@@ -88,15 +102,23 @@ class EnvService:
         host = EnvHost(self._pool, self._contract, self._step_grace_s)
         session = EnvSession(self._contract.num_envs, _new_episode_id)
         lanes = self._calls.open(context, host)
+        tags = capabilities.NDARRAY in offered
+        if capabilities.SHARED_MEMORY in offered:
+            self._desk.open(
+                session_id_of(context),
+                lambda timeout_ms: lanes.between(
+                    partial(_lend_line, session, host, timeout_ms, tag_arrays=tags)
+                ),
+                lambda: lanes.between(host.end_line),
+            )
         try:
             async for data in requests:
                 with self._drain.owing():
                     response = await lanes.in_turn(partial(_answer, session, host, data))
                     if session.state is State.CLOSED:
-                        self._calls.close(context, lanes)
+                        self._close(context, lanes)
                         # Before the answer: whoever reads it may open the next session at once.
                         host.release()
-                    tags = capabilities.NDARRAY in offered
                     await context.write(wire.pack_response(response, tag_arrays=tags))
                 if session.state is State.CLOSED:
                     break
@@ -105,8 +127,12 @@ class EnvService:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         finally:
             session.interrupt(time.time_ns())
-            self._calls.close(context, lanes)
+            self._close(context, lanes)
             host.release()
+
+    def _close(self, context: grpc.aio.ServicerContext, lanes: OpenSession) -> None:
+        self._calls.close(context, lanes)
+        self._desk.close(session_id_of(context))
 
 
 async def _answer(session: EnvSession, host: EnvHost, data: bytes) -> EnvResponse:
@@ -115,7 +141,24 @@ async def _answer(session: EnvSession, host: EnvHost, data: bytes) -> EnvRespons
     if refusal is not None:
         return refusal
     outcome = await host.run(request)  # type: ignore[arg-type]  # the session refuses Unreadable
-    return session.complete(outcome, time.time_ns())
+    response = session.complete(outcome, time.time_ns())
+    if session.state is not State.READY:
+        host.track(())
+    elif isinstance(response, ResetDone):
+        host.track(session.episodes)
+    return response
+
+
+async def _lend_line(
+    session: EnvSession, host: EnvHost, timeout_ms: int, *, tag_arrays: bool
+) -> LentLine | None:
+    if session.state is not State.READY:
+        return None
+    line = await host.lend_line(timeout_ms, tag_arrays=tag_arrays)
+    if line is not None:
+        session.share(line.control.tally)
+        host.track(session.episodes)
+    return line
 
 
 def _new_episode_id() -> str:

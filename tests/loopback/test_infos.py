@@ -155,12 +155,17 @@ def endpoints() -> Any:
 
 
 def _all_infos(endpoint: EnvServer, name: str) -> list[dict[str, Any]]:
-    """Return what a reset, a step and the end of an episode tell; the session must go on."""
-    with RemoteEnv(endpoint.address) as env:
-        _, first = env.reset(options={"name": name})
-        infos = [first, env.step(0)[-1], env.step(1)[-1]]
-        env.reset(options={"name": ""})
-        assert env.step(0)[0] == 1
+    """Return what a reset, a step and the end of an episode tell; the session must go on.
+
+    Once as messages, once with steps through shared memory.
+    """
+    infos = []
+    for shared_memory in (False, True):
+        with RemoteEnv(endpoint.address, shared_memory=shared_memory) as env:
+            _, first = env.reset(options={"name": name})
+            infos += [first, env.step(0)[-1], env.step(1)[-1]]
+            env.reset(options={"name": ""})
+            assert env.step(0)[0] == 1
     return infos
 
 

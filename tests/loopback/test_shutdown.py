@@ -138,7 +138,7 @@ def test_requests_that_a_stopping_endpoint_does_not_take_are_not_dropped_in_sile
     server = EnvServer(lambda: Slow(str(gate), str(bell)), allow_shutdown=True).start()
     client = EnvClient(Dial(server.address))
     client.reset()
-    first, second = (client.send_step([np.zeros(1, np.int64)]) for _ in range(2))
+    first, second = (client.send_step([np.zeros(1, np.int64)], is_last=False) for _ in range(2))
     bell.read_text()
 
     shut_down(server.address, ENV)

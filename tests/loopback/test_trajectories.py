@@ -1,4 +1,7 @@
-"""A trajectory that comes through an endpoint is the in-process one, bit for bit."""
+"""A trajectory that comes through an endpoint is the in-process one, bit for bit.
+
+By both roads: as messages, and through shared memory where the spaces allow it.
+"""
 
 from typing import Any
 
@@ -24,16 +27,19 @@ def test_one_lane_gives_what_the_environment_gives(space: gymnasium.Space[Any]) 
     actions = [local.action_space.sample() for _ in range(NUM_STEPS)]
 
     with EnvServer(lambda: EchoEnv(space)) as server:
-        remote = RemoteEnv(server.address)
+        remote, plain = RemoteEnv(server.address), RemoteEnv(server.address, shared_memory=False)
         assert remote.observation_space == local.observation_space
         assert remote.action_space == local.action_space
-        assert_identical(remote.reset(seed=SEED), local.reset(seed=SEED))
+        expected: Any = local.reset(seed=SEED)
+        assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)
         for action in actions:
-            ours, theirs = remote.step(action), local.step(action)
-            assert_identical(ours, theirs)
-            if theirs[2] or theirs[3]:
-                assert_identical(remote.reset(), local.reset())
+            expected = local.step(action)
+            assert_identical([env.step(action) for env in (remote, plain)], [expected] * 2)
+            if expected[2] or expected[3]:
+                expected = local.reset()
+                assert_identical([env.reset() for env in (remote, plain)], [expected] * 2)
         remote.close()
+        plain.close()
 
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=IDS)
@@ -42,15 +48,19 @@ def test_a_vector_gives_what_gymnasiums_sync_vector_gives(space: gymnasium.Space
 
     with EnvServer(lambda: EchoEnv(space), num_envs=NUM_LANES) as server:
         remote = RemoteVectorEnv(server.address)
+        plain = RemoteVectorEnv(server.address, shared_memory=False)
         assert remote.observation_space == local.observation_space
         assert remote.single_action_space == local.single_action_space
         assert remote.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
         local.action_space.seed(SEED)
-        assert_identical(remote.reset(seed=SEED), local.reset(seed=SEED))
+        expected: Any = local.reset(seed=SEED)
+        assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)
         for _ in range(NUM_STEPS):
             actions = local.action_space.sample()
-            assert_identical(remote.step(actions), local.step(actions))
+            expected = local.step(actions)
+            assert_identical([env.step(actions) for env in (remote, plain)], [expected] * 2)
         remote.close()
+        plain.close()
     local.close()
 
 
@@ -60,10 +70,14 @@ def test_gymnasiums_own_environments_survive_the_road(env_id: str) -> None:
 
     with EnvServer(env_id, num_envs=NUM_LANES) as server:
         remote = RemoteVectorEnv(server.address)
+        plain = RemoteVectorEnv(server.address, shared_memory=False)
         local.action_space.seed(SEED)
-        assert_identical(remote.reset(seed=SEED), local.reset(seed=SEED))
+        expected: Any = local.reset(seed=SEED)
+        assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)
         for _ in range(NUM_STEPS):
             actions = local.action_space.sample()
-            assert_identical(remote.step(actions), local.step(actions))
+            expected = local.step(actions)
+            assert_identical([env.step(actions) for env in (remote, plain)], [expected] * 2)
         remote.close()
+        plain.close()
     local.close()

@@ -1,5 +1,6 @@
 """Settings that are hardly meant so, and settings that cannot work, found in a config alone."""
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.env_to_module import FlattenObservations, PrevActionsPrevRewards
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -23,9 +25,13 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
+from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.advice import USUAL_SESSIONS, advice
+from rlmesh_ray.rllib.array_episodes import LANES_AS_ARRAYS
+from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
 from rlmesh_ray.rllib.checks import require_deadlines, require_module, require_spaces
 from rlmesh_ray.rllib.plan import FixedAddresses, RolloutPlan
 from rlmesh_ray.rllib.presets import algorithm_config
@@ -541,3 +547,135 @@ def test_a_space_that_the_user_has_set_must_be_the_endpoints() -> None:
 
     config.environment(observation_space=BOX, action_space=spaces.Discrete(2))
     require_spaces(config, sampler_for(config, contract()))
+
+
+# --- how lanes are treated ------------------------------------------------------------------
+
+
+class Silent(RLlibCallback):
+    """Does not look at single episodes."""
+
+    def on_sample_end(self, **_: Any) -> None:
+        pass
+
+
+class Watching(RLlibCallback):
+    def on_episode_step(self, **_: Any) -> None:
+        pass
+
+
+def foreseen(
+    config: AlgorithmConfig,
+    observation: spaces.Space[Any] = BOX,
+    action: spaces.Space[Any] | None = None,
+) -> str | None:
+    return foreseen_obstacle(config, observation, action or spaces.Discrete(2))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PPOConfig(),
+        DQNConfig(),
+        SACConfig(),
+        IMPALAConfig(),
+        PPOConfig().callbacks(Silent),
+        PPOConfig().callbacks([RLlibCallback, Silent]),
+        PPOConfig().callbacks(on_train_result=lambda **_: None),
+        PPOConfig().rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8])),
+        PPOConfig().rl_module(model_config={"use_lstm": tune.grid_search([True, False])}),
+    ],
+)
+def test_nothing_keeps_these_lanes_from_being_arrays(config: AlgorithmConfig) -> None:
+    assert foreseen(config) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (PPOConfig().callbacks(Watching), "Watching has a callback on_episode_step"),
+        (PPOConfig().callbacks([Silent, Watching]), "Watching has a callback on_episode_step"),
+        (PPOConfig().callbacks(on_episode_end=lambda **_: None), "a callback on_episode_end"),
+        (
+            PPOConfig().env_runners(env_to_module_connector=lambda *_: FlattenObservations()),
+            "env_runners(env_to_module_connector=...) is set",
+        ),
+        (
+            PPOConfig().env_runners(module_to_env_connector=lambda *_: []),
+            "env_runners(module_to_env_connector=...) is set",
+        ),
+        (
+            PPOConfig().env_runners(add_default_connectors_to_env_to_module_pipeline=False),
+            "add_default_connectors_to_env_to_module_pipeline=False",
+        ),
+        (PPOConfig().env_runners(episodes_to_numpy=False), "episodes_to_numpy is off"),
+        (PPOConfig().rl_module(model_config=DefaultModelConfig(use_lstm=True)), "use_lstm"),
+        (PPOConfig().rl_module(model_config={"use_lstm": True}), "use_lstm"),
+    ],
+)
+def test_what_looks_at_single_lanes_is_named(config: AlgorithmConfig, words: str) -> None:
+    assert words in str(foreseen(config))
+
+
+def test_spaces_that_are_no_arrays_are_named() -> None:
+    assert "Dict is not" in str(foreseen(PPOConfig(), spaces.Dict(a=BOX)))
+    assert "Tuple is not" in str(foreseen(PPOConfig(), BOX, spaces.Tuple((BOX,))))
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return what has been logged about lanes since the last call; all of it at INFO."""
+    caplog.set_level(logging.INFO, logger="rlmesh_ray.rllib")
+
+    def new() -> list[str]:
+        records = [record for record in caplog.records if " treat" in record.getMessage()]
+        caplog.clear()
+        assert {record.levelno for record in records} <= {logging.INFO}
+        return [record.getMessage() for record in records]
+
+    return new
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_driver_and_runner_tell_how_lanes_are_treated(told: Callable[[], list[str]]) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
+        assert told() == ["runners will treat lanes as arrays, as far as this config tells by now"]
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        assert runner.why_one_by_one == "nothing has been sampled yet"
+
+        runner.sample(num_timesteps=4)
+        runner.sample(num_timesteps=4)
+
+        assert told() == ["worker 0: lanes are treated as arrays"]
+        assert runner.why_one_by_one is None
+        assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 1.0
+
+        runner.sample(num_timesteps=4, random_actions=True, force_reset=True)
+
+        why = "actions are drawn at random"
+        assert told() == [f"worker 0: lanes are treated one by one, since {why}"]
+        assert runner.why_one_by_one == why
+        assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 0.0
+        runner.stop()
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_runner_knows_what_was_set_after_configure(told: Callable[[], list[str]]) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
+        config.callbacks(Watching)
+        assert [sentence.split(",")[0] for sentence in told()] == [
+            "runners will treat lanes as arrays"
+        ]
+
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        runner.sample(num_timesteps=4)
+        runner.stop()
+        configure(config, server.address)
+
+    why = "since Watching has a callback on_episode_step"
+    assert told() == [
+        f"worker 0: lanes are treated one by one, {why}",
+        f"runners will treat lanes one by one, as RLlib's own runner does, {why}",
+    ]

@@ -108,7 +108,7 @@ class Talkative(TorchRLModule, ValueFunctionAPI):
             case "nested":
                 told: dict[str, Any] = {"told": {"first": first, "all": batch[Columns.OBS]}}
             case "changing":
-                told = {"told": first.double() if self.num_calls % 7 == 3 else first}
+                told = {"told": first.int() if self.num_calls % 7 == 3 else first}
             case "for the environment":
                 told = {Columns.ACTIONS_FOR_ENV: logits.argmin(-1)}
         return {Columns.ACTION_DIST_INPUTS: logits, **told}
@@ -341,6 +341,29 @@ RARE_CASES: dict[str, Case] = {
 }
 
 
+AS_ARRAYS = {
+    "a fragment that RLlib chooses",
+    "a module that fits its actions",
+    "a module whose actions RLlib fits again",
+    "continuous actions",
+    "continuous actions, as they are",
+    "continuous actions, clipped",
+    "continuous actions, whole episodes",
+    "convolutions",
+    "convolutions, whole episodes",
+    "defaults",
+    "defaults, whole episodes",
+    "DQN",
+    "long lookback",
+    "multi-discrete actions",
+    "no exploration",
+    "no lookback",
+    "SAC",
+    "unbounded observations",
+}
+"""Cases whose lanes are treated as arrays from the first step to the last."""
+
+
 def samples(runner: SingleAgentEnvRunner) -> list[list[SingleAgentEpisode]]:
     """Ask in every way in which RLlib asks."""
     taken = [
@@ -438,6 +461,14 @@ def assert_same(case: Case, both: Callable[[Case], tuple[Any, Callable[[], Any]]
     assert_identical(counted(ours.get_metrics()), expected_metrics, "metrics")
     assert_identical(numbers(ours.get_state()), numbers(theirs.get_state()), "state")
     assert ours.get_spaces() == theirs.get_spaces()
+    # The last sample of all has drawn its actions at random.
+    assert_whatever_can_go_as_arrays_does(case, ours)
+
+
+def assert_whatever_can_go_as_arrays_does(case: Case, ours: Any) -> None:
+    ours.sample(num_timesteps=8 * LANES, force_reset=True)  # in which what changes does so
+    can = [name for name, each in {**CASES, **RARE_CASES}.items() if each is case]
+    assert (ours.why_one_by_one is None) == (can[0] in AS_ARRAYS), ours.why_one_by_one
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Text
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from PIL import Image
 
-from rlmesh_ray.envs.block import Block, create
 from rlmesh_ray.envs.commands import (
     RenderReply,
     ResetCommand,
@@ -19,9 +18,11 @@ from rlmesh_ray.envs.commands import (
     StepReply,
 )
 from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.memory import create_block
 from rlmesh_ray.envs.vector_host import WARNING_KEY, VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
+from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.conformance import Policy, coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym import from_gymnasium
@@ -33,7 +34,7 @@ def hosted(
     vector: VectorEnv[Any, Any, Any], policy: Policy = Policy.WARN
 ) -> tuple[VectorHost, Block]:
     host = VectorHost(vector, policy, "a name")
-    descriptor = create(host.contract)
+    descriptor = create_block(host.contract)
     block = Block(descriptor, host.contract)
     os.close(descriptor)
     host.use(block)

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
+from rlmesh_ray.rllib.episode_maker import EpisodeMaker
 from rlmesh_ray.rllib.lane_record import LaneRecord
+from rlmesh_ray.testing.equality import assert_identical
 
 OBSERVATIONS = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTIONS: gymnasium.Space[Any] = gymnasium.spaces.Discrete(9)
@@ -93,6 +96,70 @@ def step_of(random: np.random.Generator, num_lanes: int) -> dict[str, Any]:
             "logp": random.normal(size=num_lanes).astype(np.float32),
         },
     }
+
+
+def everything_in(episode: SingleAgentEpisode) -> dict[str, Any]:
+    """Return all slots, buffers taken apart."""
+
+    def opened(value: Any) -> Any:
+        if isinstance(value, InfiniteLookbackBuffer):
+            return dict(vars(value))
+        if isinstance(value, dict):
+            return {key: opened(part) for key, part in value.items()}
+        return value
+
+    return {name: opened(getattr(episode, name)) for name in SingleAgentEpisode.__slots__}
+
+
+@pytest.mark.parametrize("lookback", [0, 2])
+def test_a_made_episode_differs_in_nothing_from_a_constructed_one(lookback: int) -> None:
+    length = 5 + lookback
+    told: dict[str, Any] = {
+        "observations": np.ones((length + 1, 2), np.float32),
+        "infos": [{"step": step} for step in range(length + 1)],
+        "actions": np.arange(length),
+        "rewards": np.ones(length),
+    }
+    extras = {"logp": np.zeros(length, np.float32)}
+    expected = SingleAgentEpisode(
+        "abc",
+        **{name: list(value) for name, value in told.items()},
+        extra_model_outputs={name: list(value) for name, value in extras.items()},
+        observation_space=OBSERVATIONS,
+        action_space=ACTIONS,
+        t_started=lookback,
+        len_lookback_buffer=lookback,
+    ).to_numpy()
+    maker = EpisodeMaker(OBSERVATIONS, ACTIONS)
+
+    made = maker.make("abc", **told, extras=extras, lookback=lookback, t_started=lookback)
+
+    made.validate()
+    assert_identical(everything_in(made), everything_in(expected), "episode")
+
+
+def test_made_episodes_share_nothing() -> None:
+    maker = EpisodeMaker(OBSERVATIONS, ACTIONS)
+
+    def make() -> SingleAgentEpisode:
+        return maker.make(
+            "abc",
+            observations=np.ones((2, 2), np.float32),
+            infos=[{}, {}],
+            actions=np.arange(1),
+            rewards=np.ones(1),
+            extras={},
+            lookback=0,
+            t_started=0,
+        )
+
+    first, second = make(), make()
+    first.custom_data["mine"] = 1
+    first.extra_model_outputs["mine"] = 1
+    first.observations.lookback = 1
+    first.observation_space = None
+
+    assert_identical(everything_in(second), everything_in(make()), "episode")
 
 
 @given(

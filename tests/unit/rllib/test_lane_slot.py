@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import EndpointLostError, RemoteEnvError
+from rlmesh_ray.rllib.arrivals import Arrivals
 from rlmesh_ray.rllib.lane_group import GroupBatch
-from rlmesh_ray.rllib.lane_slot import Arrivals, LaneSlot, Phase
+from rlmesh_ray.rllib.lane_slot import Arrival, LaneSlot, Phase
 
 BATCH = GroupBatch(np.zeros(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_), [{}])
 
@@ -31,6 +32,9 @@ class Group:
     def receive(self) -> GroupBatch:
         return BATCH
 
+    def fileno(self) -> int:
+        return -1
+
     def call(self, name: str, arguments: Any) -> tuple[Any, ...]:
         self.asked.append((name, *arguments))
         return (None,)
@@ -39,14 +43,14 @@ class Group:
         self.asked.append("close")
 
 
-def slot_of(group: Any, arrivals: Arrivals) -> LaneSlot:
+def slot_of(group: Any, arrivals: Arrivals[Arrival]) -> LaneSlot:
     slot = LaneSlot(range(1), lambda: group, arrivals)
     slot.open()
     return slot
 
 
 def test_what_was_called_while_a_slot_was_away_is_called_before_its_next_step() -> None:
-    group, arrivals = Group(), Arrivals(1)
+    group, arrivals = Group(), Arrivals[Arrival](1)
     slot = slot_of(group, arrivals)
     slot.reopen(0.0)
     arrivals.take(None)  # it is back, but its runner does not know yet
@@ -68,7 +72,7 @@ def test_what_was_called_while_a_slot_was_away_is_called_before_its_next_step() 
     ],
 )
 def test_a_step_that_cannot_be_sent_arrives_as_a_failure(error: Any) -> None:
-    group, arrivals = Group(), Arrivals(1)
+    group, arrivals = Group(), Arrivals[Arrival](1)
     slot = slot_of(group, arrivals)
     group.error = error
 
@@ -80,7 +84,7 @@ def test_a_step_that_cannot_be_sent_arrives_as_a_failure(error: Any) -> None:
 
 
 def test_an_error_of_the_caller_s_leaves_the_slot_idle() -> None:
-    group, arrivals = Group(), Arrivals(1)
+    group, arrivals = Group(), Arrivals[Arrival](1)
     slot = slot_of(group, arrivals)
     group.error = ValueError("no such action")
 
@@ -91,7 +95,7 @@ def test_an_error_of_the_caller_s_leaves_the_slot_idle() -> None:
 
 
 def test_work_that_was_overtaken_is_not_current() -> None:
-    group, arrivals = Group(), Arrivals(1)
+    group, arrivals = Group(), Arrivals[Arrival](1)
     slot = slot_of(group, arrivals)
     slot.step(None)
     slot.reset((), None)

@@ -1,14 +1,11 @@
-"""The shared-memory block: where a worker and its endpoint keep the arrays of one step.
+"""The shared-memory block: where processes on one machine keep the arrays of one step.
 
-One block a worker, anonymous, as large as its contract needs. Both sides compute the same
-layout from the contract: action columns, observation columns, rewards and flags, one after
-the other. Who may write when follows from the commands: the endpoint writes actions before it
-sends one, the worker writes all else before it replies.
+Both sides compute the same layout from the contract: action columns, observation columns, rewards
+and flags, one after the other. Who may write when follows from what they say to each other: who
+asks writes the actions before, and the worker writes all else before it replies.
 """
 
 import mmap
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,20 +55,10 @@ class Block:
         self.results = Results(next(views), next(views), next(views))
 
 
-def create(contract: EnvContract) -> int:
-    """Return the descriptor of new memory, all zeros, that has no name and needs no cleaning up."""
-    size = size_bytes(contract)
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("rlmesh-ray", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    try:
-        os.ftruncate(descriptor, size)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def is_fixed_size(contract: EnvContract) -> bool:
+    """Tell whether all values lie in the block: text does not."""
+    spaces = (contract.action_space, contract.observation_space)
+    return all(leaf.dtype is not None for space in spaces for leaf in leaves(space))
 
 
 def size_bytes(contract: EnvContract) -> int:

@@ -5,8 +5,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlmesh_ray.envs.block import Block, create, size_bytes
+from rlmesh_ray.envs.memory import create_block
 from rlmesh_ray.spaces.batch import empty_columns, leaves
+from rlmesh_ray.spaces.block import Block, size_bytes
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES
@@ -21,7 +22,7 @@ def contract(space: gymnasium.Space[Any]) -> EnvContract:
 
 
 def both_sides(of: EnvContract) -> tuple[Block, Block]:
-    descriptor = create(of)
+    descriptor = create_block(of)
     try:
         return Block(descriptor, of), Block(descriptor, of)
     finally:

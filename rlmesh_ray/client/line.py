@@ -1,0 +1,210 @@
+"""The client's end of a line: steps through memory that is shared with the worker.
+
+See ``wire.line_v1`` for what travels, and for what happens where a line cannot say more.
+"""
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import EndpointTimeoutError
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.block import Block, Results, size_bytes
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import line_v1 as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
+
+_GREETING_TIMEOUT_S = 3.0
+_GET_SEALS = 1034  # F_GET_SEALS
+_SHRINK_SEAL = 2  # F_SEAL_SHRINK
+IS_POSSIBLE = sys.platform == "linux"
+"""Whether this system has what it takes: descriptors over abstract sockets, and sealed memory."""
+
+
+class Line:
+    """A road to the worker of one session; made by ``open``. One request at a time.
+
+    Args:
+        connection: To the worker; owned.
+        block: Shared with it.
+        contract: The session's.
+        address: The endpoint's, for error messages.
+    """
+
+    def __init__(
+        self, connection: socket.socket, block: Block, contract: EnvContract, address: str
+    ) -> None:
+        self._connection = connection
+        self._block = block
+        self._contract = contract
+        self._address = address
+        self._number = 0
+
+    @classmethod
+    def open(
+        cls, name: str, session_id: str, timeout_ms: int, contract: EnvContract, address: str
+    ) -> Self | None:
+        """Return a line for a session whose lanes have been reset; None: there is none to be had.
+
+        Args:
+            name: What the endpoint has told of its socket for lines.
+            session_id: What the handshake told.
+            timeout_ms: What a step may take.
+            contract: The session's.
+            address: The endpoint's, for error messages.
+        """
+        where = wire.socket_address(name) if IS_POSSIBLE else None
+        if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
+            return None
+        descriptors: list[int] = []
+        try:
+            with socket.socket(socket.AF_UNIX) as desk:
+                desk.settimeout(_GREETING_TIMEOUT_S)
+                desk.connect(where)
+                desk.sendall(wire.Greeting(session_id, timeout_ms).pack())
+                answer, descriptors, _, _ = socket.recv_fds(desk, 1, 2)
+            if answer != wire.ACCEPTED or not _are_safe(descriptors, contract):
+                return None
+            block = Block(descriptors[0], contract)
+            connection = socket.socket(fileno=descriptors.pop())
+        except (OSError, ValueError):
+            return None  # another machine or container, or an endpoint that has just gone
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return cls(connection, block, contract, address)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when the answer is there."""
+        return self._connection.fileno()
+
+    def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
+        """Ask for a step; what goes wrong on the way, ``receive`` tells.
+
+        Raises:
+            CodecError: A column of ``action`` is not what its leaf declares; nothing was sent.
+        """
+        self._write(action)
+        self._number = number
+        try:
+            self._connection.sendall(wire.pack_request(number, timeout_ms))
+        except OSError:
+            self.close()
+
+    @property
+    def action(self) -> list[Column]:
+        """The columns that were sent last; views."""
+        return self._block.actions
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Wait for the answer to the last request.
+
+        Returns:
+            What does not lie in the block: a frame of the edition, or nothing where that is all.
+            None: the answer is to be had on the stream, for the same request under its id.
+
+        Raises:
+            EndpointTimeoutError: Nothing came in time, although the endpoint should have said so.
+        """
+        try:
+            self._connection.settimeout(timeout_s)
+            number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES))
+            if kind == wire.DONE and number == self._number:
+                return self._receive(size) if size else b""
+            if kind == wire.HANDED_OVER:
+                return None
+        except TimeoutError:
+            self.close()
+            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address) from None
+        except OSError:
+            pass  # the worker has died, or the endpoint has cut the line: the stream knows why
+        self.close()
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until ``receive`` has nothing to wait for, or ``timeout_s`` is over."""
+        if self.is_open:
+            waiting = select.poll()  # not select: it fails for descriptors above 1023
+            waiting.register(self._connection, select.POLLIN)
+            waiting.poll(timeout_s * 1000)
+
+    def observation(self) -> list[Column]:
+        """Return the observations of the last step, in memory of the caller's own."""
+        return [
+            column if isinstance(column, tuple) else np.array(column)
+            for column in self._block.observations
+        ]
+
+    def results(self) -> Results:
+        """Return rewards and flags of the last step, likewise."""
+        results = self._block.results
+        return Results(
+            results.rewards.copy(), _flags(results.terminated), _flags(results.truncated)
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._connection.fileno() >= 0
+
+    def close(self) -> None:
+        """End the line. Idempotent."""
+        self._connection.close()
+
+    def _write(self, action: Sequence[Column]) -> None:
+        targets = self._block.actions
+        if len(action) != len(targets) or not all(map(_fits, action, targets)):
+            # Says what is wrong with it, or that it only looks different (its byte order).
+            values.encode_batch(self._contract.action_space, action, self._contract.num_envs)
+        for target, column in zip(targets, action, strict=True):
+            target[...] = column  # type: ignore[index]  # a block holds no text
+
+    def _receive(self, size: int) -> bytes:
+        data = self._connection.recv(size)
+        if len(data) == size:
+            return data
+        parts = [data]
+        while size := size - len(data):
+            data = self._connection.recv(size)
+            if not data:
+                raise ConnectionResetError("the line has ended")
+            parts.append(data)
+        return b"".join(parts)
+
+
+def is_within_reach(name: str) -> bool:
+    """Tell whether an endpoint's socket for lines can be reached from here."""
+    where = wire.socket_address(name) if IS_POSSIBLE else None
+    if where is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as desk:
+        desk.settimeout(_GREETING_TIMEOUT_S)
+        return desk.connect_ex(where) == 0
+
+
+def _fits(column: Column, target: Column) -> bool:
+    if isinstance(column, tuple) or isinstance(target, tuple):
+        return False
+    return column.dtype == target.dtype and column.shape == target.shape
+
+
+def _flags(shared: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    # Nonzero means set, but a NumPy bool must be 0 or 1.
+    return np.not_equal(shared.view(np.uint8), 0)
+
+
+def _are_safe(descriptors: Sequence[int], contract: EnvContract) -> bool:
+    """Tell whether these are memory of the right size, which nobody can take away, and a line."""
+    import fcntl  # not there on Windows
+
+    if len(descriptors) != 2:
+        return False
+    memory = descriptors[0]
+    is_large_enough = os.fstat(memory).st_size >= size_bytes(contract)
+    return is_large_enough and bool(fcntl.fcntl(memory, _GET_SEALS) & _SHRINK_SEAL)

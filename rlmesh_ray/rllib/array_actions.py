@@ -1,0 +1,135 @@
+"""Actions out of what a module gives, drawn as RLlib's GetActions draws them.
+
+RLlib's distributions and torch's below them cost more than the numbers that they draw. For the
+two that RLlib's default modules use, the same operations are done here on the same tensors in the
+same order: so the results are the same, and so is the generator's state. Everything else is left
+to RLlib.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical, TorchDiagGaussian
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.utils.numpy import convert_to_numpy
+
+Draw = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From a distribution's inputs, one row a lane, to actions and their logarithmic probability."""
+
+_LOG_SQRT_TAU = math.log(math.sqrt(2 * math.pi))
+_KIND_OF_DISTRIBUTION = ("get_exploration_action_dist_cls", "get_inference_action_dist_cls")
+_NARROWED = {
+    np.dtype(np.float16): np.dtype(np.float32),
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.int64): np.dtype(np.int32),
+}
+
+
+class ActionDrawing:
+    """Adds actions to a module's output.
+
+    Args:
+        module: A TorchRLModule.
+        get_actions: RLlib's own way: the method of its connector.
+    """
+
+    def __init__(
+        self, module: Any, get_actions: Callable[[dict[str, Any], Any, bool], None]
+    ) -> None:
+        self._module = module
+        self._get_actions = get_actions
+        # What the user has overridden is asked by RLlib, as often as RLlib does.
+        self._has_usual_kinds = all(
+            getattr(type(module), name) is getattr(TorchRLModule, name) and name not in vars(module)
+            for name in _KIND_OF_DISTRIBUTION
+        )
+
+    def add_to(self, output: dict[str, Any], *, explore: bool) -> None:
+        """Add actions, and their logarithmic probability, unless the module has given them."""
+        draw = self._draw(output) if explore else None
+        if draw is None:
+            self._get_actions(output, self._module, explore)
+            return
+        output[Columns.ACTIONS], output[Columns.ACTION_LOGP] = draw(
+            output[Columns.ACTION_DIST_INPUTS].detach()
+        )
+
+    def _draw(self, output: dict[str, Any]) -> Draw | None:
+        inputs = output.get(Columns.ACTION_DIST_INPUTS)
+        if (
+            not self._has_usual_kinds
+            or type(inputs) is not torch.Tensor
+            or inputs.dim() != 2
+            or Columns.ACTIONS in output
+            or Columns.ACTION_LOGP in output
+        ):
+            return None
+        return _DRAWS.get(self._module.get_exploration_action_dist_cls())
+
+
+def _categorical(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As torch's Categorical of logits."""
+    normalized = logits - logits.logsumexp(dim=-1, keepdim=True)
+    probabilities = torch.softmax(normalized, dim=-1)
+    if logits.is_cpu and _is_drawn_alike():
+        actions = _drawn(probabilities)
+        logp = normalized.gather(-1, actions)
+        # Else there is NaN among the probabilities: let torch say so.
+        if math.isfinite(logp.sum().item()):
+            return actions.squeeze(-1), logp.squeeze(-1)
+    actions = torch.multinomial(probabilities, 1, True)
+    return actions.squeeze(-1), normalized.gather(-1, actions).squeeze(-1)
+
+
+def _drawn(probabilities: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Draw an index a row as torch.multinomial does after it has looked at each number."""
+    times = torch.empty_like(probabilities).exponential_(1, generator=generator)
+    return torch.div(probabilities, times, out=times).argmax(dim=-1, keepdim=True)
+
+
+@cache
+def _is_drawn_alike() -> bool:
+    """Tell whether this version of torch draws the same, and as often from its generator."""
+    probabilities = torch.softmax(torch.linspace(-3.0, 3.0, 96).reshape(32, 3), dim=-1)
+    ours, theirs = (torch.Generator().manual_seed(7) for _ in range(2))
+    expected = torch.multinomial(probabilities, 1, True, generator=theirs)
+    return torch.equal(_drawn(probabilities, ours), expected) and torch.equal(
+        ours.get_state(), theirs.get_state()
+    )
+
+
+def _diagonal_gaussian(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As RLlib's TorchDiagGaussian, which is torch's Normal, summed over the last axis."""
+    mean, log_deviation = inputs.chunk(2, dim=-1)
+    deviation = log_deviation.exp()
+    actions = torch.normal(mean, deviation)
+    logp = -((actions - mean) ** 2) / (2 * deviation**2) - deviation.log() - _LOG_SQRT_TAU
+    return actions, logp.sum(-1)
+
+
+_DRAWS: dict[type[Any], Draw] = {
+    TorchCategorical: _categorical,
+    TorchDiagGaussian: _diagonal_gaussian,
+}
+
+
+def as_arrays(output: dict[str, Any]) -> dict[str, Any]:
+    """Return what a module gave as RLlib's TensorToNumpy does, floats and integers of 32 bits.
+
+    Arrays own their memory: a compiled module may write to the same tensors again.
+    """
+    if any(type(value) is not torch.Tensor or not value.dim() for value in output.values()):
+        arrays: dict[str, Any] = convert_to_numpy(output)
+        return arrays
+    return {name: _as_array(tensor) for name, tensor in output.items()}
+
+
+def _as_array(tensor: torch.Tensor) -> NDArray[Any]:
+    array = tensor.detach().cpu().numpy()
+    return array.astype(_NARROWED.get(array.dtype, array.dtype))

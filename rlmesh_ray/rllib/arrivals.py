@@ -1,0 +1,108 @@
+"""Where the work of a runner's slots ends up, for the one thread that samples.
+
+Work that is done where somebody waits for it costs no thread: that of a slot that is alone, and
+that whose end the system itself tells of, as the answer on a line. Everything else is done in the
+slots' own threads.
+"""
+
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+ArrivalT = TypeVar("ArrivalT")
+Job = Callable[[], ArrivalT]
+
+
+@dataclass(slots=True)
+class _Watched(Generic[ArrivalT]):
+    owner: Hashable
+    job: Job[ArrivalT]
+
+
+class Arrivals(Generic[ArrivalT]):
+    """One queue for all slots. For one thread that takes.
+
+    Args:
+        num_slots: That put something in.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.are_deferred = num_slots == 1
+        """Whether work is done by whoever waits for it."""
+        self._deferred: deque[Job[ArrivalT]] = deque()
+        self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
+        # By descriptor: what to do as soon as that is readable.
+        self._watched: dict[int, _Watched[ArrivalT]] = {}
+        self._bell = -1
+        self._bell_lock = threading.Lock()
+
+    def defer(self, job: Job[ArrivalT]) -> None:
+        """Have ``job`` done by ``take``."""
+        self._deferred.append(job)
+
+    def watch(self, descriptor: int, owner: Hashable, job: Job[ArrivalT]) -> None:
+        """Have ``job`` done by ``take`` as soon as ``descriptor`` is readable."""
+        if self._bell < 0:
+            # Whoever waits for descriptors must hear of threads as well.
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watched[descriptor] = _Watched(owner, job)
+
+    def unwatch(self, owner: Hashable) -> Job[ArrivalT] | None:
+        """Return what is being watched for ``owner``, and leave it to the caller."""
+        for descriptor, watched in self._watched.items():
+            if watched.owner == owner:
+                del self._watched[descriptor]
+                return watched.job
+        return None
+
+    def put(self, arrival: ArrivalT) -> None:
+        """Add an arrival. From any thread."""
+        self._arrived.put(arrival)
+        with self._bell_lock:
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def take(self, timeout_s: float | None) -> ArrivalT | None:
+        """Wait for the next arrival; None: nothing came in time."""
+        if self._deferred:
+            return self._deferred.popleft()()
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._watched and self._arrived.empty():
+            ready = self._readable(_left_s(deadline_s))
+            if not ready:
+                return None
+            for descriptor in ready:
+                if descriptor in self._watched:
+                    return self._watched.pop(descriptor).job()
+        try:
+            return self._arrived.get(timeout=_left_s(deadline_s))
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Let go of the descriptor. Idempotent; what is put in afterwards interests nobody."""
+        with self._bell_lock:
+            bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
+
+    def _readable(self, timeout_s: float | None) -> list[int]:
+        """Return what is readable; nothing: that took too long. The bell is quiet afterwards."""
+        waiting = select.poll()  # not select: it fails for descriptors above 1023
+        for descriptor in (self._bell, *self._watched):
+            waiting.register(descriptor, select.POLLIN)
+        events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
+        ready = [descriptor for descriptor, _ in events]
+        if self._bell in ready:
+            os.eventfd_read(self._bell)
+        return ready
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())

@@ -1,0 +1,51 @@
+"""Keeps the deadlines of steps that come over a line, which the endpoint does not see begin."""
+
+import asyncio
+from collections.abc import Callable
+
+from rlmesh_ray.envs.line_control import LineControl
+
+_LONGEST_PERIOD_S = 0.25
+_SHORTEST_PERIOD_S = 0.005
+_PART_OF_TIMEOUT = 0.1
+
+
+class LineWatch:
+    """Looks now and then whether a step is overdue. For the serving loop.
+
+    A step that began after a look is noticed at the next one, which is why the period is short
+    against the timeout.
+
+    Args:
+        control: The line's.
+        timeout_ms: What the client's steps may take; 0: for ever.
+        on_overdue: Called when a step has missed its deadline; returns whether that was the end
+            of the line, and of the watch.
+    """
+
+    def __init__(
+        self, control: LineControl, timeout_ms: int, on_overdue: Callable[[], bool]
+    ) -> None:
+        self._control = control
+        self._on_overdue = on_overdue
+        self._period_s = _LONGEST_PERIOD_S
+        if timeout_ms:
+            wanted_s = _PART_OF_TIMEOUT * timeout_ms / 1000
+            self._period_s = min(max(wanted_s, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_again(self._period_s)
+
+    def stop(self) -> None:
+        """Look no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._control.left_s if self._control.is_busy else None
+        if left_s is not None and left_s <= 0 and self._on_overdue():
+            return
+        wait_s = self._period_s if left_s is None else min(left_s, self._period_s)
+        self._look_again(max(wait_s, _SHORTEST_PERIOD_S))
+
+    def _look_again(self, after_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._look)

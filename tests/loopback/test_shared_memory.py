@@ -1,0 +1,524 @@
+"""Steps through shared memory keep every rule that steps as messages keep."""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
+from rlmesh_ray.errors import CodecError, ConfigurationError, EndpointError, RemoteEnvError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
+from rlmesh_ray.wire import line_v1 as wire
+
+NOTHING = [np.zeros(1, np.int64)]
+
+
+@contextlib.contextmanager
+def served(env: Any, *, step_timeout_s: float = 30.0, **options: Any) -> Iterator[EnvClient]:
+    """Yield a session whose lanes have been reset, and which has a line."""
+    with EnvServer(env, **options) as server, session(server, step_timeout_s) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def session(server: EnvServer, step_timeout_s: float = 30.0) -> Iterator[EnvClient]:
+    client = EnvClient(Dial(server.address), step_timeout_s=step_timeout_s, shared_memory=True)
+    client.reset()
+    yield client
+    client.close()
+
+
+def has_line(client: EnvClient) -> bool:
+    return client._lines.is_open
+
+
+def num_messages(client: EnvClient) -> int:
+    return client._exchange.num_sent
+
+
+def array(result: ResetResult | StepResult) -> NDArray[Any]:
+    """Return the observations of all lanes."""
+    return np.asarray(result.observation[0])
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        os.sched_yield()
+    return True
+
+
+class Lifelike(gymnasium.Env[Any, Any]):
+    """Observes its step count and tells its process; ends with action 1."""
+
+    observation_space = spaces.Box(0, 1000, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._count = 0
+        return np.zeros(1, np.float32), {"pid": os.getpid()}
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        observation = np.full(1, self._count, np.float32)
+        return observation, 1.0, bool(action), False, {"count": self._count}
+
+    def count(self) -> int:
+        return self._count
+
+
+class Gated(Lifelike):
+    """Waits in each step for as long as the file ``gate`` is not there."""
+
+    def __init__(self, gate: str) -> None:
+        self._gate = gate
+
+    def step(self, action: Any) -> Any:
+        Path(self._gate).with_suffix(".begun").touch()
+        while not os.path.exists(self._gate):
+            os.sched_yield()
+        return super().step(action)
+
+
+# --- what travels, and how ------------------------------------------------------------------
+
+
+def test_steps_send_no_messages() -> None:
+    with served("CartPole-v1", num_envs=4) as client:
+        before = num_messages(client)
+        for _ in range(10):
+            client.step([np.zeros(4, np.int64)])
+
+        assert num_messages(client) == before
+        assert has_line(client)
+
+
+def test_what_arrives_is_the_caller_s_own() -> None:
+    with served(Lifelike) as client:
+        first = client.step(NOTHING)
+        kept = first.observation[0].copy(), first.rewards.copy()  # type: ignore[union-attr]
+        client.step(NOTHING)
+
+        np.testing.assert_array_equal(first.observation[0], kept[0])
+        np.testing.assert_array_equal(first.rewards, kept[1])
+
+
+def test_episodes_are_accounted_as_they_are_of_messages() -> None:
+    def account(*, shared_memory: bool) -> list[Any]:
+        client = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        ids = [client.reset(seeds=[5, 6]).episode_ids]
+        told = []
+        for actions in ([0, 0], [1, 0], [0, 0], [0, 1]):
+            result = client.step([np.array(actions)])
+            told.append(result.completed_episodes)
+            ids.append(result.episode_ids)
+        ids.append(client.reset(lanes=[0]).episode_ids)
+        told.append(client.step([np.array([1, 1])]).completed_episodes)
+        client.close()
+        known = {own: f"{row}{lane}" for row, one in enumerate(ids) for lane, own in enumerate(one)}
+        records = [
+            [
+                dataclasses.replace(
+                    one,
+                    episode_id=known[one.episode_id],
+                    start_timestamp_ns=0,
+                    end_timestamp_ns=0,
+                )
+                for one in each
+            ]
+            for each in told
+        ]
+        return [records, [[bool(own) for own in each] for each in ids]]
+
+    with EnvServer(Lifelike, num_envs=2) as server:
+        assert account(shared_memory=True) == account(shared_memory=False)
+
+
+def test_spaces_with_text_travel_as_messages() -> None:
+    with EnvServer(lambda: EchoEnv(SPACES["text"])) as server:
+        assert capabilities.SHARED_MEMORY not in shake_hands(Dial(server.address)).capabilities
+        with RemoteEnv(server.address) as env:
+            env.reset()
+            env.step(env.action_space.sample())
+        with pytest.raises(ConfigurationError, match="offers no shared memory"):
+            RemoteEnv(server.address, shared_memory=True)
+
+
+def test_an_operator_can_do_without() -> None:
+    with EnvServer(Lifelike, shared_memory=False) as server:
+        client = EnvClient(Dial(server.address))
+        client.reset()
+        client.step(NOTHING)
+        assert not has_line(client)
+        client.close()
+
+
+def test_a_wrong_action_is_refused_before_it_is_sent() -> None:
+    with served("Pendulum-v1", num_envs=2) as client:
+        for wrong in (np.zeros((3, 1), np.float32), np.zeros((2, 1)), np.zeros((1, 1), np.float32)):
+            with pytest.raises(CodecError, match="expected 2 lanes of float32"):
+                client.step([wrong])
+        with pytest.raises(CodecError, match="0 columns for 1 leaves"):
+            client.step([])
+        client.step([np.zeros((2, 1), np.float32)])
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs a network namespace"
+)
+def test_who_shares_no_network_with_the_endpoint_gets_messages(tmp_path: Path) -> None:
+    program = """
+import sys, numpy as np
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.errors import ConfigurationError
+client = EnvClient(Dial(sys.argv[1]))
+client.reset()
+print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._lines.is_open)
+client.close()
+try:
+    EnvClient(Dial(sys.argv[1]), shared_memory=True)
+except ConfigurationError as error:
+    print(error)
+"""
+    with EnvServer(Lifelike, address=f"unix:{tmp_path}/endpoint") as server:
+        command = ["unshare", "--net", sys.executable, "-c", program, server.address]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    stepped, refused = said.stdout.splitlines()
+    assert stepped == "[1.0] False"
+    assert "in another container or on another machine" in refused
+
+
+# --- requests on two roads --------------------------------------------------------------------
+
+
+def test_a_reset_waits_for_the_step_before_it() -> None:
+    with served(Lifelike) as client:
+        step = client.send_step(NOTHING)
+        reset = client.send_reset()
+
+        assert client.receive_step(step).observation[0] == [1.0]
+        assert client.receive_reset(reset).observation[0] == [0.0]
+        assert client.step(NOTHING).observation[0] == [1.0]
+
+
+def test_steps_may_be_sent_ahead() -> None:
+    with served(Lifelike) as client:
+        sent = [client.send_step(NOTHING) for _ in range(5)]
+        counts = [np.ravel(client.receive_step(one).observation[0])[0] for one in sent]
+
+        assert counts == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_call_does_not_overtake_a_step(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with (
+        served(lambda: Gated(str(gate)), allow_calls=("count",)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        step = client.send_step(NOTHING)
+        calling = pool.submit(client.call, "count")
+        assert eventually(gate.with_suffix(".begun").exists)
+        assert not calling.done()
+        gate.touch()
+
+        assert calling.result(30.0) == (1,)
+        assert client.receive_step(step).observation[0] == [1.0]
+
+
+def test_a_partial_reset_keeps_the_observations_of_the_other_lanes() -> None:
+    with EnvServer("CartPole-v1", num_envs=3) as server:
+        client = EnvClient(Dial(server.address))
+        before = array(client.reset(seeds=[1, 2, 3]))
+        client.step([np.zeros(3, np.int64)])  # gets the line
+        stepped = array(client.step([np.zeros(3, np.int64)]))
+        after = array(client.reset(seeds=[9], lanes=[1]))
+        client.close()
+
+    np.testing.assert_array_equal(after[[0, 2]], stepped[[0, 2]])
+    assert not np.array_equal(after[1], before[1])
+
+
+def test_a_step_that_was_executed_is_not_executed_again_for_who_repeats_it() -> None:
+    with served(Lifelike) as client:
+        step = client.send_step(NOTHING)
+        client.receive_step(step)
+        client._send_on_stream(step, NOTHING)
+
+        with pytest.raises(RemoteEnvError, match="answer got lost"):
+            client.receive_step(step)
+        client.reset()
+        assert client.step(NOTHING).observation[0] == [1.0]
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(Fault.RAISE, "INTERNAL"), (Fault.EXIT, "CRASHED"), (Fault.SEGFAULT, "CRASHED")],
+)
+def test_a_failing_step_is_told_as_ever_and_a_reset_starts_over(fault: Fault, code: str) -> None:
+    with served(lambda: FaultyEnv(fault, at_step=2)) as client:
+        for _ in range(2):
+            client.step(NOTHING)
+            with pytest.raises(RemoteEnvError) as caught:
+                client.step(NOTHING)
+            assert (caught.value.code, caught.value.is_recoverable) == (code, True)
+            (interrupted,) = caught.value.interrupted_episodes
+            assert interrupted.step_count == 1
+            with pytest.raises(RemoteEnvError, match="needs a Reset first"):
+                client.step(NOTHING)
+            client.reset()
+        client.step(NOTHING)
+        assert has_line(client)
+
+
+def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address))
+        pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
+        client.step(NOTHING)
+        os.kill(pid, 9)
+        assert eventually(lambda: not has_line_left(client))
+
+        with pytest.raises(RemoteEnvError) as caught:
+            client.step(NOTHING)
+
+        assert caught.value.code == "CRASHED"
+        assert [one.step_count for one in caught.value.interrupted_episodes] == [1]
+        client.reset()
+        assert client.step(NOTHING).observation[0] == [1.0]
+        client.close()
+
+
+def has_line_left(client: EnvClient) -> bool:
+    line = client._lines.line()
+    assert line is not None
+    try:
+        return bool(line._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
+
+
+def test_an_action_outside_its_domain_ends_the_session() -> None:
+    with served("CartPole-v1") as client:
+        with pytest.raises(RemoteEnvError) as caught:
+            client.step([np.array([5])])
+        assert (caught.value.code, caught.value.is_recoverable) == ("INVALID_ACTION", False)
+        with pytest.raises(EndpointError, match="ended with an error"):
+            client.step(NOTHING)
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.SPIN])
+def test_a_deadline_is_kept_whatever_the_environment_does(fault: Fault) -> None:
+    with served(
+        lambda: FaultyEnv(fault, at_step=2), step_timeout_s=3.0, step_grace_s=0.0
+    ) as client:
+        client.step(NOTHING)
+        begun_s = time.monotonic()
+        with pytest.raises(RemoteEnvError, match="no result within 2700 ms") as caught:
+            client.step(NOTHING)
+        elapsed_s = time.monotonic() - begun_s
+
+        assert caught.value.code == "TIMEOUT"
+        assert elapsed_s >= 2.7
+        assert [one.step_count for one in caught.value.interrupted_episodes] == [1]
+        client._timeout_s = 60.0  # another worker may take longer than a step
+        client.reset()
+        assert client.step(NOTHING).observation[0] == pytest.approx(0.01)
+        assert has_line(client)
+
+
+def test_a_worker_that_finishes_late_serves_on_and_its_result_reaches_nobody(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(lambda: Gated(str(gate)), step_grace_s=60.0) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=1.0)
+        pid = client.reset().infos["pid"]
+        with pytest.raises(RemoteEnvError, match="no result within 900 ms"):
+            client.step(NOTHING)
+        client._timeout_s = 60.0
+        gate.touch()
+
+        assert client.reset().infos["pid"] == pid
+        assert client.step(NOTHING).observation[0] == [1.0]
+        client.close()
+
+
+def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(lambda: Gated(str(gate)), max_sessions=1, step_grace_s=60.0) as server:
+        client = EnvClient(Dial(server.address))
+        pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
+        client.send_step(NOTHING)
+        assert eventually(gate.with_suffix(".begun").exists)
+        client._stream.close()
+
+        assert eventually(lambda: server.num_sessions == 0)
+        assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+        gate.touch()
+        with RemoteEnv(server.address) as env:
+            env.reset()
+            assert env.step(0)[0] == [1.0]
+        client.close()
+
+
+def test_a_draining_endpoint_answers_the_step_in_progress(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with (
+        EnvServer(lambda: Gated(str(gate))) as server,
+        session(server) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        step = client.send_step(NOTHING)
+        assert eventually(gate.with_suffix(".begun").exists)
+        stopping = pool.submit(server.stop, 30.0)
+        assert eventually(lambda: not server.health().is_serving)
+        gate.touch()
+
+        assert client.receive_step(step).observation[0] == [1.0]
+        with pytest.raises(EndpointError):  # one more request may still be taken
+            assert [client.step(NOTHING) for _ in range(2)] == []
+        stopping.result(60.0)
+
+
+# --- strangers, and what is left -----------------------------------------------------------------
+
+
+def test_memory_that_a_client_got_cannot_be_shrunk_and_is_nobody_else_s() -> None:
+    with EnvServer(Lifelike, max_sessions=1) as server:
+        first = EnvClient(Dial(server.address))
+        first.reset()
+        first.step(NOTHING)
+        line = first._lines.line()
+        assert line is not None
+        mine = line._block.observations[0]
+        first.close()
+        with RemoteEnv(server.address) as env:
+            env.reset()
+            env.step(0)
+            env.step(0)
+
+            assert mine.tolist() == [[1.0]]  # type: ignore[union-attr]
+
+
+def test_the_block_is_sealed() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address))
+        client.reset()
+        descriptors = greet(server, client)[1]
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptors[0], 0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        client.close()
+
+
+def greet(server: EnvServer, client: EnvClient) -> tuple[bytes, list[int]]:
+    """Come to the endpoint's desk as ``client`` would."""
+    session_id = client._lines._connection.session_id
+    return come(server, wire.Greeting(session_id, 1000).pack())
+
+
+def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
+    name = shake_hands(Dial(server.address)).capabilities[capabilities.SHARED_MEMORY]
+    where = wire.socket_address(name)
+    assert where is not None
+    with socket.socket(socket.AF_UNIX) as desk:
+        desk.settimeout(20.0)
+        desk.connect(where)
+        desk.sendall(greeting)
+        desk.shutdown(socket.SHUT_WR)
+        answer, descriptors, _, _ = socket.recv_fds(desk, 1, 4)
+    return answer, list(descriptors)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        wire.Greeting("0" * 32, 1000).pack(),
+        b"\xff" * wire.GREETING_BYTES,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"",
+    ],
+)
+def test_strangers_get_nothing_at_the_desk(greeting: bytes) -> None:
+    with EnvServer(Lifelike) as server, session(server) as client:
+        answer, descriptors = come(server, greeting)
+
+        assert (answer, descriptors) in [(wire.REFUSED, []), (b"", [])]
+        client.step(NOTHING)
+
+
+def test_a_session_that_is_over_gets_nothing_at_the_desk() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address))
+        client.reset()
+        client.close()
+
+        assert greet(server, client) == (wire.REFUSED, [])
+
+
+def test_a_session_without_a_reset_gets_nothing_at_the_desk() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address))
+        client.render()
+
+        assert greet(server, client) == (wire.REFUSED, [])
+        client.close()
+
+
+def test_nonsense_on_a_line_costs_its_sender_s_session_at_most() -> None:
+    with EnvServer(Lifelike) as server, session(server) as client:
+        client.step(NOTHING)
+        line = client._lines.line()
+        assert line is not None
+        line._connection.sendall(b"\xff" * 16)  # a number beyond every other, and no deadline
+        line._connection.sendall(b"nonsense")
+        line._connection.shutdown(socket.SHUT_WR)
+        with RemoteEnv(server.address) as env:
+            env.reset()
+            assert env.step(0)[0] == [1.0]
+
+
+def test_lines_leave_no_descriptor_and_no_process_behind() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with EnvServer(Lifelike) as server:
+
+        def step_once() -> None:
+            with session(server) as client:
+                client.step(NOTHING)
+                assert has_line(client)
+
+        step_once()
+        assert eventually(lambda: server.num_sessions == 0)
+        before = descriptors()
+        for _ in range(10):
+            step_once()
+        assert eventually(lambda: server.num_sessions == 0)
+        assert eventually(lambda: descriptors() <= before + 2)

@@ -1,0 +1,73 @@
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rlmesh_ray.envs.line_control import LineControl
+from rlmesh_ray.server.line_watch import LineWatch
+
+ENOUGH_S = 30.0
+
+
+@pytest.fixture
+def control() -> Iterator[LineControl]:
+    descriptor = LineControl.create(1)
+    yield LineControl(descriptor, 1)
+    os.close(descriptor)
+
+
+def test_a_step_that_misses_its_deadline_is_told_of(control: LineControl) -> None:
+    async def watch() -> None:
+        overdue = asyncio.Event()
+
+        def on_overdue() -> bool:
+            overdue.set()
+            return True
+
+        watch = LineWatch(control, 10, on_overdue)
+        control.begin(1, 10)
+        await asyncio.wait_for(overdue.wait(), ENOUGH_S)
+        assert control.left_s is not None
+        assert control.left_s <= 0.0
+        watch.stop()
+
+    asyncio.run(watch())
+
+
+def test_it_tells_again_for_as_long_as_nobody_acts(control: LineControl) -> None:
+    async def watch() -> None:
+        told: asyncio.Queue[None] = asyncio.Queue()
+
+        def on_overdue() -> bool:
+            told.put_nowait(None)
+            return False
+
+        watch = LineWatch(control, 10, on_overdue)
+        control.begin(1, 10)
+        for _ in range(3):
+            await asyncio.wait_for(told.get(), ENOUGH_S)
+        watch.stop()
+
+    asyncio.run(watch())
+
+
+def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
+    control: LineControl,
+) -> None:
+    async def watch() -> None:
+        control.begin(1, 0)
+        patient = LineWatch(control, 0, _never)
+        patient._look()
+        control.begin(2, 1)
+        control.end()
+        busy = LineWatch(control, 1, _never)
+        busy._look()
+        patient.stop()
+        busy.stop()
+
+    asyncio.run(watch())
+
+
+def _never() -> bool:
+    raise AssertionError("nothing is overdue")
