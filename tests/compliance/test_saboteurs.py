@@ -84,7 +84,12 @@ class CutsItsHandshake(Sabotage):
 
 
 @pytest.mark.parametrize(
-    "sabotage", [NamesALaneThatIsNotThere, AnswersStepsWithPictures, CutsItsHandshake]
+    "sabotage",
+    [
+        pytest.param(NamesALaneThatIsNotThere, marks=pytest.mark.slow),
+        AnswersStepsWithPictures,
+        CutsItsHandshake,
+    ],
 )
 def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
     sabotage: type[Sabotage], probe: EnvServer

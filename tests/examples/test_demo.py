@@ -27,13 +27,13 @@ def test_the_demo_does_the_whole_job(tmp_path: Path) -> None:
     (tmp_path / "made" / "checkpoint").mkdir(parents=True)
     (tmp_path / "made" / "checkpoint" / "old").touch()
 
-    done = demo("--goal", "40", "--episodes", "4", folder=tmp_path)
+    done = demo("--goal", "20", "--episodes", "4", folder=tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
     made = tmp_path / "made"
     summary = json.loads((made / "summary.json").read_text())
-    assert summary["train_return_mean"] >= 40
-    assert summary["eval_return_mean"] >= 40
+    assert summary["train_return_mean"] >= 20
+    assert summary["eval_return_mean"] >= 20
     assert summary["eval_episodes"] == 4
     assert summary["eval_imported"] == {"ray": False, "torch": False}
     assert len(summary["where"]["endpoints"]) == 2

@@ -63,6 +63,8 @@ def test_serve_and_query(fleet_run: tuple[str, Path], tmp_path: Path) -> None:
     assert "5 steps earned 5.0 a lane" in output
 
 
+# train_on_fleet.py starts, trains and ends in the same way; the command trains on an address.
+@pytest.mark.slow
 @pytest.mark.ray
 def test_train_on_endpoint(tmp_path: Path) -> None:
     with EnvServer("CartPole-v1", num_envs=4, token="s3cret") as server:

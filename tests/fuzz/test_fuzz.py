@@ -29,8 +29,18 @@ def test_the_seeds_and_frames_near_them_are_read_or_refused(name: str) -> None:
             target.run(target.mutated(seed, chance))
 
 
+# Each starts a process of its own.
+SOON = ("env_request", "model_request", "meta")
+
+
 @pytest.mark.skipif(not HAS_ATHERIS, reason="atheris has no wheels for this platform")
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SOON,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in TARGETS if name not in SOON),
+    ],
+)
 def test_fuzzing_finds_nothing(name: str, tmp_path: Path) -> None:
     options = [f"-runs={NUM_RUNS}", "-seed=1", "-max_len=4096", "-timeout=20"]
     done = subprocess.run(

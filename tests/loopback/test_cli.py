@@ -1,14 +1,16 @@
-"""The real command, as a process of its own."""
+"""The real command: as a process of its own where that matters, else in this one."""
 
 import contextlib
+import functools
 import json
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
+from rlmesh_ray.cli.main import main
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 
@@ -30,6 +33,8 @@ def balance():
 """
 
 Event = dict[str, Any]
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
 
 
 @pytest.fixture
@@ -43,9 +48,30 @@ def environment(token: str = "") -> dict[str, str]:
     return {**os.environ, "RLMESH_RAY_TOKEN": token}
 
 
-def run(
-    *arguments: str, folder: Path, token: str = "", code: int = 0
-) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def here(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Like ``run``, in this process and in ``folder``: without the seconds that a start takes."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder
+    monkeypatch.delitem(sys.modules, "own_policy", raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    for name in ("rlmesh_ray", "grpc", "ray.rllib"):
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers])
+        monkeypatch.setattr(logger, "level", logger.level)
+
+    def command(*arguments: str, token: str = "", code: int = 0) -> Done:
+        monkeypatch.setenv("RLMESH_RAY_TOKEN", token)
+        capsys.readouterr()
+        actual = main(arguments)
+        output = capsys.readouterr()
+        assert actual == code, output.err
+        return subprocess.CompletedProcess(arguments, actual, output.out, output.err)
+
+    return command
+
+
+def run(*arguments: str, folder: Path, token: str = "", code: int = 0) -> Done:
     done = subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,
@@ -87,8 +113,9 @@ def started(
 
 
 def test_serve_env_says_what_it_serves_and_serves_it(folder: Path) -> None:
+    arguments = ["--num-envs", "3", "--env-kwargs", '{"render_mode": "rgb_array"}']
     with (
-        started("serve-env", "CartPole-v1", "--num-envs", "3", folder=folder) as (_, serving),
+        started("serve-env", "CartPole-v1", *arguments, folder=folder) as (_, serving),
         contextlib.closing(RemoteVectorEnv(serving["address"])) as env,
     ):
         observation, _ = env.reset(seed=0)
@@ -98,14 +125,8 @@ def test_serve_env_says_what_it_serves_and_serves_it(folder: Path) -> None:
     assert serving["env"] == "CartPole-v1"
     assert serving["action_space"] == {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
     assert serving["num_envs"] == 3
+    assert serving["render_mode"] == "rgb_array"
     assert observation.shape == (3, 4)
-
-
-def test_serve_env_passes_the_keyword_arguments(folder: Path) -> None:
-    arguments = ["--env-kwargs", '{"render_mode": "rgb_array"}']
-
-    with started("serve-env", "CartPole-v1", *arguments, folder=folder) as (_, serving):
-        assert serving["render_mode"] == "rgb_array"
 
 
 def test_an_environment_of_the_operators_own_is_found_next_to_him(folder: Path) -> None:
@@ -123,9 +144,17 @@ def test_an_environment_of_the_operators_own_is_found_next_to_him(folder: Path) 
     assert events(done.stdout)[-1]["lengths"] == [9, 9, 9]
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+SERVE_ENV, SERVE_MODEL = ["serve-env", "CartPole-v1"], ["serve-model", "own_policy:balance"]
+
+
 @pytest.mark.parametrize(
-    "arguments", [["serve-env", "CartPole-v1"], ["serve-model", "own_policy:balance"]]
+    ("arguments", "signal_number"),
+    [
+        (SERVE_ENV, signal.SIGTERM),
+        (SERVE_MODEL, signal.SIGINT),
+        pytest.param(SERVE_ENV, signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(SERVE_MODEL, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_a_server_soon_and_cleanly(
     arguments: list[str], signal_number: signal.Signals, folder: Path
@@ -202,7 +231,7 @@ def test_evaluate_serves_what_is_not_served_yet(folder: Path) -> None:
     assert "mean return" in done.stderr
 
 
-def test_evaluate_of_addresses_gives_what_evaluate_of_names_gives(folder: Path) -> None:
+def test_evaluate_of_addresses_gives_what_evaluate_of_names_gives(folder: Path, here: Run) -> None:
     rest = ["--episodes", "4", "--seed", "1", "--json"]
     with (
         started("serve-env", "CartPole-v1", "--num-envs", "4", folder=folder) as (_, env),
@@ -210,25 +239,25 @@ def test_evaluate_of_addresses_gives_what_evaluate_of_names_gives(folder: Path) 
     ):
         addresses = ["--env", env["address"], "--model", model["address"]]
 
-        dialed = run("evaluate", *addresses, *rest, folder=folder)
+        dialed = here("evaluate", *addresses, *rest)
 
-    named = run(
-        "evaluate", "--env", "CartPole-v1", "--model", "own_policy:balance", *rest, folder=folder
-    )
+    named = here("evaluate", "--env", "CartPole-v1", "--model", "own_policy:balance", *rest)
     assert events(dialed.stdout)[-1]["returns"] == events(named.stdout)[-1]["returns"]
 
 
-def test_people_get_a_table(folder: Path) -> None:
+def test_people_get_a_table(here: Run) -> None:
     arguments = ["--env", "CartPole-v1", "--model", "own_policy:balance", "--episodes", "1"]
 
-    done = run("evaluate", *arguments, folder=folder)
+    done = here("evaluate", *arguments)
 
     assert "mean return" in done.stdout
     assert "1 episodes" in done.stdout
     assert done.stderr == ""
 
 
-def test_several_endpoints_share_the_work_and_the_episodes_go_to_a_file(folder: Path) -> None:
+def test_several_endpoints_share_the_work_and_the_episodes_go_to_a_file(
+    folder: Path, here: Run
+) -> None:
     def balance(observations: Any) -> Any:
         return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
 
@@ -240,8 +269,8 @@ def test_several_endpoints_share_the_work_and_the_episodes_go_to_a_file(folder: 
         ModelServer(balance) as other,
     ):
         names = ["--env", first.address, "--env", second.address, "--model", one.address]
-        done = run("evaluate", *names, "--model", other.address, *rest, folder=folder)
-        fails(["evaluate", *names, *rest[:-1]], folder, "episodes.jsonl", "name another file")
+        done = here("evaluate", *names, "--model", other.address, *rest)
+        fails(here, ["evaluate", *names, *rest[:-1]], "episodes.jsonl", "name another file")
 
     *episodes, result = events(done.stdout)
     assert events((folder / "episodes.jsonl").read_text()) == episodes
@@ -301,14 +330,14 @@ def test_an_interrupted_evaluation_says_so(folder: Path) -> None:
 # --- inspecting ------------------------------------------------------------------------
 
 
-def test_inspect_tells_what_an_endpoint_is(folder: Path) -> None:
+def test_inspect_tells_what_an_endpoint_is(folder: Path, here: Run) -> None:
     with (
         EnvServer("Pendulum-v1", num_envs=2) as env,
         ModelServer(lambda observations: observations) as model,
     ):
         (env_event,) = events(run("inspect", env.address, "--json", folder=folder).stdout)
-        (model_event,) = events(run("inspect", model.address, "--json", folder=folder).stdout)
-        text = run("inspect", f"rlmesh://{env.address}", folder=folder).stdout
+        (model_event,) = events(here("inspect", model.address, "--json").stdout)
+        text = here("inspect", f"rlmesh://{env.address}").stdout
 
     assert env_event["service"] == "env"
     assert env_event["env"] == "Pendulum-v1"
@@ -322,7 +351,7 @@ def test_inspect_tells_what_an_endpoint_is(folder: Path) -> None:
 # --- tokens and TLS --------------------------------------------------------------------
 
 
-def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path) -> None:
+def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path, here: Run) -> None:
     (folder / "token").write_text("s3cret\n")
     with started("serve-env", "CartPole-v1", "--token-file", "token", folder=folder) as (
         _,
@@ -330,14 +359,14 @@ def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path) -> 
     ):
         address = serving["address"]
 
-        run("inspect", address, "--token-file", "token", folder=folder)
-        run("inspect", address, folder=folder, token="s3cret")
-        refused = run("inspect", address, folder=folder, token="wrong", code=1)
+        here("inspect", address, "--token-file", "token")
+        here("inspect", address, token="s3cret")
+        refused = here("inspect", address, token="wrong", code=1)
 
     assert "token" in refused.stderr
 
 
-def test_each_endpoint_may_want_a_token_of_its_own(folder: Path) -> None:
+def test_each_endpoint_may_want_a_token_of_its_own(folder: Path, here: Run) -> None:
     (folder / "env-token").write_text("one")
     (folder / "model-token").write_text("two")
     arguments = ["--token-file", "env-token", "--model-token-file", "model-token"]
@@ -345,14 +374,12 @@ def test_each_endpoint_may_want_a_token_of_its_own(folder: Path) -> None:
         EnvServer("CartPole-v1", token="one") as env,
         ModelServer(lambda observations: [0] * len(observations), token="two") as model,
     ):
-        run(
-            "evaluate", "--env", env.address, "--model", model.address, "--episodes", "1",
-            *arguments, folder=folder,
-        )  # fmt: skip
+        names = ["--env", env.address, "--model", model.address]
+        here("evaluate", *names, "--episodes", "1", *arguments)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-def test_tls_protects_an_endpoint(folder: Path) -> None:
+def test_tls_protects_an_endpoint(folder: Path, here: Run) -> None:
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
@@ -361,8 +388,8 @@ def test_tls_protects_an_endpoint(folder: Path) -> None:
     )  # fmt: skip
     tls = ["--tls-cert", "certificate.pem", "--tls-key", "key.pem"]
     with started("serve-env", "CartPole-v1", *tls, folder=folder) as (_, serving):
-        run("inspect", serving["address"], "--tls-ca", "certificate.pem", folder=folder)
-        refused = run("inspect", serving["address"], folder=folder, code=1)
+        here("inspect", serving["address"], "--tls-ca", "certificate.pem")
+        refused = here("inspect", serving["address"], code=1)
 
     assert serving["address"] in refused.stderr
 
@@ -370,9 +397,9 @@ def test_tls_protects_an_endpoint(folder: Path) -> None:
 # --- errors ----------------------------------------------------------------------------
 
 
-def fails(arguments: Sequence[str], folder: Path, *words: str) -> None:
-    """Check that a command ends with one line that holds ``words``, and exit code 1."""
-    done = run(*arguments, "--json", folder=folder, code=1)
+def fails(command: Run, arguments: Sequence[str], *words: str) -> None:
+    """Check that ``command`` ends with one line that holds ``words``, and exit code 1."""
+    done = command(*arguments, "--json", code=1)
 
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
@@ -391,6 +418,18 @@ def evaluation(env: str, model: str) -> list[str]:
     ("arguments", "words"),
     [
         (["serve-env", "Cart-v1"], ["Cart-v1", "CartPole"]),
+        (evaluation("127.0.0.1:9", "own_policy:balance"), ["127.0.0.1:9", "nothing answers"]),
+    ],
+)
+def test_an_error_is_all_that_a_process_says(
+    arguments: list[str], words: list[str], folder: Path
+) -> None:
+    fails(functools.partial(run, folder=folder), arguments, *words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (["serve-env", "nowhere:Env-v0"], ["nowhere"]),
         (["serve-env", "CartPole-v1", "--env-kwargs", '{"x": 1}'], ["CartPole-v1", "x"]),
         (["serve-env", "CartPole-v1", "--address", "0.0.0.0:0"], ["--token-file", "127.0.0.1"]),
@@ -398,55 +437,41 @@ def evaluation(env: str, model: str) -> list[str]:
         (["serve-model", "no/such/folder"], ["no/such/folder", "RLlib checkpoint"]),
         (["serve-model", "own_policy.py"], ["own_policy.py", "TorchScript"]),
         (["serve-model", "own_policy:other"], ["own_policy", "other"]),
+        (["serve-env", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
         (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
-        (evaluation("127.0.0.1:9", "own_policy:balance"), ["127.0.0.1:9", "nothing answers"]),
     ],
 )
-def test_an_error_names_cause_and_remedy(
-    arguments: list[str], words: list[str], folder: Path
-) -> None:
-    fails(arguments, folder, *words)
+def test_an_error_names_cause_and_remedy(arguments: list[str], words: list[str], here: Run) -> None:
+    fails(here, arguments, *words)
 
 
-def test_an_address_in_use_is_named(folder: Path) -> None:
+def test_an_address_in_use_is_named(here: Run) -> None:
     with EnvServer("CartPole-v1") as server:
-        fails(
-            ["serve-env", "CartPole-v1", "--address", server.address],
-            folder,
-            server.address,
-            "in use",
-        )
+        arguments = ["serve-env", "CartPole-v1", "--address", server.address]
+        fails(here, arguments, server.address, "in use")
 
 
-def test_a_missing_token_is_named(folder: Path) -> None:
+def test_a_missing_token_is_named(here: Run) -> None:
     with EnvServer("CartPole-v1", token="s3cret") as server:
-        fails(["inspect", server.address], folder, server.address, "--token-file")
+        fails(here, ["inspect", server.address], server.address, "--token-file")
 
 
-def test_another_width_is_named(folder: Path) -> None:
+def test_another_width_is_named(here: Run) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
-        fails(
-            [*evaluation(server.address, "own_policy:balance"), "--num-envs", "3"],
-            folder,
-            "2 lanes",
-            "not 3",
-        )
+        arguments = [*evaluation(server.address, "own_policy:balance"), "--num-envs", "3"]
+        fails(here, arguments, "2 lanes", "not 3")
 
 
-def test_a_service_of_the_other_kind_is_named(folder: Path) -> None:
+def test_a_service_of_the_other_kind_is_named(here: Run) -> None:
     with ModelServer(lambda observations: observations) as server:
-        fails(
-            evaluation(server.address, "own_policy:balance"),
-            folder,
-            server.address,
-            "an environment or a model",
-        )
+        arguments = evaluation(server.address, "own_policy:balance")
+        fails(here, arguments, server.address, "an environment or a model")
 
 
-def test_a_policy_that_fails_is_named(folder: Path) -> None:
-    fails(
-        evaluation("Pendulum-v1", "own_policy:balance"), folder, "model's endpoint", "out of bounds"
-    )
+def test_a_policy_that_fails_is_named(here: Run) -> None:
+    arguments = evaluation("Pendulum-v1", "own_policy:balance")
+
+    fails(here, arguments, "model's endpoint", "out of bounds")
 
 
 @pytest.fixture
@@ -469,18 +494,27 @@ def other_generation() -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_another_generation_is_named(other_generation: str, folder: Path) -> None:
+def test_another_generation_is_named(other_generation: str, here: Run) -> None:
     words = (other_generation, "9.1", "rlmesh.protocol.v9", "rlmesh.protocol.v1", "2099.01")
 
-    fails(["inspect", other_generation], folder, *words)
-    fails(evaluation(other_generation, "127.0.0.1:1"), folder, *words)
-
-
-def test_an_address_is_no_environment_to_serve(folder: Path) -> None:
-    fails(["serve-env", "127.0.0.1:5555"], folder, "is an address", "--address 127.0.0.1:5555")
+    fails(here, ["inspect", other_generation], *words)
+    fails(here, evaluation(other_generation, "127.0.0.1:1"), *words)
 
 
 # --- training --------------------------------------------------------------------------
+
+INTERRUPTS_ITSELF = """
+import os, signal
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.local_ray import connected_ray
+from rlmesh_ray.cli.signals import interrupt_on_sigterm
+
+try:
+    with interrupt_on_sigterm(), connected_ray(Console(), 1, address="local"):
+        os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -500,19 +534,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
 
 
 @pytest.mark.ray
-def test_a_training_that_is_told_to_stop_says_so(folder: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "train", "CartPole-v1", "--num-envs", "4", "--checkpoint-dir", "made", "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        env={**environment(), "RAY_ADDRESS": "local"},
+def test_ray_leaves_the_signals_to_the_command(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTS_ITSELF],
+        capture_output=True, text=True, timeout=100, cwd=folder, env=environment(), check=False,
     )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if json.loads(line)["event"] == "progress":
-            break
 
-    process.terminate()
-    output, errors = process.communicate(timeout=60)
+    assert done.stdout.splitlines()[-1] == "interrupted"
+    assert done.returncode == 0
+    assert "SIGTERM" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_training_that_is_told_to_stop_says_so(folder: Path) -> None:
+    with EnvServer("CartPole-v1", num_envs=8) as server:
+        process = subprocess.Popen(
+            [*COMMAND, "train", server.address, "--checkpoint-dir", "made", "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+            env={**environment(), "RAY_ADDRESS": "local"},
+        )  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"] == "progress":
+                break
+
+        process.terminate()
+        output, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130
     assert events(output)[-1]["event"] == "interrupted"
@@ -539,25 +587,27 @@ def test_train_tells_how_it_goes_and_where_the_files_are(
 
 @pytest.mark.ray
 def test_a_checkpoint_acts_where_it_was_trained_and_nowhere_else(
-    trained: tuple[list[Event], Path],
+    trained: tuple[list[Event], Path], here: Run
 ) -> None:
-    _, folder = trained
+    checkpoint = str(trained[1] / "checkpoint")
 
-    done = run(*evaluation("CartPole-v1", "checkpoint"), "--json", folder=folder)
+    done = here(*evaluation("CartPole-v1", checkpoint), "--json")
 
     assert events(done.stdout)[-1]["return_mean"] >= 1
-    fails(evaluation("Pendulum-v1", "checkpoint"), folder, "Pendulum-v1", "Discrete(2)")
+    fails(here, evaluation("Pendulum-v1", checkpoint), "Pendulum-v1", "Discrete(2)")
 
 
 @pytest.mark.ray
 def test_a_folder_that_is_no_checkpoint_names_the_one_inside(
-    trained: tuple[list[Event], Path],
+    trained: tuple[list[Event], Path], here: Run
 ) -> None:
     _, folder = trained
 
-    fails(["serve-model", str(folder)], folder, "checkpoint", str(folder / "checkpoint"))
+    fails(here, ["serve-model", str(folder)], "checkpoint", str(folder / "checkpoint"))
 
 
+# That a fleet fails with the cause, and that causes become one line, is tested in parts, too.
+@pytest.mark.slow
 @pytest.mark.ray
 def test_train_on_an_unknown_environment_is_told_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -570,16 +620,16 @@ def test_train_on_an_unknown_environment_is_told_in_one_line(
     assert "CartPole" in events(done.stdout)[-1]["message"]
 
 
-def test_train_on_nothing_is_told_in_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.ray
+def test_train_on_nothing_is_told_in_one_line(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
 
-    done = run("train", "CartPole-v1", folder=folder, code=1)
+    done = here("train", "CartPole-v1", code=1)
 
     assert "127.0.0.1:1" in done.stderr
     assert "RAY_ADDRESS" in done.stderr
 
 
-def test_an_unknown_algorithm_is_named(folder: Path) -> None:
-    fails(["train", "CartPole-v1", "--algo", "XPO"], folder, "'XPO'", "PPO")
+@pytest.mark.ray
+def test_an_unknown_algorithm_is_named(here: Run) -> None:
+    fails(here, ["train", "CartPole-v1", "--algo", "XPO"], "'XPO'", "PPO")

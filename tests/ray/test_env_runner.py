@@ -68,8 +68,22 @@ def runners() -> Iterator[Callable[..., RLMeshEnvRunner]]:
         item.stop()
 
 
-@pytest.mark.parametrize(("num_envs", "num_endpoints"), [(1, 1), (4, 1), (2, 2), (1, 3)])
-@pytest.mark.parametrize("explore", [False, True])
+WIDTHS = [(1, 1), (4, 1), (2, 2), (1, 3)]
+EACH_AT_LEAST_ONCE = [(False, 4, 1), (True, 2, 2), (True, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("explore", "num_envs", "num_endpoints"),
+    [
+        *EACH_AT_LEAST_ONCE,
+        *(
+            pytest.param(explore, *width, marks=pytest.mark.slow)
+            for explore in (False, True)
+            for width in WIDTHS
+            if (explore, *width) not in EACH_AT_LEAST_ONCE
+        ),
+    ],
+)
 def test_episodes_equal_those_of_rllibs_own_runner(
     runners: Callable[..., RLMeshEnvRunner], num_envs: int, num_endpoints: int, explore: bool
 ) -> None:

@@ -22,7 +22,7 @@ from rlmesh_ray.errors import (
     EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.training import train
+from rlmesh_ray.rllib.training import Progress, train
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -34,30 +34,22 @@ def small_ppo(num_env_runners: int = 0) -> PPOConfig:
     return config
 
 
-def test_a_fleet_serves_from_as_many_endpoints_as_asked_for() -> None:
-    with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=3, num_cpus=0.1) as fleet:
-        addresses = fleet.addresses
-        for address in addresses:
-            env = RemoteVectorEnv(address, token=fleet.token)
-            observation, _ = env.reset(seed=0)
-            assert observation.shape == (3, 4)
-            env.close()
+def test_a_fleet_serves_from_as_many_endpoints_as_asked_for_until_it_is_stopped() -> None:
+    fleet = EnvFleet("CartPole-v1", num_endpoints=2, num_envs=3, num_cpus=0.1)
+    addresses = fleet.addresses
+    for address in addresses:
+        env = RemoteVectorEnv(address, token=fleet.token)
+        observation, _ = env.reset(seed=0)
+        assert observation.shape == (3, 4)
+        env.close()
+    with pytest.raises(AccessDeniedError):
+        RemoteVectorEnv(addresses[0])
+    fleet.stop()
+    fleet.stop()
 
     assert len(set(addresses)) == 2
-
-
-def test_a_stopped_fleet_is_forgotten() -> None:
-    fleet = EnvFleet("CartPole-v1", num_cpus=0.1)
-    fleet.stop()
-    fleet.stop()
-
     with pytest.raises(EndpointUnreachableError, match="not announced"):
         fleet.directory.address(0)
-
-
-def test_a_fleet_is_closed_to_strangers() -> None:
-    with EnvFleet("CartPole-v1", num_cpus=0.1) as fleet, pytest.raises(AccessDeniedError):
-        RemoteVectorEnv(fleet.addresses[0])
 
 
 def test_an_unknown_environment_fails_the_fleet_with_the_cause() -> None:
@@ -94,23 +86,43 @@ def test_training_goes_on_when_an_endpoint_is_killed() -> None:
         episodes = runner.sample(num_timesteps=50)  # which the other endpoint may give alone
 
         assert sum(len(episode) for episode in episodes) >= 50
-        assert runner.get_metrics()["num_env_step_failures"].peek() >= 1
         while not is_back(fleet, before[0]):
             runner.sample(num_timesteps=50)
+        assert runner.get_metrics()["num_env_step_failures"].peek() >= 1
         assert fleet.addresses[1] == before[1]
         runner.stop()
 
 
-@pytest.mark.parametrize("num_env_runners", [0, 2])
-def test_ppo_trains_on_a_fleet_with_local_and_remote_runners(num_env_runners: int) -> None:
+def progress_on_a_fleet(num_env_runners: int, checkpoint: Path | None = None) -> list[Progress]:
     config = small_ppo(num_env_runners)
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=2)
     with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
-        progress = list(train(configure(config, fleet), stop_iters=2))
+        return list(train(configure(config, fleet), stop_iters=2, checkpoint_dir=checkpoint))
 
+
+@pytest.fixture(scope="module")
+def trained(
+    local_ray: None, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Progress], Path]:
+    """How a training on a fleet went, and its checkpoint."""
+    checkpoint = tmp_path_factory.mktemp("trained") / "checkpoint"
+    return progress_on_a_fleet(1, checkpoint), checkpoint
+
+
+def assert_trained(progress: list[Progress]) -> None:
     assert [point.iteration for point in progress] == [1, 2]
     assert progress[-1].env_steps >= 512
     assert progress[-1].return_mean > 5
+
+
+def test_ppo_trains_on_a_fleet_with_a_remote_runner(trained: tuple[list[Progress], Path]) -> None:
+    assert_trained(trained[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_env_runners", [0, 2])
+def test_ppo_trains_on_a_fleet_with_local_and_remote_runners(num_env_runners: int) -> None:
+    assert_trained(progress_on_a_fleet(num_env_runners))
 
 
 def test_configure_starts_a_fleet_for_an_id() -> None:
@@ -132,12 +144,11 @@ def test_an_env_service_actor_can_be_used_by_itself() -> None:
     ray.kill(actor)
 
 
-def test_a_model_service_actor_serves_what_was_trained(tmp_path: Path) -> None:
-    with EnvFleet("CartPole-v1", num_envs=4, num_cpus=0.1) as fleet:
-        config = configure(small_ppo(), fleet)
-        list(train(config, stop_iters=1, checkpoint_dir=tmp_path / "checkpoint"))
+def test_a_model_service_actor_serves_what_was_trained(
+    trained: tuple[list[Progress], Path],
+) -> None:
     actor_class: Any = ModelServiceActor
-    actor = actor_class.options(num_cpus=0.1).remote(str(tmp_path / "checkpoint"))
+    actor = actor_class.options(num_cpus=0.1).remote(str(trained[1]))
 
     with RemoteModel(ray.get(actor.address.remote())) as model:
         model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=4))

@@ -18,7 +18,7 @@ from rlmesh_ray.rllib.training import Progress, train
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 NUM_ENVS = 8
-NUM_ITERATIONS = 8
+NUM_ITERATIONS = 5
 
 
 def ppo(seed: int) -> PPOConfig:

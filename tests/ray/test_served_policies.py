@@ -107,7 +107,8 @@ CASES = {
         is_tolerant=True,
     ),
 }
-SLOW = {"recurrent and continuous"}
+# The others are quick variants: of what is remembered, of shapes, of structure.
+SLOW = {"recurrent and continuous", "discrete"}
 
 
 @dataclass

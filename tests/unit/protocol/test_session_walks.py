@@ -51,7 +51,7 @@ from rlmesh_ray.testing.reference import Deed, EnvReference, Stepped, Trouble
 
 NUM_LANES = 3
 FEW = settings(
-    max_examples=150,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
