@@ -6,6 +6,7 @@ VENV := .venv
 BASE_VENV := .venvs/base
 B3_VENV := .venvs/b3
 RELEASED_VENV := .venvs/released
+DM_ENV_RPC_VENV := .venvs/dm_env_rpc
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time. Most of their time they wait for other processes.
@@ -51,6 +52,12 @@ $(RELEASED_VENV)/.ready: tests/peers/rlmesh_released/requirements.txt constraint
 	$(RELEASED_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
 	@touch $@
 
+# A peer with a protocol of its own, which the bench compares with, too.
+$(DM_ENV_RPC_VENV)/.ready: tests/peers/dm_env_rpc/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(DM_ENV_RPC_VENV)
+	$(DM_ENV_RPC_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
+	@touch $@
+
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -71,7 +78,8 @@ fuzz: setup
 	    || { tail -n 40 runs/fuzz/$$target.log; exit 1; }; \
 	done
 
-test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(NODE_MODULES)/.ready
+test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
+    $(NODE_MODULES)/.ready
 	$(PYTEST) -m slow --durations=10
 
 lint: setup

@@ -31,8 +31,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "bench": (
-        {"errors", "spaces", "protocol", "wire", "models", "server"},
-        {"asyncio", "grpc", "torch"},
+        {"errors", "spaces", "protocol", "wire", "models", "server", "client"},
+        {"asyncio", "grpc", "gymnasium", "torch"},
     ),
     "cli": (
         {

@@ -1,7 +1,7 @@
 """How a measured process and the one that measures talk: JSON lines over the child's pipes.
 
 A server says where it listens, and lives until its standard input ends, so that it never outlives
-a bench that was killed.
+a bench that was killed. Standard library only: scripts of other virtual environments use it, too.
 """
 
 import json
@@ -14,11 +14,7 @@ def say(**fields: object) -> None:
     sys.stdout.flush()
 
 
-def stay(port: int) -> None:
-    """Tell the parent, and block until it goes.
-
-    Args:
-        port: Where the server listens, on 127.0.0.1.
-    """
-    say(port=port)
+def stay(address: str) -> None:
+    """Tell the parent where the server listens, and block until the parent goes."""
+    say(address=address)
     sys.stdin.read()

@@ -16,7 +16,8 @@ class Measurement:
     repetition: int
     value: float
     unit: str
-    latency_us: Percentiles
+    latency_us: Percentiles | None
+    """None where the side cannot tell."""
     lag_us: Percentiles | None
     """How late the client was itself, in the open loop."""
     server_cores: float | None

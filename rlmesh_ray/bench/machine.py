@@ -1,14 +1,16 @@
 """Which machine was measured: a figure without it says nothing."""
 
+import contextlib
 import os
 import platform
 import sys
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "torch", "ray", "uvloop")
+_PACKAGES = ("rlmesh-ray", "grpcio", "protobuf", "numpy", "gymnasium", "torch", "ray", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +45,62 @@ class Work:
     """Processor time, at one moment."""
 
     now_s: float
-    process_s: float
-    """Of one process so far."""
+    groups_s: tuple[float, ...]
+    """Of each group of processes so far, and of those that they have started."""
     all_s: float
     """Of everything so far; on a virtual machine, what its host gave to others is in it."""
 
 
-def work_of(pid: int) -> Work | None:
-    """Return what a process and the whole machine have worked; None where nothing tells it.
+def work_of(groups: Sequence[Collection[int]]) -> Work | None:
+    """Return what processes, with all that they have started, and the whole machine have worked.
 
     It is read from outside: a process that is asked would answer when it has time.
+
+    Args:
+        groups: Ids of processes; none of a group started another one of it.
+
+    Returns:
+        None where nothing tells it, or where one of the processes is gone.
     """
-    machine, process = Path("/proc/stat"), Path(f"/proc/{pid}/stat")
-    if not (machine.exists() and process.exists()):
+    machine = Path("/proc/stat")
+    if not machine.exists():
+        return None
+    stats = _stats()
+    if not {pid for group in groups for pid in group} <= set(stats):
         return None
     ticks_per_s = os.sysconf("SC_CLK_TCK")
-    # The second field is a name in brackets, and may hold anything.
-    of_process = process.read_text().rpartition(")")[2].split()
     user, nice, system, _idle, _waiting, *rest = machine.read_text().split("\n", 1)[0].split()[1:9]
     return Work(
         now_s=time.perf_counter(),
-        process_s=sum(map(int, of_process[11:13])) / ticks_per_s,
+        groups_s=tuple(
+            sum(sum(map(int, stats[pid][11:13])) for pid in _families(group, stats)) / ticks_per_s
+            for group in groups
+        ),
         all_s=sum(map(int, (user, nice, system, *rest))) / ticks_per_s,
     )
+
+
+def _stats() -> dict[int, list[str]]:
+    """Return the fields of every process, by its id, from its state on."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        # One may end at any moment.
+        with contextlib.suppress(OSError):
+            # The second field is a name in brackets, and may hold anything.
+            found[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
+    return found
+
+
+def _families(pids: Collection[int], stats: Mapping[int, Sequence[str]]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, fields in stats.items():
+        children.setdefault(int(fields[1]), []).append(pid)
+    found: set[int] = set()
+    new = list(pids)
+    while new:
+        found.update(new)
+        new = [child for pid in new for child in children.get(pid, []) if child not in found]
+    return found
 
 
 def _cpu() -> str:

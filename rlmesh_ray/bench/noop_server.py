@@ -33,7 +33,7 @@ async def _serve(style: str) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    await asyncio.to_thread(stay, port)
+    await asyncio.to_thread(stay, f"127.0.0.1:{port}")
     await server.stop(None)
 
 

@@ -6,4 +6,4 @@ from rlmesh_ray.server.model_server import ModelServer
 
 if __name__ == "__main__":
     with ModelServer(mlp()) as server:
-        stay(int(server.address.rpartition(":")[2]))
+        stay(server.address)

@@ -1,5 +1,6 @@
 """The processes that are measured, from the side that starts them."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,14 +13,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from rlmesh_ray.bench.load import Harvest, Load
-from rlmesh_ray.bench.machine import work_of
+from rlmesh_ray.bench.load import Harvest, Order
+from rlmesh_ray.bench.machine import Work, work_of
 from rlmesh_ray.errors import EndpointError
 
+_GRACE_S = 10.0
+"""How long a process may take to end."""
 _PATIENCE_S = 60.0
 """How long a process may take beyond the time that it was given."""
-
-CLIENT = (sys.executable, "-m", "rlmesh_ray.bench.raw_client")
 
 
 class Process:
@@ -88,10 +89,17 @@ class Process:
         return told
 
     def close(self) -> None:
-        """End it. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._complaints):
+        """Let it clean up and end, which the end of its standard input tells it to. Idempotent."""
+        assert self._process.stdin is not None
+        # What it was told last may not have reached it, if it has ended.
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdout, self._complaints):
             if pipe is not None:
                 pipe.close()
 
@@ -115,15 +123,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One measurement: all clients of one server together."""
+    """One measurement: all clients together."""
 
     answers_per_s: float
     latencies_us: tuple[int, ...]
     lags_us: tuple[int, ...]
     server_cores: float | None
-    """How many cores the server kept busy; None where the system does not tell."""
+    """How many cores the servers kept busy; None where the system does not tell."""
     client_cores: tuple[float, ...]
-    """How many cores each client process kept busy; a client at 1 is the limit itself."""
+    """How many cores each client process kept busy; a raw client at 1 is the limit itself."""
     other_cores: float | None
     """How many cores were busy with anything else; likewise."""
 
@@ -145,56 +153,73 @@ class Server(Process):
     ) -> None:
         super().__init__(name, command, cores=cores)
         try:
-            self.port: int = self.hear()["port"]
+            self.address: str = self.hear()["address"]
         except BaseException:
             self.close()
             raise
 
+    @property
+    def port(self) -> int:
+        """Of its address on 127.0.0.1."""
+        return int(self.address.rpartition(":")[2])
+
 
 def measure(
-    server_pid: int, loads: Sequence[Load], *, cores: Collection[int] | None = None
+    server_pids: Collection[int], orders: Sequence[Order], *, cores: Collection[int] | None = None
 ) -> Reading:
-    """Put ``loads`` on a server at once, each from a process of its own.
+    """Put ``orders`` on servers at once, each from a process of its own.
 
     Args:
-        server_pid: Of the server's process.
-        loads: Of equal durations.
+        server_pids: Of the servers' processes; empty where the clients do all the work.
+        orders: Of equal durations.
         cores: Of all clients, as of ``Process``.
 
     Raises:
-        EndpointError: A client failed, or got anything but a prediction; there is no number then.
+        EndpointError: A client failed, or got no answer that counts; there is no number then.
     """
     with ExitStack() as stack:
         clients = [
-            stack.enter_context(Process("a client", CLIENT, cores=cores)) for _ in range(len(loads))
+            stack.enter_context(Process("a client", order.command, cores=cores)) for order in orders
         ]
-        for client, load in zip(clients, loads, strict=True):
-            client.tell(load.to_line())
+        for client, order in zip(clients, orders, strict=True):
+            client.tell(order.line)
         for client in clients:
             _heard(client)
         for client in clients:
             client.tell()
-        for client, load in zip(clients, loads, strict=True):
-            _heard(client, load.warm_up_s)
-        before = work_of(server_pid)
-        told = [_heard(client, load.seconds) for client, load in zip(clients, loads, strict=True)]
-        after = work_of(server_pid)
+        for client, order in zip(clients, orders, strict=True):
+            _heard(client, order.warm_up_s)
+        groups = [server_pids, *([client.pid] for client in clients)]
+        before = work_of(groups)
+        told = [
+            _heard(client, order.seconds) for client, order in zip(clients, orders, strict=True)
+        ]
+        after = work_of(groups)
     harvests = [Harvest(**each) for each in told]
-    client_cores = tuple(each.cpu_s / each.seconds for each in harvests)
-    server_cores = other_cores = None
-    if before is not None and after is not None:
-        seconds = after.now_s - before.now_s
-        server_cores = (after.process_s - before.process_s) / seconds
-        all_cores = (after.all_s - before.all_s) / seconds
-        other_cores = max(0.0, all_cores - server_cores - sum(client_cores))
+    if before is None or after is None:
+        servers, others = None, None
+        own = tuple(each.cpu_s / each.seconds for each in harvests)
+    else:
+        (servers, *of_clients), others = _busy(before, after)
+        own = tuple(of_clients)
     return Reading(
         answers_per_s=sum(each.answers / each.seconds for each in harvests),
         latencies_us=tuple(value for each in harvests for value in each.latencies_us),
         lags_us=tuple(value for each in harvests for value in each.lags_us),
-        server_cores=server_cores,
-        client_cores=client_cores,
-        other_cores=other_cores,
+        server_cores=servers,
+        client_cores=own,
+        other_cores=others,
     )
+
+
+def _busy(before: Work, after: Work) -> tuple[list[float], float]:
+    """Return how many cores each group of processes kept busy, and how many all the others."""
+    seconds = after.now_s - before.now_s
+    cores = [
+        (later - earlier) / seconds
+        for earlier, later in zip(before.groups_s, after.groups_s, strict=True)
+    ]
+    return cores, max(0.0, (after.all_s - before.all_s) / seconds - sum(cores))
 
 
 def _heard(client: Process, within_s: float = 0.0) -> dict[str, Any]:

@@ -4,11 +4,9 @@
 installed there.
 """
 
-import json
 import os
 import runpy
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -22,7 +20,9 @@ from rlmesh.numpy import Model  # type: ignore[import-not-found]  # of the other
 
 _WAIT_S = 30.0
 
-_NETWORK = runpy.run_path(str(Path(__file__).with_name("mlp.py")))["mlp"]()
+_HERE = Path(__file__).parent
+_NETWORK = runpy.run_path(str(_HERE / "mlp.py"))["mlp"]()
+_STAY = runpy.run_path(str(_HERE / "control.py"))["stay"]
 
 
 class _Policy(Model):  # type: ignore[misc]  # untyped here
@@ -36,7 +36,7 @@ class _Policy(Model):  # type: ignore[misc]  # untyped here
 
 
 def _stay(port: int) -> None:
-    """Do what ``control.stay`` does, once somebody listens: it says neither when nor where."""
+    """Tell the parent as soon as somebody listens: the server says neither when nor where."""
     end_s = time.monotonic() + _WAIT_S
     while True:
         try:
@@ -46,9 +46,7 @@ def _stay(port: int) -> None:
             if time.monotonic() > end_s:
                 return
             time.sleep(0.02)
-    sys.stdout.write(json.dumps({"port": port}) + "\n")
-    sys.stdout.flush()
-    sys.stdin.read()
+    _STAY(f"127.0.0.1:{port}")
 
 
 def _main() -> None:

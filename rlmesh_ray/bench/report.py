@@ -69,8 +69,8 @@ def cores(measurements: Sequence[Measurement]) -> Table:
     return made
 
 
-def caveats(findings: Sequence[Finding], measurements: Sequence[Measurement]) -> list[str]:
-    """Return what makes the figures less than they seem; each as a sentence."""
+def disturbances(measurements: Sequence[Measurement]) -> list[str]:
+    """Return what else kept the machine busy; each as a sentence."""
     found = []
     others = [each.other_cores for each in measurements if each.other_cores is not None]
     if others and median(others) > _NOTABLE_OTHERS:
@@ -78,6 +78,12 @@ def caveats(findings: Sequence[Finding], measurements: Sequence[Measurement]) ->
             f"other programs kept {median(others):.1f} cores busy (median; up to "
             f"{max(others):.1f}): repeat on a quiet machine"
         )
+    return found
+
+
+def caveats(findings: Sequence[Finding], measurements: Sequence[Measurement]) -> list[str]:
+    """Return what makes the figures of serving less than they seem; each as a sentence."""
+    found = disturbances(measurements)
     at_limit = [
         f"{workload}, {case} ({side})"
         for (workload, case, side), group in _grouped(measurements).items()

@@ -4,17 +4,14 @@ The policy is a 4-64-64-2 network, the clients are raw (``raw_client``). Servers
 repetition and take turns in going first.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from rlmesh_ray.bench.findings import Finding, Goal, Measurement
+from rlmesh_ray.bench.findings import Finding, Goal
 from rlmesh_ray.bench.plan import Plan, Side, Workload
-from rlmesh_ray.bench.processes import Reading
+from rlmesh_ray.bench.record import Note, Record, by_turns, ratios
 from rlmesh_ray.bench.samples import Percentiles, Spread, difference, percentiles, ratio
 from rlmesh_ray.bench.sides import NOOP_STYLES, Bench, Task
-
-T = TypeVar("T")
 
 LAG = "client's lag, p99"
 """How late the open loop itself was; a case."""
@@ -24,8 +21,6 @@ TWO_CLIENTS = "2 / 1 processes"
 _RATE, _MICROSECONDS = "messages/s", "us"
 _LOAD = 0.7
 """Part of the capacity at which requests arrive in the open loop."""
-
-Note = Callable[[Measurement], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +58,10 @@ def measure(plan: Plan, bench: Bench, note: Note) -> Iterator[list[Finding]]:
 
     Raises:
         EndpointError: A server or client failed, or answered with anything but predictions.
-        ConfigurationError: A rival is not installed.
+        ConfigurationError: A rival is not installed; nothing has been measured then.
     """
+    for rival in plan.rivals:
+        bench.check(rival)
     if {Side.NOOP, Side.NOOP_UVLOOP} & set(plan.rivals) and set(plan.workloads) != {
         Workload.SINGLE
     }:
@@ -90,10 +87,10 @@ def _faster_noop(plan: Plan, bench: Bench, note: Note) -> tuple[str, list[Findin
 
     Each is asked by one client process and by two: where two get more, one is the limit.
     """
-    record = _Record("no-op server", note)
+    record = Record("no-op server", note)
     names = {1: "1 client process", 2: "2 client processes"}
     for repetition in range(plan.repetitions):
-        for style in _by_turns(NOOP_STYLES, repetition):
+        for style in by_turns(NOOP_STYLES, repetition):
             with replace(bench, noop_style=style).start(Side.NOOP) as server:
                 for processes, name in names.items():
                     reading = bench.put(server, Side.NOOP, Task(32, client_processes=processes))
@@ -113,12 +110,12 @@ def _faster_noop(plan: Plan, bench: Bench, note: Note) -> tuple[str, list[Findin
 
 def _throughput(
     workload: Workload, cases: Sequence[_Case], plan: Plan, bench: Bench, note: Note
-) -> "_Record":
+) -> Record:
     """Let all sides do all cases: rows a second, which are messages where a message has one."""
-    record = _Record(workload, note)
+    record = Record(workload, note)
     unit = _RATE if workload is not Workload.ROWS else "lane-predictions/s"
     for repetition in range(plan.repetitions):
-        for side in _by_turns((Side.OURS, *plan.rivals), repetition):
+        for side in by_turns((Side.OURS, *plan.rivals), repetition):
             with bench.start(side) as server:
                 for case in cases:
                     reading = bench.put(server, side, case.task)
@@ -131,9 +128,9 @@ def _messages(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
     record = _throughput(Workload.MESSAGES, _MESSAGES, plan, bench, note)
     for case in _MESSAGES:
         sides = record.sides(case.name)
-        ratios = _ratios(sides)
-        judged = ratios.get(f"/ {Side.NOOP}")
-        yield Finding(Workload.MESSAGES, case.name, _RATE, sides, ratios, case.goal, judged)
+        by_rival = ratios(sides)
+        judged = by_rival.get(f"/ {Side.NOOP}")
+        yield Finding(Workload.MESSAGES, case.name, _RATE, sides, by_rival, case.goal, judged)
 
 
 def _rows(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
@@ -141,7 +138,7 @@ def _rows(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
     for case in _ROWS:
         sides = record.sides(case.name)
         unit, ours = "lane-predictions/s", sides[Side.OURS]
-        yield Finding(Workload.ROWS, case.name, unit, sides, _ratios(sides), _ROWS_GOAL, ours)
+        yield Finding(Workload.ROWS, case.name, unit, sides, ratios(sides), _ROWS_GOAL, ours)
 
 
 def _clients(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
@@ -157,16 +154,16 @@ def _clients(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
     for case in cases:
         sides = record.sides(case.name)
         kept = ratio(sides[Side.OURS], fewest)
-        comparisons = {**_ratios(sides), f"/ {cases[0].name}": kept}
+        comparisons = {**ratios(sides), f"/ {cases[0].name}": kept}
         goal = _CLIENTS_GOAL if case is cases[-1] else None
         yield Finding(Workload.CLIENTS, case.name, _RATE, sides, comparisons, goal, kept)
 
 
 def _single(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
-    record = _Record(Workload.SINGLE, note)
+    record = Record(Workload.SINGLE, note)
     case = "1 client, median round trip"
     for repetition in range(plan.repetitions):
-        for side in _by_turns((Side.OURS, Side.DIRECT), repetition):
+        for side in by_turns((Side.OURS, Side.DIRECT), repetition):
             with bench.start(side) as server:
                 reading = bench.put(server, side, Task(1))
             round_trip = percentiles(reading.latencies_us)
@@ -186,7 +183,7 @@ def _latency(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
     The released server is no side: it takes small frames that come faster than it answers for an
     attack and ends the connection (GOAWAY, too_many_data_frames).
     """
-    record = _Record(Workload.LATENCY, note)
+    record = Record(Workload.LATENCY, note)
     waited: dict[str, Percentiles] = {}
     lags: dict[str, Percentiles] = {}
     arrivals_per_s = 0.0
@@ -212,53 +209,3 @@ def _latency(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
 
 def _only(sides: Mapping[str, Percentiles], field: str) -> dict[str, Spread]:
     return {side: Spread((getattr(marks, field),)) for side, marks in sides.items()}
-
-
-# --- book-keeping ----------------------------------------------------------------------
-
-
-class _Record:
-    """All measurements of one workload."""
-
-    def __init__(self, workload: str, note: Note) -> None:
-        self._workload = workload
-        self._note = note
-        self._all: list[Measurement] = []
-
-    def add(
-        self, case: str, side: str, repetition: int, value: float, unit: str, reading: Reading
-    ) -> None:
-        made = Measurement(
-            workload=self._workload,
-            case=case,
-            side=str(side),
-            repetition=repetition,
-            value=value,
-            unit=unit,
-            latency_us=percentiles(reading.latencies_us),
-            lag_us=percentiles(reading.lags_us) if reading.lags_us else None,
-            server_cores=reading.server_cores,
-            client_cores=reading.client_cores,
-            other_cores=reading.other_cores,
-        )
-        self._all.append(made)
-        self._note(made)
-
-    def sides(self, case: str) -> dict[str, Spread]:
-        """Return what each side did in a case; the values in the order of repetition."""
-        values: dict[str, list[float]] = {}
-        for each in self._all:
-            if each.case == case:
-                values.setdefault(each.side, []).append(each.value)
-        return {side: Spread(tuple(values[side])) for side in values}
-
-
-def _by_turns(sides: Sequence[T], repetition: int) -> Sequence[T]:
-    """Return ``sides``, the other way round every second time."""
-    return sides[::-1] if repetition % 2 else sides
-
-
-def _ratios(sides: Mapping[str, Spread]) -> dict[str, Spread]:
-    """Compare the first side with each other one."""
-    (_, ours), *others = sides.items()
-    return {f"/ {side}": ratio(ours, theirs) for side, theirs in others}

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from rlmesh_ray.bench.load import Load
 from rlmesh_ray.bench.machine import usable_cores
+from rlmesh_ray.bench.peers import RELEASED_PYTHON, released
 from rlmesh_ray.bench.plan import Side
 from rlmesh_ray.bench.processes import Reading, Server, measure
 from rlmesh_ray.errors import ConfigurationError
-
-RELEASED_PYTHON = Path(".venvs/released/bin/python")
-
 
 NOOP_STYLES = ("generator", "read_write")
 """The two ways in which grpc.aio lets a stream be written."""
@@ -61,6 +59,14 @@ class Bench:
         cores = usable_cores()[:1] if self.is_pinned else None
         return Server(f"the {side} server", self._command(side), cores=cores)
 
+    def check(self, side: Side) -> None:
+        """Make sure that a side can be started.
+
+        Raises:
+            ConfigurationError: Something is not installed; the message says how to get it.
+        """
+        self._command(side)
+
     def put(self, server: Server, side: Side, task: "Task") -> Reading:
         """Put ``task`` on a server, with fresh clients.
 
@@ -68,7 +74,8 @@ class Bench:
             EndpointError: There is no number: a client failed, or got no predictions.
         """
         cores = usable_cores()[1:] if self.is_pinned else None
-        return measure(server.pid, self._loads(server.port, _DIALECTS[side], task), cores=cores)
+        loads = self._loads(server.port, _DIALECTS[side], task)
+        return measure([server.pid], [load.order() for load in loads], cores=cores)
 
     def _loads(self, port: int, dialect: str, task: "Task") -> list[Load]:
         processes = min(task.client_processes or self.client_processes, task.routes)
@@ -107,14 +114,7 @@ class Bench:
             case Side.DIRECT:
                 return [*ours, "rlmesh_ray.bench.direct_server"]
             case Side.RELEASED:
-                if not self.released_python.exists():
-                    raise ConfigurationError(
-                        f"{self.released_python} does not exist: in a checkout of rlmesh-ray, "
-                        f"make {RELEASED_PYTHON.parents[1]}/.ready installs the released rlmesh"
-                    )
-                script = Path(__file__).with_name("released_server.py")
-                # -I: this folder must not be on the other environment's path.
-                return [str(self.released_python), "-I", str(script)]
+                return released(self.released_python).command("released_server.py")
 
 
 @dataclass(frozen=True, slots=True)

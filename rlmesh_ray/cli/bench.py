@@ -7,21 +7,27 @@ command here, and a line in ``everything``.
 import enum
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from rlmesh_ray.bench.learning_plan import LearningPlan, Task
 from rlmesh_ray.bench.plan import Plan, Side, Workload
+from rlmesh_ray.bench.sampling_plan import Rival as SamplingRival
+from rlmesh_ray.bench.stepping_plan import Peer, SteppingPlan, rows_of
+from rlmesh_ray.cli.bench_envs import growth, installations, sampling, stepping
+from rlmesh_ray.cli.bench_findings import FindingsReport
 from rlmesh_ray.cli.bench_learning import LearningReport
-from rlmesh_ray.cli.bench_view import BenchView
-from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.bench_options import (
+    QuickFlag,
+    ReleasedPython,
+    RepetitionsOption,
+    SecondsOption,
+)
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options import DebugFlag, JsonFlag
 
-if TYPE_CHECKING:
-    from rlmesh_ray.bench.findings import Finding, Measurement
+T = TypeVar("T", bound=enum.StrEnum)
 
 app = typer.Typer()
 
@@ -32,6 +38,19 @@ class Rival(enum.StrEnum):
     NOOP = Side.NOOP.value
     NOOP_UVLOOP = Side.NOOP_UVLOOP.value
     RELEASED = Side.RELEASED.value
+
+
+class Anybody(enum.StrEnum):
+    """Whom one can compare with in any subject."""
+
+    NOOP = Rival.NOOP.value
+    NOOP_UVLOOP = Rival.NOOP_UVLOOP.value
+    RELEASED = Rival.RELEASED.value
+    RLLIB = SamplingRival.RLLIB.value
+    BARE = SamplingRival.BARE.value
+    SYNC = Peer.SYNC.value
+    ASYNC = Peer.ASYNC.value
+    DM_ENV_RPC = Peer.DM_ENV_RPC.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +74,17 @@ VsOption = Annotated[
         "uvloop, or with the released rlmesh; repeatable.",
     ),
 ]
-QuickFlag = Annotated[
-    bool, typer.Option("--quick", help="A minute instead of ten, and figures to match.")
+AnybodyOption = Annotated[
+    list[Anybody] | None,
+    typer.Option(
+        "--vs",
+        help="Compare with these only, in the subjects that know them; repeatable. The subjects "
+        "say who they are.",
+        show_default="each subject's own",
+    ),
 ]
 OnlyOption = Annotated[
     list[Workload] | None, typer.Option("--only", help="Measure just this; repeatable.")
-]
-RepetitionsOption = Annotated[
-    int | None,
-    typer.Option("--repetitions", min=1, help="Fresh processes each time.", show_default="5"),
-]
-SecondsOption = Annotated[
-    float | None,
-    typer.Option("--seconds", min=0.05, help="Of each measurement.", show_default="2"),
 ]
 LatencySecondsOption = Annotated[
     float | None,
@@ -82,16 +99,6 @@ ClientProcessesOption = Annotated[
 PinFlag = Annotated[
     bool, typer.Option("--pin", help="A core for the server, the others for its clients (Linux).")
 ]
-ReleasedPython = Annotated[
-    Path | None,
-    typer.Option(
-        "--released-python",
-        metavar="PATH",
-        help="Python of the virtual environment with the released rlmesh.",
-        show_default=".venvs/released/bin/python",
-    ),
-]
-
 
 TasksOption = Annotated[
     list[Task] | None, typer.Option("--only", help="Learn just this; repeatable.")
@@ -110,7 +117,7 @@ MostStepsOption = Annotated[
 @app.callback(invoke_without_command=True)
 def everything(
     context: typer.Context,
-    vs: VsOption = None,
+    vs: AnybodyOption = None,
     quick: QuickFlag = False,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -120,14 +127,44 @@ def everything(
     Each side runs in fresh processes, in turns. Other programs disturb: what they took is told.
     """
     if context.invoked_subcommand is None:
-        code = serving(context, vs=vs, quick=quick)
-        # What takes minutes; the others take hours, and are learnt when they are asked for.
-        return code or learning(
-            context, only=[Task.PPO_CATCH] if quick else [Task.PPO_CATCH, Task.PPO_CARTPOLE]
-        )
+        return _everything(context, vs, quick=quick)
     if vs or quick:
         raise typer.BadParameter(f"options stand after {context.invoked_subcommand}")
     return None
+
+
+def _everything(context: typer.Context, vs: list[Anybody] | None, *, quick: bool) -> int:
+    """Measure subject after subject, until one is interrupted; return the last exit code."""
+    peers, runners, rivals = _known(Peer, vs), _known(SamplingRival, vs), _known(Rival, vs)
+    # What is missing is said before anything is measured.
+    require_rllib()
+    chosen = tuple(peers or (Peer if vs is None else ()))
+    installations().check(SteppingPlan(rows=rows_of(chosen), peers=chosen))
+    # What takes minutes; the others take hours, and are learnt when they are asked for.
+    tasks = [Task.PPO_CATCH] if quick else [Task.PPO_CATCH, Task.PPO_CARTPOLE]
+    code = 0
+    if vs is None or runners:
+        code = sampling(context, vs=runners, quick=quick)
+    if vs is None or peers:
+        code = code or stepping(context, vs=peers, quick=quick)
+    if vs is None or rivals:
+        code = code or serving(context, vs=rivals, quick=quick)
+    if vs is None:
+        code = code or growth(context, quick=quick)
+    return code or learning(context, only=tasks)
+
+
+def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
+    """Return whom a subject knows of those that are named; None: nobody is named."""
+    if names is None:
+        return None
+    values = {each.value: each for each in kind}
+    return [values[str(name)] for name in names if str(name) in values]
+
+
+app.command()(sampling)
+app.command()(stepping)
+app.command()(growth)
 
 
 @app.command()
@@ -152,8 +189,10 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
     which ends such connections). clients: 64 to 256.
     single: what batching costs a client that is alone.
     """
+    from rlmesh_ray.bench.peers import RELEASED_PYTHON
+    from rlmesh_ray.bench.report import caveats
     from rlmesh_ray.bench.serving import measure
-    from rlmesh_ray.bench.sides import RELEASED_PYTHON, Bench
+    from rlmesh_ray.bench.sides import Bench
 
     effort = _QUICK if quick else _THOROUGH
     plan = Plan(
@@ -169,7 +208,8 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
         is_pinned=pin,
         released_python=released_python or RELEASED_PYTHON,
     )
-    report = _Report(context.obj, "serving", {**asdict(plan), **asdict(bench)})
+    settings = {**asdict(plan), **asdict(bench)}
+    report = FindingsReport(context.obj, "serving", settings, caveats)
     return report.follow(measure(plan, bench, report.note))
 
 
@@ -219,52 +259,3 @@ def recovery(
 
     require_rllib()
     return measure_recovery(context.obj, kills, seed)
-
-
-class _Report:
-    """Tells what is measured, as it is.
-
-    Args:
-        console: Where.
-        subject: The command.
-        settings: For programs.
-    """
-
-    def __init__(self, console: Console, subject: str, settings: dict[str, object]) -> None:
-        self._console = console
-        self._subject = subject
-        self._view = BenchView(console, subject, settings)
-        self._measurements: list[Measurement] = []
-        self._findings: list[Finding] = []
-
-    def note(self, measurement: "Measurement") -> None:
-        """Take one measurement in, as soon as it is made."""
-        self._measurements.append(measurement)
-        self._console.event("measurement", subject=self._subject, **asdict(measurement))
-        self._view.now(f"{measurement.workload}: {measurement.case}, {measurement.side}")
-
-    def follow(self, workloads: "Iterable[list[Finding]]") -> int:
-        """Show findings as they come, and the sum at the end; return the exit code.
-
-        Args:
-            workloads: The findings of each; measured while they are iterated over.
-        """
-        from rlmesh_ray.bench.report import caveats, cores
-
-        is_complete = self._view.follow(lambda: self._take(workloads))
-        if self._measurements:
-            self._console.show(cores(self._measurements))
-        return self._view.sum_up(
-            is_complete=is_complete,
-            caveats=caveats(self._findings, self._measurements),
-            found={"findings": [finding.as_json() for finding in self._findings]},
-        )
-
-    def _take(self, workloads: "Iterable[list[Finding]]") -> None:
-        from rlmesh_ray.bench.report import table
-
-        for findings in workloads:
-            self._findings += findings
-            for finding in findings:
-                self._console.event("finding", subject=self._subject, **finding.as_json())
-            self._console.show(table(findings))

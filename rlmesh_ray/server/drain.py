@@ -19,7 +19,7 @@ class Drain:
         self._preparations: list[Callable[[], Awaitable[None]]] = []
 
     def prepare(self, preparation: Callable[[], Awaitable[None]]) -> None:
-        """Have ``preparation`` done first: it brings requests to where they are counted."""
+        """Have ``preparation`` done before the drain is over: it waits for what is not counted."""
         self._preparations.append(preparation)
 
     @property
@@ -47,9 +47,9 @@ class Drain:
 
     async def run(self) -> None:
         """Have the sessions take nothing new, and wait until every answer has been given."""
-        await asyncio.gather(*(preparation() for preparation in self._preparations))
         self._is_wanted = True
-        self._look()
+        with self.owing():
+            await asyncio.gather(*(preparation() for preparation in self._preparations))
         await self._settled.wait()
 
     def _look(self) -> None:

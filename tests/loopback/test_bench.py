@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import typer
 
 from rlmesh_ray import ModelServer
+from rlmesh_ray.bench import processes
 from rlmesh_ray.bench.load import Load
 from rlmesh_ray.bench.processes import Process, Server, measure
 from rlmesh_ray.cli.bench import app
@@ -85,7 +87,7 @@ def test_options_before_the_subject_are_not_lost_silently() -> None:
 @pytest.mark.parametrize("is_one_stream", [False, True])
 def test_a_reading_has_what_the_clients_saw(is_one_stream: bool) -> None:
     with ModelServer(push_right) as server:
-        reading = measure(os.getpid(), [load(server, is_one_stream=is_one_stream)])
+        reading = measure([os.getpid()], [load(server, is_one_stream=is_one_stream).order()])
 
     assert reading.answers_per_s > 0
     assert len(reading.latencies_us) >= 2
@@ -94,7 +96,7 @@ def test_a_reading_has_what_the_clients_saw(is_one_stream: bool) -> None:
 
 def test_an_open_loop_is_answered_at_the_rate_of_its_arrivals() -> None:
     with ModelServer(push_right) as server:
-        reading = measure(os.getpid(), [load(server, arrivals_per_s=200.0, seconds=1.0)])
+        reading = measure([os.getpid()], [load(server, arrivals_per_s=200.0, seconds=1.0).order()])
 
     # A closed loop would ask thousands of times; 14 standard deviations above the schedule.
     assert 0 < reading.answers_per_s < 400
@@ -109,7 +111,7 @@ def test_errors_are_no_measurement() -> None:
         ModelServer(broken) as server,
         pytest.raises(EndpointError, match=r"nothing was measured: .*no weights"),
     ):
-        measure(os.getpid(), [load(server)])
+        measure([os.getpid()], [load(server).order()])
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
@@ -125,3 +127,27 @@ def test_chatter_is_not_taken_for_an_answer() -> None:
         pytest.raises(EndpointError, match="hello"),
     ):
         process.hear()
+
+
+def test_a_process_cleans_up_before_it_ends(tmp_path: Path) -> None:
+    cleaned = tmp_path / "cleaned"
+    script = (
+        "import pathlib, sys; print('{}', flush=True); sys.stdin.read(); "
+        f"pathlib.Path({str(cleaned)!r}).touch()"
+    )
+
+    with Process("the server", [sys.executable, "-c", script]) as process:
+        process.hear()
+
+    assert cleaned.exists()
+
+
+def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_GRACE_S", 0.05)
+    script = "import time; print('{}', flush=True); time.sleep(60)"
+
+    with Process("the server", [sys.executable, "-c", script]) as process:
+        process.hear()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)

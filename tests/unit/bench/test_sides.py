@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from rlmesh_ray.bench import sides
-from rlmesh_ray.bench.plan import Side
+from rlmesh_ray.bench.findings import Measurement
+from rlmesh_ray.bench.plan import Plan, Side
+from rlmesh_ray.bench.serving import measure
 from rlmesh_ray.bench.sides import Bench, Task
 from rlmesh_ray.errors import ConfigurationError
 
@@ -36,6 +38,16 @@ def test_clients_have_connections_of_their_own_when_they_shall() -> None:
 def test_a_rival_that_is_not_installed_is_told_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match=r"make \.venvs/released/\.ready"):
         Bench(released_python=Path("nowhere/python")).start(Side.RELEASED)
+
+
+def test_a_rival_that_is_not_installed_is_told_before_anything_is_measured() -> None:
+    measured: list[Measurement] = []
+    plan = Plan(rivals=(Side.NOOP, Side.RELEASED))
+    bench = Bench(released_python=Path("nowhere/python"))
+
+    with pytest.raises(ConfigurationError, match="or choose with --vs"):
+        next(measure(plan, bench, measured.append))
+    assert not measured
 
 
 def test_a_machine_with_one_core_has_none_to_give_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,73 @@
+"""Who steps what: the servers and the client of one measurement, and how they are run."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from rlmesh_ray.bench.drive import Drive, Hosting
+from rlmesh_ray.bench.load import Order
+from rlmesh_ray.bench.peers import Peer
+from rlmesh_ray.bench.processes import Reading, Server, measure
+
+UNIT = "env-steps/s"
+OUR_SERVER = (sys.executable, "-m", "rlmesh_ray.bench.env_server")
+_OUR_DRIVER = (sys.executable, "-m", "rlmesh_ray.bench.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One side of a comparison."""
+
+    name: str
+    """For tables and programs."""
+    drive: Drive
+    """Without addresses: they are those of ``hostings``."""
+    hostings: Sequence[Hosting] = ()
+    """Endpoints, each a process of its own; empty where environments are in the client's."""
+    num_sessions: int = 1
+    """With each endpoint."""
+    server: Sequence[str] = OUR_SERVER
+    """What runs an endpoint; told its ``Hosting``."""
+    client: Sequence[str] = _OUR_DRIVER
+    """What steps; told its ``Drive``."""
+
+    def measure(self) -> Reading:
+        """Measure in fresh processes.
+
+        Raises:
+            EndpointError: A process failed; there is no number.
+        """
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(
+                    Server(f"the server of {self.name}", [*self.server, hosting.to_line()])
+                )
+                for hosting in self.hostings
+            ]
+            addresses = tuple(server.address for server in servers) * self.num_sessions
+            drive = replace(self.drive, addresses=addresses)
+            return measure([server.pid for server in servers], [self._order(drive)])
+
+    def _order(self, drive: Drive) -> Order:
+        return Order(self.client, drive.to_line(), drive.warm_up_s, drive.seconds)
+
+
+def released_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) -> Contender:
+    """Return the released rlmesh, client and server.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    server, client = peer.command("released_env_server.py"), peer.command("released_driver.py")
+    return Contender(name, drive, (hosting,), server=server, client=client)
+
+
+def dm_env_rpc_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) -> Contender:
+    """Return dm_env_rpc, client and server.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    server, client = peer.command("dm_env_rpc_server.py"), peer.command("dm_env_rpc_driver.py")
+    return Contender(name, drive, (hosting,), server=server, client=client)

@@ -1,0 +1,22 @@
+"""EnvServer, as anybody would start it: ``python -m rlmesh_ray.bench.env_server HOSTING``."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rlmesh_ray.bench.control import stay
+from rlmesh_ray.bench.drive import Hosting
+from rlmesh_ray.bench.environments import environment
+from rlmesh_ray.server.env_server import EnvServer
+
+if __name__ == "__main__":
+    hosting = Hosting.from_line(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"unix:{Path(folder, 'endpoint')}" if hosting.is_socket else "127.0.0.1:0"
+        with EnvServer(
+            environment(hosting.env),
+            num_envs=hosting.num_envs,
+            env_kwargs=hosting.env_kwargs,
+            address=address,
+        ) as server:
+            stay(server.address)

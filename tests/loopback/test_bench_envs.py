@@ -1,0 +1,112 @@
+"""Stepping, sampling and growth are measured for real, though not for long."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from rlmesh_ray.bench.sampling_plan import Rival as SamplingRival
+from rlmesh_ray.bench.stepping_plan import Peer
+from rlmesh_ray.cli.bench import Anybody, Rival, _known, app
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.errors import ConfigurationError
+
+Capture = pytest.CaptureFixture[str]
+VENVS = Path(__file__).parents[2] / ".venvs"
+TINY = ["--quick", "--json", "--repetitions", "1", "--seconds", "0.1"]
+
+
+def bench(*arguments: str, capsys: Capture) -> dict[str, Any]:
+    """Return the last event, of a run that went well."""
+    code = app([*arguments], prog_name="bench", standalone_mode=False, obj=Console(is_json=True))
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == 0
+    assert events[0]["event"] == "machine"
+    result: dict[str, Any] = events[-1]
+    assert result["event"] == "result"
+    return result
+
+
+def test_stepping_is_measured(capsys: Capture) -> None:
+    result = bench("stepping", *TINY, "--only", "evaluation", "--vs", "sync", capsys=capsys)
+
+    (finding,) = result["findings"]
+    assert finding["sides"]["rlmesh-ray"]["median"] > 0
+    assert finding["comparisons"] == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> None:
+    python = {name: VENVS / name / "bin" / "python" for name in ("released", "dm_env_rpc")}
+    for name, path in python.items():
+        assert path.exists(), f"run `make .venvs/{name}/.ready` first (`make test-slow` does)"
+
+    result = bench(
+        "stepping",
+        *TINY,
+        *("--released-python", str(python["released"])),
+        *("--dm-env-rpc-python", str(python["dm_env_rpc"])),
+        capsys=capsys,
+    )
+
+    compared = [set(finding["comparisons"]) for finding in result["findings"]]
+    in_process, released = {"/ gym sync", "/ gym async"}, {"/ rlmesh 0.1.0"}
+    assert compared == [
+        *[in_process] * 3,
+        *[released] * 5,
+        in_process,
+        {"/ lockstep", "/ limit"},
+        {"/ dm_env_rpc"},
+    ]
+    assert sum(finding["goal"] is not None for finding in result["findings"]) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_sampling_is_measured(capsys: Capture) -> None:
+    result = bench("sampling", *TINY, capsys=capsys)
+
+    against_rllib, against_bare = result["findings"]
+    assert against_rllib["comparisons"]["/ RLlib"]["median"] > 0
+    assert against_bare["comparisons"]["/ no policy"]["median"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_growth_is_measured_and_drawn(capsys: Capture, tmp_path: Path) -> None:
+    plot = tmp_path / "growth.png"
+
+    result = bench("growth", *TINY, "--out", str(plot), capsys=capsys)
+
+    assert result["plot"] == str(plot)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    cases = [finding["case"] for finding in result["findings"]]
+    assert cases[0] == "1 lane"
+    assert cases[-1] == "1,048,576 bytes"
+
+
+@pytest.mark.parametrize("subject", [["stepping"], []])
+def test_a_peer_that_is_missing_is_said_first(
+    subject: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigurationError, match=r"make \.venvs/released/\.ready"):
+        bench(*subject, "--vs", "released", capsys=capsys)
+    assert capsys.readouterr().out == ""
+
+
+def test_everybody_is_known_to_some_subject() -> None:
+    subjects = (Peer, SamplingRival, Rival)
+
+    named = {each.value for kind in subjects for each in _known(kind, Anybody) or ()}
+
+    assert named == {each.value for each in Anybody} == {each for kind in subjects for each in kind}
+
+
+def test_a_peer_of_another_subject_is_refused(capsys: Capture) -> None:
+    with pytest.raises(typer.BadParameter, match="noop"):
+        bench("stepping", "--vs", "noop", capsys=capsys)
