@@ -11,22 +11,26 @@ ROOT = Path(__file__).parents[1]
 # part -> (parts of rlmesh_ray it may import, heavy third parties it may import)
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
+    "waiting": (set(), set()),
     "spaces": ({"errors"}, {"gymnasium"}),
     "protocol": ({"errors"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
-    "envs": ({"errors", "spaces", "protocol", "wire"}, {"gymnasium"}),
+    "envs": ({"errors", "spaces", "protocol", "wire", "waiting"}, {"gymnasium"}),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (
         {"errors", "spaces", "protocol", "wire", "envs", "models"},
         {"asyncio", "grpc"},
     ),
-    "client": ({"errors", "spaces", "protocol", "wire"}, {"asyncio", "grpc", "gymnasium"}),
+    "client": (
+        {"errors", "spaces", "protocol", "wire", "waiting"},
+        {"asyncio", "grpc", "gymnasium"},
+    ),
     "actors": (
         {"errors", "spaces", "protocol", "client", "server", "envs", "models"},
         {"asyncio", "ray"},
     ),
     "rllib": (
-        {"errors", "spaces", "protocol", "client", "actors", "models"},
+        {"errors", "spaces", "protocol", "client", "actors", "models", "waiting"},
         {"gymnasium", "ray", "torch"},
     ),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),

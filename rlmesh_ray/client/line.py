@@ -4,7 +4,6 @@ See ``wire.line_v1`` for what travels, and for what happens where a line cannot 
 """
 
 import os
-import select
 import socket
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.waiting import Waiting
 from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -45,6 +45,7 @@ class Line:
         self._contract = contract
         self._address = address
         self._number = 0
+        self._waiting = Waiting(1.5e-3)
 
     @classmethod
     def open(
@@ -73,6 +74,8 @@ class Line:
                 return None
             block = Block(descriptors[0], contract)
             connection = socket.socket(fileno=descriptors.pop())
+            # What the worker has begun to say it says at once.
+            connection.settimeout(_GREETING_TIMEOUT_S)
         except (OSError, ValueError):
             return None  # another machine or container, or an endpoint that has just gone
         finally:
@@ -112,27 +115,25 @@ class Line:
         Raises:
             EndpointTimeoutError: Nothing came in time, although the endpoint should have said so.
         """
+        if not self.wait(timeout_s):
+            self.close()
+            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address)
         try:
-            self._connection.settimeout(timeout_s)
             number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES))
             if kind == wire.DONE and number == self._number:
                 return self._receive(size) if size else b""
             if kind == wire.HANDED_OVER:
                 return None
-        except TimeoutError:
-            self.close()
-            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address) from None
         except OSError:
             pass  # the worker has died, or the endpoint has cut the line: the stream knows why
         self.close()
         return None
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until ``receive`` has nothing to wait for, or ``timeout_s`` is over."""
-        if self.is_open:
-            waiting = select.poll()  # not select: it fails for descriptors above 1023
-            waiting.register(self._connection, select.POLLIN)
-            waiting.poll(timeout_s * 1000)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until ``receive`` has nothing to wait for; False: that took too long."""
+        return not self.is_open or bool(
+            self._waiting.ready(self._connection.fileno(), timeout_s=timeout_s)
+        )
 
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""

@@ -6,7 +6,6 @@ the lifeline is its standard input. It imports neither gRPC nor Ray: those belon
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -50,6 +49,7 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.waiting import Waiting
 
 if TYPE_CHECKING:
     from rlmesh_ray.envs.line import LineEnd
@@ -246,7 +246,8 @@ def serve(channel: Channel) -> None:
     os.close(descriptor)
     # Else a process that the environment forks would keep a line open after its end.
     os.register_at_fork(after_in_child=worker.drop_line)
-    while not isinstance(command := _next(channel, worker), StopCommand):
+    waiting = Waiting(0.2e-3)
+    while not isinstance(command := _next(channel, worker, waiting), StopCommand):
         if isinstance(command, TrackCommand):
             worker.track(command.episodes)
             continue
@@ -256,15 +257,12 @@ def serve(channel: Channel) -> None:
     worker.close()
 
 
-def _next(channel: Channel, worker: Worker) -> Command:
+def _next(channel: Channel, worker: Worker, waiting: Waiting) -> Command:
     """Return the endpoint's next command; answer what comes over the line meanwhile."""
+    own = channel.connection.fileno()
     while (line := worker.line) is not None and not channel.has_message:
-        waiting = select.poll()  # not select: it fails for descriptors above 1023
-        waiting.register(channel.connection, select.POLLIN)
-        waiting.register(line, select.POLLIN)
-        ready = {descriptor for descriptor, _ in waiting.poll()}
         # What the endpoint said was said before: a client that is told of it goes on by the line.
-        if channel.connection.fileno() in ready:
+        if own in waiting.ready(own, line.fileno()):
             break
         line.serve()
     command: Command = channel.receive()

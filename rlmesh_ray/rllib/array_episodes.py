@@ -1,6 +1,9 @@
 """The episodes of a runner that treats all lanes of a slot as arrays, where that is the same."""
 
+import contextlib
+import gc
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -162,10 +165,11 @@ class ArrayEpisodes(LaneEpisodes):
 
     def _settle(self) -> None:
         if self._pipeline is not None:
-            for record in self._records.values():
-                ended, chunks = record.cut()
-                self._over += ended
-                self._chunks += chunks
+            with _collector_at_rest():
+                for record in self._records.values():
+                    ended, chunks = record.cut()
+                    self._over += ended
+                    self._chunks += chunks
         self._over.sort(key=lambda ended: ended.at_s)
         earlier = [ended.episode for ended in self._over]
         self._returned = [*earlier, *self._returned][: self._quota.num_episodes]
@@ -195,3 +199,15 @@ class ArrayEpisodes(LaneEpisodes):
         self._interrupted += chunks
         for episode_id in record.running_ids:
             self._count_interrupted(episode_id)
+
+
+@contextlib.contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Make many objects that all stay, without a look at all there are after every few hundred."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

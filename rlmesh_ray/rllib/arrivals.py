@@ -7,13 +7,14 @@ slots' own threads.
 
 import os
 import queue
-import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from rlmesh_ray.waiting import Waiting
 
 ArrivalT = TypeVar("ArrivalT")
 Job = Callable[[], ArrivalT]
@@ -40,6 +41,7 @@ class Arrivals(Generic[ArrivalT]):
         # By descriptor: what to do as soon as that is readable.
         self._watched: dict[int, _Watched[ArrivalT]] = {}
         self._bell = -1
+        self._waiting = Waiting(1.5e-3)
         self._bell_lock = threading.Lock()
 
     def defer(self, job: Job[ArrivalT]) -> None:
@@ -94,11 +96,7 @@ class Arrivals(Generic[ArrivalT]):
 
     def _readable(self, timeout_s: float | None) -> list[int]:
         """Return what is readable; nothing: that took too long. The bell is quiet afterwards."""
-        waiting = select.poll()  # not select: it fails for descriptors above 1023
-        for descriptor in (self._bell, *self._watched):
-            waiting.register(descriptor, select.POLLIN)
-        events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
-        ready = [descriptor for descriptor, _ in events]
+        ready = self._waiting.ready(self._bell, *self._watched, timeout_s=timeout_s)
         if self._bell in ready:
             os.eventfd_read(self._bell)
         return ready
