@@ -35,6 +35,7 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -215,10 +216,7 @@ class EnvClient:
         if self._on_line is not None and request_id == self._on_line[0]:
             self._settle()
         if request_id in self._kept:
-            kept = self._kept.pop(request_id)
-            if isinstance(kept, RlmeshError):
-                raise kept
-            return kept
+            return _told(self._kept.pop(request_id))
         done = self._exchange.receive(request_id, StepDone, self._timeout_s)
         self._episode_ids = done.episode_ids
         return StepResult(
@@ -270,12 +268,9 @@ class EnvClient:
             self._episode_ids,
         )
 
-    def fileno(self) -> int:
-        """Return what is readable when the answer to a step is there; negative: nothing is.
-
-        Steps over shared memory have it.
-        """
-        return -1 if self._on_line is None else self._on_line[1].fileno()
+    def signal(self) -> Signal | None:
+        """Return what tells of the answer to a step over shared memory; None: there is none."""
+        return None if self._on_line is None else self._on_line[1].signal
 
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
@@ -340,3 +335,12 @@ class EnvClient:
         columns = values.decode_batch(self.contract.observation_space, data, self.contract.num_envs)
         # Own, writable memory: torch warns about read-only arrays, and callers keep views.
         return [column if isinstance(column, tuple) else np.array(column) for column in columns]
+
+
+def _told(kept: StepResult | RlmeshError) -> StepResult:
+    if isinstance(kept, StepResult):
+        return kept
+    try:
+        raise kept
+    finally:
+        del kept  # an error that knows itself keeps the line's memory until somebody collects it

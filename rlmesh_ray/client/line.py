@@ -16,7 +16,7 @@ from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.waiting import Waiting
+from rlmesh_ray.waiting import BelledSocket, Signal, Waiting
 from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -31,16 +31,20 @@ class Line:
     """A road to the worker of one session; made by ``open``. One request at a time.
 
     Args:
-        connection: To the worker; owned.
+        worker: The other end; owned.
         block: Shared with it.
         contract: The session's.
         address: The endpoint's, for error messages.
     """
 
     def __init__(
-        self, connection: socket.socket, block: Block, contract: EnvContract, address: str
+        self,
+        worker: BelledSocket,
+        block: Block,
+        contract: EnvContract,
+        address: str,
     ) -> None:
-        self._connection = connection
+        self._worker = worker
         self._block = block
         self._contract = contract
         self._address = address
@@ -69,23 +73,25 @@ class Line:
                 desk.settimeout(_GREETING_TIMEOUT_S)
                 desk.connect(where)
                 desk.sendall(wire.Greeting(session_id, timeout_ms).pack())
-                answer, descriptors, _, _ = socket.recv_fds(desk, 1, 2)
+                answer, descriptors, _, _ = socket.recv_fds(desk, 1, wire.NUM_DESCRIPTORS)
             if answer != wire.ACCEPTED or not _are_safe(descriptors, contract):
                 return None
             block = Block(descriptors[0], contract)
-            connection = socket.socket(fileno=descriptors.pop())
+            connection = socket.socket(fileno=descriptors.pop(1))
             # What the worker has begun to say it says at once.
             connection.settimeout(_GREETING_TIMEOUT_S)
+            worker = BelledSocket(connection, descriptors.pop(), descriptors.pop())
         except (OSError, ValueError):
             return None  # another machine or container, or an endpoint that has just gone
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return cls(connection, block, contract, address)
+        return cls(worker, block, contract, address)
 
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable when the answer is there."""
-        return self._connection.fileno()
+    @property
+    def signal(self) -> Signal | None:
+        """What tells of the answer; None: the line has ended."""
+        return self._worker.signal
 
     def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
         """Ask for a step; what goes wrong on the way, ``receive`` tells.
@@ -96,7 +102,7 @@ class Line:
         self._write(action)
         self._number = number
         try:
-            self._connection.sendall(wire.pack_request(number, timeout_ms))
+            self._worker.send(wire.pack_request(number, timeout_ms))
         except OSError:
             self.close()
 
@@ -115,10 +121,13 @@ class Line:
         Raises:
             EndpointTimeoutError: Nothing came in time, although the endpoint should have said so.
         """
+        if not self.is_open:
+            return None
         if not self.wait(timeout_s):
             self.close()
             raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address)
         try:
+            self._worker.hush()
             number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES))
             if kind == wire.DONE and number == self._number:
                 return self._receive(size) if size else b""
@@ -131,8 +140,9 @@ class Line:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until ``receive`` has nothing to wait for; False: that took too long."""
-        return not self.is_open or bool(
-            self._waiting.ready(self._connection.fileno(), timeout_s=timeout_s)
+        signal = self.signal
+        return signal is None or bool(
+            self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=timeout_s)
         )
 
     def observation(self) -> list[Column]:
@@ -152,11 +162,11 @@ class Line:
     @property
     def is_open(self) -> bool:
         """Whether it can be used."""
-        return self._connection.fileno() >= 0
+        return self._worker.is_open
 
     def close(self) -> None:
         """End the line. Idempotent."""
-        self._connection.close()
+        self._worker.close()
 
     def _write(self, action: Sequence[Column]) -> None:
         targets = self._block.actions
@@ -167,12 +177,12 @@ class Line:
             target[...] = column  # type: ignore[index]  # a block holds no text
 
     def _receive(self, size: int) -> bytes:
-        data = self._connection.recv(size)
+        data = self._worker.connection.recv(size)
         if len(data) == size:
             return data
         parts = [data]
         while size := size - len(data):
-            data = self._connection.recv(size)
+            data = self._worker.connection.recv(size)
             if not data:
                 raise ConnectionResetError("the line has ended")
             parts.append(data)
@@ -201,10 +211,10 @@ def _flags(shared: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _are_safe(descriptors: Sequence[int], contract: EnvContract) -> bool:
-    """Tell whether these are memory of the right size, which nobody can take away, and a line."""
+    """Tell whether these are as many as a line has, and memory that nobody can take away."""
     import fcntl  # not there on Windows
 
-    if len(descriptors) != 2:
+    if len(descriptors) != wire.NUM_DESCRIPTORS:
         return False
     memory = descriptors[0]
     is_large_enough = os.fstat(memory).st_size >= size_bytes(contract)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+from collections.abc import Sequence
 
 from rlmesh_ray.envs.line_control import LineControl
 
@@ -11,13 +12,15 @@ class LentLine:
     """A line that the endpoint can look at and cut, but does not use.
 
     Args:
-        block: Descriptor of the line's block; owned.
+        given: Descriptors of the line's block and of its bells, for the client; owned.
         connection: The client's end; owned, and kept, since cutting it ends the line for both.
         control: Shared with the worker.
     """
 
-    def __init__(self, block: int, connection: socket.socket, control: LineControl) -> None:
-        self._block = block
+    def __init__(
+        self, given: Sequence[int], connection: socket.socket, control: LineControl
+    ) -> None:
+        self._given = list(given)
         self._connection = connection
         self.control = control
 
@@ -32,17 +35,18 @@ class LentLine:
         Raises:
             OSError: It cannot be sent.
         """
-        socket.send_fds(
-            to, [greeting], [self._block, self._connection.fileno()], socket.MSG_DONTWAIT
-        )
-        os.close(self._block)
-        self._block = -1
+        block, *bells = self._given
+        descriptors = [block, self._connection.fileno(), *bells]
+        socket.send_fds(to, [greeting], descriptors, socket.MSG_DONTWAIT)
+        self._let_go()
 
     def cut(self) -> None:
         """End the line on both sides, at once. Idempotent."""
-        if self._block >= 0:
-            os.close(self._block)
-            self._block = -1
+        self._let_go()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+    def _let_go(self) -> None:
+        while self._given:
+            os.close(self._given.pop())

@@ -14,6 +14,7 @@ from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger
 from rlmesh_ray.protocol.messages import EpisodeRecord, StepDone
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.waiting import BelledSocket, Signal
 from rlmesh_ray.wire import line_v1 as frames
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 
@@ -24,7 +25,7 @@ class LineEnd:
     """Answers the steps of one session.
 
     Args:
-        connection: To the client; owned.
+        client: The other end; owned.
         control: Shared with the endpoint.
         results: Where ``step`` leaves rewards and flags.
         step: Applies the actions in the block; its infos are plain.
@@ -34,7 +35,7 @@ class LineEnd:
 
     def __init__(
         self,
-        connection: socket.socket,
+        client: BelledSocket,
         control: LineControl,
         results: Results,
         step: Callable[[], StepReply | Failure],
@@ -42,7 +43,7 @@ class LineEnd:
         *,
         tag_arrays: bool,
     ) -> None:
-        self._connection = connection
+        self._client = client
         self._control = control
         self._results = results
         self._step = step
@@ -51,9 +52,10 @@ class LineEnd:
         self._is_open = False
         self._failure: Failure | None = None
 
-    def fileno(self) -> int:
-        """Return the descriptor to wait on; negative when the line has ended."""
-        return self._connection.fileno()
+    @property
+    def signal(self) -> Signal | None:
+        """What tells of a request; None: the line has ended."""
+        return self._client.signal
 
     def open(self, episodes: Sequence[Episode]) -> None:
         """Execute steps from now on, of these episodes."""
@@ -66,7 +68,7 @@ class LineEnd:
 
     def close(self) -> None:
         """End the line. Idempotent."""
-        self._connection.close()
+        self._client.close()
 
     def verdict(self) -> Failure:
         """Return what became of the last request, for which the client has got no answer."""
@@ -76,7 +78,8 @@ class LineEnd:
     def serve(self) -> None:
         """Take one request and answer it; at the end of the line, close it."""
         try:
-            request = self._connection.recv(frames.REQUEST_BYTES, socket.MSG_WAITALL)
+            self._client.hush()
+            request = self._client.connection.recv(frames.REQUEST_BYTES, socket.MSG_DONTWAIT)
             if len(request) < frames.REQUEST_BYTES:
                 self.close()
                 return
@@ -84,7 +87,9 @@ class LineEnd:
             answer = self._answer(number, timeout_ms) if self._is_open else None
             if answer is None:
                 answer = frames.pack_answer(number, frames.HANDED_OVER, 0)
-            self._connection.sendall(answer)
+            self._client.send(answer)
+        except BlockingIOError:
+            return  # rung for nothing
         except OSError:  # the client is gone, or the endpoint has cut the line
             self.close()
 

@@ -49,7 +49,7 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.waiting import Waiting
+from rlmesh_ray.waiting import BelledSocket, Waiting
 
 if TYPE_CHECKING:
     from rlmesh_ray.envs.line import LineEnd
@@ -94,7 +94,7 @@ class Worker:
     @property
     def line(self) -> "LineEnd | None":
         """Where steps may come from besides the endpoint."""
-        if self._line is not None and self._line.fileno() < 0:
+        if self._line is not None and self._line.signal is None:
             self._line = None
         return self._line
 
@@ -106,7 +106,11 @@ class Worker:
         self._use(block)
 
     def attach(
-        self, command: AttachCommand, block: Block, control: LineControl, connection: socket.socket
+        self,
+        command: AttachCommand,
+        block: Block,
+        control: LineControl,
+        client: BelledSocket,
     ) -> None:
         """Take steps over a line, too, with the arrays in its block."""
         # Brings protobuf along, which nothing else here needs.
@@ -115,7 +119,7 @@ class Worker:
         self.drop_line()
         self._move_to(block)
         self._line = LineEnd(
-            connection,
+            client,
             control,
             block.results,
             self._step,
@@ -262,7 +266,9 @@ def _next(channel: Channel, worker: Worker, waiting: Waiting) -> Command:
     own = channel.connection.fileno()
     while (line := worker.line) is not None and not channel.has_message:
         # What the endpoint said was said before: a client that is told of it goes on by the line.
-        if own in waiting.ready(own, line.fileno()):
+        signal = line.signal
+        assert signal is not None, "a line that has ended is no line"
+        if own in waiting.ready(own, signal.bell, peers=(signal.peer,)):
             break
         line.serve()
     command: Command = channel.receive()
@@ -270,14 +276,14 @@ def _next(channel: Channel, worker: Worker, waiting: Waiting) -> Command:
 
 
 def _attach(channel: Channel, worker: Worker, command: AttachCommand) -> None:
-    block, control, line = _descriptors(channel, 3)
-    connection = socket.socket(fileno=line)
+    block, control, line, bell, client_bell = _descriptors(channel, 5)
+    client = BelledSocket(socket.socket(fileno=line), bell, client_bell)
     try:
         worker.attach(
             command,
             Block(block, worker.contract),
             LineControl(control, worker.contract.num_envs),
-            connection,
+            client,
         )
     finally:
         os.close(block)

@@ -139,11 +139,11 @@ class WorkerProcess:
             owned.callback(os.close, control)
             ours, theirs = socket.socketpair()
             owned.enter_context(theirs)
-            line = LentLine(os.dup(block), ours, LineControl(control, num_lanes))
+            bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
+            line = LentLine([os.dup(block), *bells], ours, LineControl(control, num_lanes))
             try:
-                socket.send_fds(
-                    self._channel.connection, [b"\0"], [block, control, theirs.fileno()]
-                )
+                descriptors = [block, control, theirs.fileno(), *bells]
+                socket.send_fds(self._channel.connection, [b"\0"], descriptors)
                 self._use(Block(block, self.contract))
             except BaseException:
                 line.cut()

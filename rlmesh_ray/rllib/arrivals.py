@@ -14,14 +14,15 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rlmesh_ray.waiting import Waiting
+from rlmesh_ray.waiting import Signal, Waiting
 
 ArrivalT = TypeVar("ArrivalT")
 Job = Callable[[], ArrivalT]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Watched(Generic[ArrivalT]):
+    signal: Signal
     owner: Hashable
     job: Job[ArrivalT]
 
@@ -38,7 +39,7 @@ class Arrivals(Generic[ArrivalT]):
         """Whether work is done by whoever waits for it."""
         self._deferred: deque[Job[ArrivalT]] = deque()
         self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
-        # By descriptor: what to do as soon as that is readable.
+        # By the bell of its signal.
         self._watched: dict[int, _Watched[ArrivalT]] = {}
         self._bell = -1
         self._waiting = Waiting(1.5e-3)
@@ -48,18 +49,18 @@ class Arrivals(Generic[ArrivalT]):
         """Have ``job`` done by ``take``."""
         self._deferred.append(job)
 
-    def watch(self, descriptor: int, owner: Hashable, job: Job[ArrivalT]) -> None:
-        """Have ``job`` done by ``take`` as soon as ``descriptor`` is readable."""
+    def watch(self, signal: Signal, owner: Hashable, job: Job[ArrivalT]) -> None:
+        """Have ``job`` done by ``take`` as soon as ``signal`` tells."""
         if self._bell < 0:
             # Whoever waits for descriptors must hear of threads as well.
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._watched[descriptor] = _Watched(owner, job)
+        self._watched[signal.bell] = _Watched(signal, owner, job)
 
     def unwatch(self, owner: Hashable) -> Job[ArrivalT] | None:
         """Return what is being watched for ``owner``, and leave it to the caller."""
-        for descriptor, watched in self._watched.items():
+        for bell, watched in self._watched.items():
             if watched.owner == owner:
-                del self._watched[descriptor]
+                del self._watched[bell]
                 return watched.job
         return None
 
@@ -79,9 +80,10 @@ class Arrivals(Generic[ArrivalT]):
             ready = self._readable(_left_s(deadline_s))
             if not ready:
                 return None
-            for descriptor in ready:
-                if descriptor in self._watched:
-                    return self._watched.pop(descriptor).job()
+            for bell, watched in self._watched.items():
+                if bell in ready or watched.signal.peer in ready:
+                    del self._watched[bell]
+                    return watched.job()
         try:
             return self._arrived.get(timeout=_left_s(deadline_s))
         except queue.Empty:
@@ -96,7 +98,8 @@ class Arrivals(Generic[ArrivalT]):
 
     def _readable(self, timeout_s: float | None) -> list[int]:
         """Return what is readable; nothing: that took too long. The bell is quiet afterwards."""
-        ready = self._waiting.ready(self._bell, *self._watched, timeout_s=timeout_s)
+        peers = [watched.signal.peer for watched in self._watched.values()]
+        ready = self._waiting.ready(self._bell, *self._watched, peers=peers, timeout_s=timeout_s)
         if self._bell in ready:
             os.eventfd_read(self._bell)
         return ready

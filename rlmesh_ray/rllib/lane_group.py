@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_descriptor
+from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_signal
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.waiting import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,9 @@ class LaneGroup:
         """
         return self._join([session.receive() for session in self._sessions])
 
-    def fileno(self) -> int:
-        """Return what is readable when ``receive`` has little to wait for; negative: nothing is."""
-        return last_descriptor(self._sessions)
+    def signal(self) -> Signal | None:
+        """Return what tells that ``receive`` has little to wait for; None: nothing does."""
+        return last_signal(self._sessions)
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, session by session; see ``EnvClient.call``."""

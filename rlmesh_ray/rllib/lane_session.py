@@ -24,6 +24,7 @@ from rlmesh_ray.rllib.lane_infos import lane_infos
 from rlmesh_ray.spaces.batch import Column, flatten
 from rlmesh_ray.spaces.columns import replace_lanes
 from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.waiting import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,9 @@ class LaneSession:
             )
         return batch
 
-    def fileno(self) -> int:
-        """Return what is readable when ``receive`` need not wait; negative: nothing is."""
-        return -1 if self._pending.after else self._client.fileno()
+    def signal(self) -> Signal | None:
+        """Return what tells that ``receive`` need not wait; None: nothing does."""
+        return None if self._pending.after else self._client.signal()
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, between two steps; see ``EnvClient.call``."""
@@ -174,7 +175,7 @@ def _row(part: Any, num_lanes: int) -> NDArray[Any]:
     return np.broadcast_to(array, (num_lanes, *array.shape))
 
 
-def last_descriptor(sessions: Sequence[LaneSession]) -> int:
-    """Return what is readable when the last of ``sessions`` has answered; negative: nothing is."""
-    descriptors = [session.fileno() for session in sessions]
-    return -1 if min(descriptors) < 0 else descriptors[-1]
+def last_signal(sessions: Sequence[LaneSession]) -> Signal | None:
+    """Return what tells that the last of ``sessions`` has answered; None: nothing does."""
+    signals = [session.signal() for session in sessions]
+    return None if None in signals else signals[-1]

@@ -20,6 +20,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.rllib.arrivals import Arrivals, Job
 from rlmesh_ray.rllib.patience import Patience
+from rlmesh_ray.waiting import Signal
 
 
 class Group(Protocol):
@@ -34,11 +35,8 @@ class Group(Protocol):
     def receive(self) -> Any:
         """Return what the actions that were sent have led to."""
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when ``receive`` has little to wait for.
-
-        Negative: there is none.
-        """
+    def signal(self) -> Signal | None:
+        """Return what tells that ``receive`` has little to wait for; None: nothing does."""
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane."""
@@ -131,17 +129,17 @@ class LaneSlot:
         group = self._group
         assert group is not None, "an open slot"
         receive: Callable[[], Any] = group.receive
-        descriptor = -1
+        signal: Signal | None = None
         try:
             if self._is_behind:  # set while the group was on its way
                 self._is_behind = False
                 self._set_up(group)
             group.send(actions)
-            descriptor = group.fileno()
+            signal = group.signal()
         except (EndpointError, RemoteEnvError) as error:
             receive = _raising(error)
         self.phase = Phase.STEPPING
-        self._begin(receive, descriptor)
+        self._begin(receive, signal)
 
     def call(self, name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
         """Call into every lane; see ``EnvClient.call``.
@@ -178,8 +176,8 @@ class LaneSlot:
         if self._group is not None:
             self._group.close()
 
-    def _begin(self, function: Callable[[], Any], descriptor: int = -1) -> None:
-        """Have ``function`` done: when ``descriptor`` is readable, or in this slot's thread."""
+    def _begin(self, function: Callable[[], Any], signal: Signal | None = None) -> None:
+        """Have ``function`` done: when ``signal`` tells, or in this slot's thread."""
         self._work += 1
         work = self._work
 
@@ -192,8 +190,8 @@ class LaneSlot:
         if self._arrivals.are_deferred:
             self._arrivals.defer(job)
             return
-        if descriptor >= 0:
-            self._arrivals.watch(descriptor, self, job)
+        if signal is not None:
+            self._arrivals.watch(signal, self, job)
             return
         before = self._arrivals.unwatch(self)
         if before is not None:  # work that nobody waits for any more comes first all the same

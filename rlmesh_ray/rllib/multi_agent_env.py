@@ -10,12 +10,13 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.rllib.lane_env import LaneCall
-from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_descriptor
+from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_signal
 from rlmesh_ray.rllib.multi_agent_columns import ALL_AGENTS, AgentColumns
 from rlmesh_ray.rllib.multi_agent_contract import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.waiting import Signal
 
 ByAgent = list[dict[str, Any]]
 """One dict by agent a lane."""
@@ -125,9 +126,9 @@ class MultiAgentLaneGroup:
                 flags[lane] = {**self._columns.for_all(False), ALL_AGENTS: False}
         return taken
 
-    def fileno(self) -> int:
-        """Return what is readable when ``receive`` has little to wait for; negative: nothing is."""
-        return last_descriptor(self._sessions)
+    def signal(self) -> Signal | None:
+        """Return what tells that ``receive`` has little to wait for; None: nothing does."""
+        return last_signal(self._sessions)
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, session by session; see ``EnvClient.call``."""

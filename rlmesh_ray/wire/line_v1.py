@@ -1,13 +1,13 @@
 """What goes over a line: the capability ``rlmesh_ray.shared_memory.v1`` on the wire.
 
-A line is a socket between a client and the worker that steps its lanes, and a ``Block`` that both
-map. Only Step travels over it, and only its success comes back; everything else happens on the
-session's Join stream, whose rules stay in force. A request has a number; its request id on the
-stream would be that number in decimal.
+A line is a socket between a client and the worker that steps its lanes, with a bell at each end
+(``waiting.BelledSocket``), and a ``Block`` that both map. Only Step travels over it, and only its
+success comes back; everything else happens on the session's Join stream, whose rules stay in
+force. A request has a number; its request id on the stream would be that number in decimal.
 
 * Greeting, client to endpoint, on the endpoint's socket for lines: the session id, then the
-  timeout of the client's steps. Answered with one byte: 1 and two descriptors, the block's and the
-  line's, or 0, and there is none.
+  timeout of the client's steps. Answered with one byte: 1 and four descriptors (the block, the
+  socket, the worker's bell, the client's), or 0, and there is none.
 * Request, client to worker: number and timeout. The actions lie in the block.
 * Answer, worker to client: the number, DONE or HANDED_OVER, and the size of what follows. DONE:
   the results lie in the block, and what follows, if anything, is a JoinResponse of the edition
@@ -31,6 +31,7 @@ SOCKET_NAME_LENGTH = 32
 
 ACCEPTED, REFUSED = b"\1", b"\0"
 DONE, HANDED_OVER = 0, 1
+NUM_DESCRIPTORS = 4
 
 _GREETING = struct.Struct(f"<{SESSION_ID_BYTES}sQ")
 _REQUEST = struct.Struct("<QQ")

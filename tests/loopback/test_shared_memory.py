@@ -317,7 +317,7 @@ def has_line_left(client: EnvClient) -> bool:
     line = client._lines.line()
     assert line is not None
     try:
-        return bool(line._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return bool(line._worker.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
         return True
 
@@ -452,7 +452,7 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
         desk.connect(where)
         desk.sendall(greeting)
         desk.shutdown(socket.SHUT_WR)
-        answer, descriptors, _, _ = socket.recv_fds(desk, 1, 4)
+        answer, descriptors, _, _ = socket.recv_fds(desk, 1, 8)
     return answer, list(descriptors)
 
 
@@ -496,9 +496,10 @@ def test_nonsense_on_a_line_costs_its_sender_s_session_at_most() -> None:
         client.step(NOTHING)
         line = client._lines.line()
         assert line is not None
-        line._connection.sendall(b"\xff" * 16)  # a number beyond every other, and no deadline
-        line._connection.sendall(b"nonsense")
-        line._connection.shutdown(socket.SHUT_WR)
+        worker = line._worker
+        worker.send(b"\xff" * 16)  # a number beyond every other, and no deadline
+        worker.send(b"nonsense")
+        worker.connection.shutdown(socket.SHUT_WR)
         with RemoteEnv(server.address) as env:
             env.reset()
             assert env.step(0)[0] == [1.0]

@@ -16,6 +16,7 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.waiting import BelledSocket
 from rlmesh_ray.wire import line_v1 as frames
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
@@ -48,6 +49,7 @@ def _rig() -> Iterator[Rig]:
     control = LineControl(descriptor, NUM_LANES)
     os.close(descriptor)
     client, worker = socket.socketpair()
+    bells = (os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK))
     client.settimeout(10.0)
     results = Results(np.ones(NUM_LANES), np.zeros(NUM_LANES, bool), np.zeros(NUM_LANES, bool))
 
@@ -55,7 +57,7 @@ def _rig() -> Iterator[Rig]:
         rig.num_steps += 1
         return rig.outcomes.pop(0) if rig.outcomes else StepReply({})
 
-    end = LineEnd(worker, control, results, step, NUM_LANES, tag_arrays=True)
+    end = LineEnd(BelledSocket(worker, *bells), control, results, step, NUM_LANES, tag_arrays=True)
     rig = Rig(client, end, control, results)
     for lane in range(NUM_LANES):
         control.tally.is_tracked[lane] = 1
@@ -154,8 +156,18 @@ def test_a_client_that_hangs_up_ends_the_line(rig: Rig, said: bytes) -> None:
 
     rig.end.serve()
 
-    assert rig.end.fileno() < 0
+    assert rig.end.signal is None
     assert rig.num_steps == 0
+
+
+def test_who_rings_and_says_nothing_holds_nobody_up(rig: Rig) -> None:
+    rig.end.open(EPISODES)
+    assert rig.end.signal is not None
+    os.eventfd_write(rig.end.signal.bell, 1)
+
+    rig.end.serve()
+
+    assert rig.ask(1)[1] == frames.DONE
 
 
 def test_a_timeout_beyond_every_clock_is_one_for_ever(rig: Rig) -> None:

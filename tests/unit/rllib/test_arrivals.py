@@ -1,10 +1,12 @@
 import os
+import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from rlmesh_ray.rllib.arrivals import Arrivals
+from rlmesh_ray.waiting import Signal
 
 
 @pytest.fixture
@@ -14,29 +16,41 @@ def arrivals() -> Iterator[Arrivals[str]]:
     arrivals.close()
 
 
+class Told:
+    """A signal, and what makes it tell."""
+
+    def __init__(self) -> None:
+        self._bell = os.eventfd(0)
+        self._ours, self.peer = socket.socketpair()
+        self.signal = Signal(self._bell, self._ours.fileno())
+
+    def ring(self) -> None:
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        os.close(self._bell)
+        self._ours.close()
+        self.peer.close()
+
+
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    reader, writer = os.pipe()
-    yield reader, writer
-    os.close(reader)
-    os.close(writer)
+def told() -> Iterator[Told]:
+    told = Told()
+    yield told
+    told.close()
 
 
-def test_work_is_done_when_its_descriptor_is_readable(
-    arrivals: Arrivals[str], pipe: tuple[int, int]
-) -> None:
-    arrivals.watch(pipe[0], "one", lambda: "done")
+def test_work_is_done_when_its_signal_tells(arrivals: Arrivals[str], told: Told) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done")
 
     assert arrivals.take(0.0) is None
-    os.write(pipe[1], b"x")
+    told.ring()
     assert arrivals.take(None) == "done"
     assert arrivals.take(0.0) is None
 
 
-def test_who_waits_for_descriptors_hears_of_threads(
-    arrivals: Arrivals[str], pipe: tuple[int, int]
-) -> None:
-    arrivals.watch(pipe[0], "one", lambda: "done")
+def test_who_waits_for_signals_hears_of_threads(arrivals: Arrivals[str], told: Told) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done")
     thread = threading.Thread(target=arrivals.put, args=("put",))
     thread.start()
 
@@ -46,32 +60,40 @@ def test_who_waits_for_descriptors_hears_of_threads(
 
 
 def test_what_was_put_before_anything_was_watched_is_not_forgotten(
-    arrivals: Arrivals[str], pipe: tuple[int, int]
+    arrivals: Arrivals[str], told: Told
 ) -> None:
     arrivals.put("put")
-    arrivals.watch(pipe[0], "one", lambda: "done")
-    os.write(pipe[1], b"x")
+    arrivals.watch(told.signal, "one", lambda: "done")
+    told.ring()
 
     assert [arrivals.take(None), arrivals.take(None)] == ["put", "done"]
 
 
 def test_each_take_does_one_work(arrivals: Arrivals[str]) -> None:
-    pipes = [os.pipe() for _ in range(3)]
-    for number, (reader, writer) in enumerate(pipes):
-        arrivals.watch(reader, number, lambda number=number: str(number))  # type: ignore[misc]
-        os.write(writer, b"x")
+    several = [Told() for _ in range(3)]
+    for number, told in enumerate(several):
+        arrivals.watch(told.signal, number, lambda number=number: str(number))  # type: ignore[misc]
+        told.ring()
 
-    assert sorted(str(arrivals.take(None)) for _ in pipes) == ["0", "1", "2"]
-    for ends in pipes:
-        for end in ends:
-            os.close(end)
+    assert sorted(str(arrivals.take(None)) for _ in several) == ["0", "1", "2"]
+    for told in several:
+        told.close()
 
 
-def test_what_is_no_longer_watched_is_the_caller_s(
-    arrivals: Arrivals[str], pipe: tuple[int, int]
+def test_who_waits_for_a_peer_hears_of_its_end_and_of_nothing_that_it_says(
+    arrivals: Arrivals[str], told: Told
 ) -> None:
-    arrivals.watch(pipe[0], "one", lambda: "done")
-    os.write(pipe[1], b"x")
+    arrivals.watch(told.signal, "one", lambda: "done")
+    told.peer.sendall(b"said, and not rung")
+
+    assert arrivals.take(0.0) is None
+    told.peer.close()
+    assert arrivals.take(None) == "done"
+
+
+def test_what_is_no_longer_watched_is_the_caller_s(arrivals: Arrivals[str], told: Told) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done")
+    told.ring()
 
     job = arrivals.unwatch("one")
     assert job is not None
@@ -80,8 +102,8 @@ def test_what_is_no_longer_watched_is_the_caller_s(
     assert arrivals.take(0.0) is None
 
 
-def test_a_thread_may_be_late(arrivals: Arrivals[str], pipe: tuple[int, int]) -> None:
-    arrivals.watch(pipe[0], "one", lambda: "done")
+def test_a_thread_may_be_late(arrivals: Arrivals[str], told: Told) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done")
     arrivals.close()
     arrivals.close()
 

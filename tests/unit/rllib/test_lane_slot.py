@@ -32,8 +32,8 @@ class Group:
     def receive(self) -> GroupBatch:
         return BATCH
 
-    def fileno(self) -> int:
-        return -1
+    def signal(self) -> None:
+        return None
 
     def call(self, name: str, arguments: Any) -> tuple[Any, ...]:
         self.asked.append((name, *arguments))
