@@ -59,8 +59,11 @@ class BelledSocket:
         Raises:
             OSError: The other end is gone, or this one closed.
         """
-        self.connection.sendall(data)
+        sent = self.connection.send(data, socket.MSG_DONTWAIT)
+        # Before the rest: what is larger than the kernel's buffer leaves only as it is read.
         os.eventfd_write(self._peer_bell, 1)
+        if sent < len(data):
+            self.connection.sendall(memoryview(data)[sent:])
 
     def hush(self) -> None:
         """Take notice of the bell, whether it has been rung or not."""

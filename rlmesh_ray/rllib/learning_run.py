@@ -8,8 +8,6 @@ import argparse
 import json
 import logging
 import math
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TextIO
@@ -24,6 +22,7 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from rlmesh_ray.rllib.configure import configure
+from rlmesh_ray.rllib.measured_process import only_for_the_parent
 from rlmesh_ray.rllib.training import Progress, train
 
 _CARTPOLE = "CartPole-v1"
@@ -156,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--most-steps", type=int, required=True)
     parser.add_argument("--through-endpoints", action="store_true")
     told = parser.parse_args(arguments)
-    parent = _only_for_the_parent()
+    parent = only_for_the_parent()
     ray.init(
         address="local",
         num_cpus=_LOGICAL_CPUS,
@@ -173,13 +172,6 @@ def main(arguments: list[str] | None = None) -> None:
         ray.shutdown()
     parent.write(json.dumps({"done": True}) + "\n")
     parent.flush()
-
-
-def _only_for_the_parent() -> TextIO:
-    """Return what was standard output; what anything prints goes to standard error from now on."""
-    parent = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return parent
 
 
 def _say(parent: TextIO, progress: Progress) -> None:

@@ -7,7 +7,6 @@ nobody learns meanwhile.
 
 import json
 import logging
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from rlmesh_ray.rllib.configure import configure
 from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.measured_process import only_for_the_parent
 
 _LOGICAL_CPUS = 2
 _SEED = 1
@@ -57,7 +57,7 @@ def sampling_runner(env_id: str, num_envs: int, *, address: str = "") -> SingleA
 def main() -> None:
     """Do what standard input says."""
     task = _Task(**json.loads(sys.stdin.readline()))
-    parent = _only_for_the_parent()
+    parent = only_for_the_parent()
     # For both alike, and as on a runner's actor: a network this small is not worth sharing.
     torch.set_num_threads(1)
     ray.init(
@@ -97,13 +97,6 @@ def _sample_for(runner: Any, seconds: float, timesteps: int) -> tuple[int, float
         took_s = time.perf_counter() - began_s
         if took_s >= seconds:
             return num_steps, took_s
-
-
-def _only_for_the_parent() -> TextIO:
-    """Return what was standard output; what anything prints goes to standard error from now on."""
-    parent = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return parent
 
 
 def _say(parent: TextIO, **fields: object) -> None:

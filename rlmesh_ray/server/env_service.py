@@ -6,7 +6,7 @@ the stream.
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.env_session import EnvSession, State
 from rlmesh_ray.protocol.messages import EnvResponse, ResetDone
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.env_calls import EnvCalls, OpenSession, session_id_of
+from rlmesh_ray.server.env_calls import EnvCalls, session_id_of
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.reception import HouseRules, Reception
@@ -103,8 +103,9 @@ class EnvService:
         session = EnvSession(self._contract.num_envs, _new_episode_id)
         lanes = self._calls.open(context, host)
         tags = capabilities.NDARRAY in offered
+        leave_desk: Callable[[], None] = _nothing
         if capabilities.SHARED_MEMORY in offered:
-            self._desk.open(
+            leave_desk = self._desk.open(
                 session_id_of(context),
                 lambda timeout_ms: lanes.between(
                     partial(_lend_line, session, host, timeout_ms, tag_arrays=tags)
@@ -116,7 +117,8 @@ class EnvService:
                 with self._drain.owing():
                     response = await lanes.in_turn(partial(_answer, session, host, data))
                     if session.state is State.CLOSED:
-                        self._close(context, lanes)
+                        leave_desk()
+                        self._calls.close(context, lanes)
                         # Before the answer: whoever reads it may open the next session at once.
                         host.release()
                     await context.write(wire.pack_response(response, tag_arrays=tags))
@@ -127,12 +129,9 @@ class EnvService:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         finally:
             session.interrupt(time.time_ns())
-            self._close(context, lanes)
+            leave_desk()
+            self._calls.close(context, lanes)
             host.release()
-
-    def _close(self, context: grpc.aio.ServicerContext, lanes: OpenSession) -> None:
-        self._calls.close(context, lanes)
-        self._desk.close(session_id_of(context))
 
 
 async def _answer(session: EnvSession, host: EnvHost, data: bytes) -> EnvResponse:
@@ -159,6 +158,10 @@ async def _lend_line(
         session.share(line.control.tally)
         host.track(session.episodes)
     return line
+
+
+def _nothing() -> None:
+    """Leave a desk where one never was."""
 
 
 def _new_episode_id() -> str:

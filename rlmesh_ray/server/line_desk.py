@@ -8,6 +8,7 @@ its session id, which only its handshake told, and which nobody can guess.
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.wire import line_v1 as wire
 
+_LOG = logging.getLogger(__name__)
+
 Lend = Callable[[int], Awaitable[LentLine | None]]
 """Given the timeout of a client's steps, lends its session a line; None: not now."""
 TakeBack = Callable[[], Awaitable[None]]
@@ -26,6 +29,7 @@ TakeBack = Callable[[], Awaitable[None]]
 _GREETING_TIMEOUT_S = 5.0
 _MAX_GREETINGS = 64
 _BACKLOG = 64
+_PAUSE_S = 1.0
 
 
 class LineDesk:
@@ -66,20 +70,28 @@ class LineDesk:
                 task.cancel()
         await asyncio.gather(*(take_back() for _, take_back in self._open.values()))
 
-    def open(self, session_id: str, lend: Lend, take_back: TakeBack) -> None:
-        """Let the client of a session come, until ``close``."""
+    def open(self, session_id: str, lend: Lend, take_back: TakeBack) -> Callable[[], None]:
+        """Let the client of a session come, until it calls what is returned, once or more."""
+        own = (lend, take_back)
         # Whoever comes second with the same id is a replay.
-        self._open.setdefault(session_id, (lend, take_back))
+        self._open.setdefault(session_id, own)
 
-    def close(self, session_id: str) -> None:
-        """End what ``open`` began. Idempotent."""
-        self._open.pop(session_id, None)
+        def close() -> None:
+            if self._open.get(session_id) is own:
+                del self._open[session_id]
+
+        return close
 
     async def _serve(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
-                client, _ = await loop.sock_accept(listener)
+                try:
+                    client, _ = await loop.sock_accept(listener)
+                except OSError as error:  # out of descriptors, perhaps: sessions use messages
+                    _LOG.warning("no client can be given shared memory: %s", error)
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
                 if len(self._greetings) >= _MAX_GREETINGS:
                     client.close()
                     continue

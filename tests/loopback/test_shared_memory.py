@@ -22,10 +22,13 @@ from numpy.typing import NDArray
 from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import CodecError, ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.wire import line_v1 as wire
+from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 
 NOTHING = [np.zeros(1, np.int64)]
 
@@ -191,6 +194,7 @@ def test_who_shares_no_network_with_the_endpoint_gets_messages(tmp_path: Path) -
 import sys, numpy as np
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import ConfigurationError
 client = EnvClient(Dial(sys.argv[1]))
 client.reset()
@@ -480,6 +484,19 @@ def test_a_session_that_is_over_gets_nothing_at_the_desk() -> None:
         client.close()
 
         assert greet(server, client) == (wire.REFUSED, [])
+
+
+def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it() -> None:
+    with EnvServer(Lifelike) as server, session(server) as client:
+        metadata = client._lines._connection.metadata
+        replay = JoinStream(client._channel, "/rlmesh.env.v1.EnvService/Join", metadata, "")
+        replay.send(env_wire.pack_request(Close("1")))
+        replay.receive(20.0)
+        replay.close()
+
+        assert eventually(lambda: server.num_sessions == 1)
+        client.step(NOTHING)
+        assert has_line(client)
 
 
 def test_a_session_without_a_reset_gets_nothing_at_the_desk() -> None:

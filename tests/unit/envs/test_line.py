@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Results
-from rlmesh_ray.waiting import BelledSocket
+from rlmesh_ray.waiting import BelledSocket, Waiting
 from rlmesh_ray.wire import line_v1 as frames
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
@@ -32,6 +33,7 @@ class Rig:
     end: LineEnd
     control: LineControl
     results: Results
+    client_bell: int
     outcomes: list[StepReply | Failure] = field(default_factory=list)
     num_steps: int = 0
 
@@ -58,7 +60,7 @@ def _rig() -> Iterator[Rig]:
         return rig.outcomes.pop(0) if rig.outcomes else StepReply({})
 
     end = LineEnd(BelledSocket(worker, *bells), control, results, step, NUM_LANES, tag_arrays=True)
-    rig = Rig(client, end, control, results)
+    rig = Rig(client, end, control, results, bells[1])
     for lane in range(NUM_LANES):
         control.tally.is_tracked[lane] = 1
     yield rig
@@ -89,6 +91,27 @@ def test_infos_and_ended_episodes_come_as_the_edition_s_frame(rig: Rig) -> None:
     (record,) = done.completed_episodes
     assert (record.episode_id, record.final_info) == ("a", {"last": 1})
     assert done.episode_ids == ("", "b")
+
+
+def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_left(
+    rig: Rig,
+) -> None:
+    rig.end.open(EPISODES)
+    rig.outcomes = [StepReply({"text": "x" * 4_000_000})]
+    rig.client.sendall(frames.pack_request(1, 0))
+    serving = threading.Thread(target=rig.end.serve)
+    serving.start()
+
+    Waiting(0.0).ready(rig.client_bell)
+    _, kind, size = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    with rig.client.makefile("rb") as reader:
+        body = reader.read(size)
+
+    serving.join()
+    assert kind == frames.DONE
+    done = parse_response(body)
+    assert isinstance(done, StepDone)
+    assert len(str(done.infos["text"])) == 4_000_000
 
 
 def test_nothing_is_executed_until_the_line_is_open(rig: Rig) -> None:
