@@ -59,7 +59,9 @@ class BelledSocket:
         Raises:
             OSError: The other end is gone, or this one closed.
         """
-        sent = self.connection.send(data, socket.MSG_DONTWAIT)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            sent = self.connection.send(data, socket.MSG_DONTWAIT)
         # Before the rest: what is larger than the kernel's buffer leaves only as it is read.
         os.eventfd_write(self._peer_bell, 1)
         if sent < len(data):

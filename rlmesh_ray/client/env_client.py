@@ -191,7 +191,7 @@ class EnvClient:
         """
         self._settle()
         self._exchange.require_open()
-        # What is on the stream comes first; then there is no telling when.
+        # What is still on the stream comes first, and a line would overtake it.
         is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
         line = self._lines.line() if is_alone else None
         if line is None:

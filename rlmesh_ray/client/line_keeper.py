@@ -2,7 +2,7 @@
 
 from rlmesh_ray.client.env_handshake import Connection
 from rlmesh_ray.client.line import Line, is_within_reach
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, EndpointLostError
 from rlmesh_ray.protocol import capabilities
 
 
@@ -28,6 +28,7 @@ class LineKeeper:
         self._name = connection.answer.capabilities.get(capabilities.SHARED_MEMORY, "")
         self._line: Line | None = None
         self._is_worth_a_try = False
+        self._is_required = bool(wanted)
         if wanted:
             _require(self._name, address)
         self._is_wanted = wanted is not False and bool(self._name)
@@ -42,7 +43,11 @@ class LineKeeper:
         self._is_worth_a_try = self._is_wanted
 
     def line(self) -> Line | None:
-        """Return a line to use now; None: there is none."""
+        """Return a line to use now; None: there is none.
+
+        Raises:
+            EndpointLostError: There must be one, and the endpoint has not given it.
+        """
         if self._line is not None and not self._line.is_open:
             self._line = None
         if self._line is None and self._is_worth_a_try:
@@ -55,6 +60,12 @@ class LineKeeper:
                 connection.contract,
                 self._address,
             )
+            if self._line is None and self._is_required:
+                raise EndpointLostError(
+                    "the endpoint has given no shared memory, which it offers; leave "
+                    "shared_memory out to go on with messages",
+                    self._address,
+                )
         return self._line
 
     def close(self) -> None:

@@ -60,8 +60,9 @@ class CallCommand:
 class AttachCommand:
     """Begin to answer steps over a line, too.
 
-    After the reply the parent sends three descriptors: a new block's, to be used instead of the
-    old one, the line's control and the line itself. A line that is there already ends.
+    After the reply the parent sends five descriptors: a new block's, to be used instead of the old
+    one, the line's control, the line itself, and the bells of this end and of the client's. A line
+    that is there already ends.
     """
 
     tag_arrays: bool

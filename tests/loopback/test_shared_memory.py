@@ -167,6 +167,17 @@ def test_spaces_with_text_travel_as_messages() -> None:
             RemoteEnv(server.address, shared_memory=True)
 
 
+def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address), shared_memory=True)
+        keeper = client._lines
+        keeper._connection = dataclasses.replace(keeper._connection, session_id="0" * 32)
+        client.reset()
+        with pytest.raises(EndpointError, match="has given no shared memory"):
+            client.step(NOTHING)
+        client.close()
+
+
 def test_an_operator_can_do_without() -> None:
     with EnvServer(Lifelike, shared_memory=False) as server:
         client = EnvClient(Dial(server.address))
