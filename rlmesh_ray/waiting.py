@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_MOST_POLLS = 64
 _MARGIN = 1.5
 
 
@@ -53,6 +54,14 @@ class BelledSocket:
         """Whether this end is."""
         return self.connection.fileno() >= 0
 
+    @property
+    def has_data(self) -> bool:
+        """Whether something has arrived; False as well at the end. To be asked of an open one."""
+        try:
+            return bool(self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
     def send(self, data: bytes) -> None:
         """Send ``data`` and ring.
 
@@ -80,6 +89,24 @@ class BelledSocket:
             os.close(self._peer_bell)
 
 
+class Looks:
+    """Learns from each wait for how long to look the next time, before going to sleep.
+
+    Args:
+        longest_s: For how long to look at most.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self.for_s = 0.0
+        """For how long to look; 0: what is waited for takes longer than looking is worth."""
+
+    def learn(self, waited_s: float) -> None:
+        """Note how long a wait has taken."""
+        wanted_s = _MARGIN * waited_s
+        self.for_s = wanted_s if wanted_s <= self._longest_s else 0.0
+
+
 class Waiting:
     """Learns from each wait how to do the next one. For one thread; on Linux.
 
@@ -88,8 +115,8 @@ class Waiting:
     """
 
     def __init__(self, longest_look_s: float) -> None:
-        self._longest_look_s = longest_look_s
-        self._look_s = 0.0
+        self._looks = Looks(longest_look_s)
+        self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def ready(
         self, *descriptors: int, peers: Sequence[int] = (), timeout_s: float | None = None
@@ -104,19 +131,29 @@ class Waiting:
         Returns:
             Those of which that is true; none: it took longer than ``timeout_s``.
         """
-        waiting = select.poll()  # not select: it fails for descriptors above 1023
-        for descriptor in descriptors:
-            waiting.register(descriptor, select.POLLIN)
-        for descriptor in peers:
-            waiting.register(descriptor, 0)
+        waiting = self._poll_for(descriptors, tuple(peers))
         began_s = time.perf_counter()
         events = waiting.poll(0)
-        look_s = self._look_s if timeout_s is None else min(self._look_s, timeout_s)
+        look_s = self._looks.for_s
+        if timeout_s is not None:
+            look_s = min(look_s, timeout_s)
         while not events and time.perf_counter() - began_s < look_s:
             os.sched_yield()
             events = waiting.poll(0)
         if not events:
             events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
-        wanted_s = _MARGIN * (time.perf_counter() - began_s)
-        self._look_s = wanted_s if wanted_s <= self._longest_look_s else 0.0
+        self._looks.learn(time.perf_counter() - began_s)
         return [descriptor for descriptor, _ in events]
+
+    def _poll_for(self, descriptors: tuple[int, ...], peers: tuple[int, ...]) -> select.poll:
+        waiting = self._polls.get((descriptors, peers))
+        if waiting is None:
+            if len(self._polls) >= _MOST_POLLS:
+                self._polls.clear()
+            waiting = select.poll()  # not select: it fails for descriptors above 1023
+            for descriptor in descriptors:
+                waiting.register(descriptor, select.POLLIN)
+            for descriptor in peers:
+                waiting.register(descriptor, 0)
+            self._polls[descriptors, peers] = waiting
+        return waiting

@@ -123,7 +123,7 @@ class Line:
         """
         if not self.is_open:
             return None
-        if not self.wait(timeout_s):
+        if not (self._worker.has_data or self.wait(timeout_s)):
             self.close()
             raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address)
         try:

@@ -9,6 +9,7 @@ import sys
 from typing import Self
 
 from rlmesh_ray.envs import last_words
+from rlmesh_ray.envs.bare_steps import MESSAGES
 from rlmesh_ray.envs.channel import Channel
 
 _REAP_TIMEOUT_S = 1.0
@@ -49,7 +50,7 @@ class ChildProcess:
                 ours.close()
                 os.close(descriptor)
                 raise
-        return cls(process, Channel(ours), descriptor)
+        return cls(process, Channel(ours, MESSAGES), descriptor)
 
     @property
     def pid(self) -> int:

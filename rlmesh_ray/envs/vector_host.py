@@ -26,7 +26,7 @@ from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column, leaves
 from rlmesh_ray.spaces.block import Block, Results
-from rlmesh_ray.spaces.conformance import Deviation, Policy, check
+from rlmesh_ray.spaces.conformance import Checker, Deviation, Policy
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 
@@ -84,14 +84,13 @@ class VectorHost:
 
     def __init__(self, vector: VectorEnv[Any, Any, Any], policy: Policy, name: str) -> None:
         self._lanes: Lanes = vector if isinstance(vector, LaneVectorEnv) else HostedVector(vector)
-        self._policy = policy
         self._draws = vector.render_mode == "rgb_array"
         self._was_reset = False
         self._warned: set[tuple[str, str]] = set()
         self.contract = describe(vector, name)
         """What the environment is."""
-        self._action_leaves = leaves(self.contract.action_space)
-        self._observation_leaves = leaves(self.contract.observation_space)
+        self._action_checker = Checker(leaves(self.contract.action_space), policy)
+        self._observation_checker = Checker(leaves(self.contract.observation_space), policy)
         self._actions: list[Column] = []
 
     def use(self, block: Block) -> None:
@@ -114,7 +113,7 @@ class VectorHost:
         """Apply the actions in the block, if they conform."""
         actions = self._own_actions(command.text_columns)
         try:
-            deviations = _prefixed("action", check(self._action_leaves, actions, self._policy))
+            deviations = _prefixed("action", self._action_checker.check(actions))
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, f"action: {error}")
         infos = self._lanes.step_columns(actions)
@@ -151,8 +150,8 @@ class VectorHost:
 
     def _stored(self) -> list[tuple[str, Deviation]]:
         self._lanes.store()
-        columns = self._lanes.observations
-        return _prefixed("observation", check(self._observation_leaves, columns, self._policy))
+        deviations = self._observation_checker.check(self._lanes.observations)
+        return _prefixed("observation", deviations)
 
     def _texts(self) -> TextColumns:
         return tuple(column for column in self._lanes.observations if isinstance(column, tuple))

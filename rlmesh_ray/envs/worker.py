@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.envs import last_words, lifeline
+from rlmesh_ray.envs.bare_steps import MESSAGES, frame_of_bare
 from rlmesh_ray.envs.bounded import MAX_BYTES, encode_reply
 from rlmesh_ray.envs.channel import Channel, decode, encode
 from rlmesh_ray.envs.commands import (
@@ -144,7 +145,8 @@ class Worker:
     def answer(self, command: Command) -> bytes:
         """Return the encoded reply to ``command``."""
         try:
-            return encode_reply(self._handlers[type(command)](command), self._max_info_bytes)
+            reply = self._handlers[type(command)](command)
+            return frame_of_bare(reply) or encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
             return encode_reply(failure(error))
 
@@ -158,9 +160,7 @@ class Worker:
         """Step for the line; infos come out as the endpoint gets them."""
         try:
             reply = self._host.step(StepCommand())
-            if isinstance(reply, StepReply) and not (
-                reply.infos or any(reply.final_infos.values())
-            ):
+            if isinstance(reply, StepReply) and frame_of_bare(reply):
                 return reply
             frame = encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
@@ -218,10 +218,6 @@ class Worker:
     def _new_host(self) -> VectorHost:
         vector = build(self._start.payload, self._start.num_envs)
         return VectorHost(vector, self._start.policy, self._start.description)
-
-
-def _has_infos(reply: StepReply) -> bool:
-    return bool(reply.infos) or any(reply.final_infos.values())
 
 
 def failure(error: BaseException) -> Failure:
@@ -327,7 +323,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _ignore)
     last_words.record(last_words_descriptor)
     lifeline.hold(_take_lifeline(), parent_pid)
-    channel = Channel(socket.socket(fileno=socket_descriptor))
+    channel = Channel(socket.socket(fileno=socket_descriptor), MESSAGES)
     # Else a process that the environment forks would keep the road open after our death.
     os.register_at_fork(after_in_child=channel.connection.close)
     with contextlib.suppress(EOFError, ConnectionError):

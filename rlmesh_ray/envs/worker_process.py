@@ -11,6 +11,7 @@ import sys
 from typing import Self
 
 from rlmesh_ray.envs import memory
+from rlmesh_ray.envs.bare_steps import frame_of_command
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
@@ -116,7 +117,7 @@ class WorkerProcess:
 
         Never blocks. If the worker is gone, ``receive`` tells.
         """
-        self._channel.begin(encode(command))
+        self._channel.begin(frame_of_command(command))
 
     def advance(self) -> bool:
         """Send and receive what goes at once; return whether ``receive`` would not block."""

@@ -62,22 +62,21 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
     # --- from answers to episodes --------------------------------------------------------
 
     def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
-        observations = unbatch(arrived.observation)
-        for lane, observation, infos in zip(
-            lanes.slot.lanes, observations, arrived.infos, strict=True
-        ):
-            self._ongoing_episodes[lane].add_env_reset(observation=observation, infos=infos)
-        self._prepare(lanes, {Columns.OBS: observations, Columns.INFOS: arrived.infos})
+        observations, infos = unbatch(arrived.observation), list(arrived.infos)
+        for lane, observation, own_infos in zip(lanes.slot.lanes, observations, infos, strict=True):
+            self._ongoing_episodes[lane].add_env_reset(observation=observation, infos=own_infos)
+        self._prepare(lanes, {Columns.OBS: observations, Columns.INFOS: infos})
         for lane in lanes.slot.lanes:
             self._make_on_episode_callback("on_episode_start", lane, self._ongoing_episodes)
 
     def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
         observations, actions = unbatch(arrived.observation), unbatch(lanes.actions)
+        infos = list(arrived.infos)
         started = set()
         for row, lane in enumerate(lanes.slot.lanes):
             episode = self._ongoing_episodes[lane]
             if not episode.is_reset:
-                episode.add_env_reset(observation=observations[row], infos=arrived.infos[row])
+                episode.add_env_reset(observation=observations[row], infos=infos[row])
                 started.add(lane)
                 continue
             extras = {key: column[row] for key, column in (lanes.extras or {}).items()}
@@ -86,7 +85,7 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
                 observation=observations[row],
                 action=actions[row],
                 reward=arrived.rewards[row],
-                infos=arrived.infos[row],
+                infos=infos[row],
                 terminated=arrived.terminated[row],
                 truncated=arrived.truncated[row],
                 extra_model_outputs={**extras, WEIGHTS_SEQ_NO: self._weights_seq_no},
@@ -97,7 +96,7 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
                 Columns.OBS: observations,
                 Columns.ACTIONS: actions,
                 Columns.REWARDS: arrived.rewards,
-                Columns.INFOS: arrived.infos,
+                Columns.INFOS: infos,
                 Columns.TERMINATEDS: arrived.terminated,
                 Columns.TRUNCATEDS: arrived.truncated,
             },

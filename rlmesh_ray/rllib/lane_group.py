@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmesh_ray.rllib.lane_infos import joined
 from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_signal
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
@@ -25,7 +26,7 @@ class GroupBatch:
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    infos: list[dict[str, Any]]
+    infos: Sequence[dict[str, Any]]
 
 
 class LaneGroup:
@@ -126,5 +127,5 @@ class LaneGroup:
             np.concatenate([batch.rewards for batch in batches]),
             np.concatenate([batch.terminated for batch in batches]),
             np.concatenate([batch.truncated for batch in batches]),
-            [info for batch in batches for info in batch.infos],
+            joined([batch.infos for batch in batches]),
         )

@@ -1,14 +1,43 @@
 """The infos of all lanes, out of those of a vector."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 
 from rlmesh_ray.spaces.infos import lane_info
 
 
-def lane_infos(infos: Mapping[str, object], num_lanes: int) -> list[dict[str, Any]]:
+class NoInfos(Sequence[dict[str, Any]]):
+    """The infos of lanes that have none: who asks for a lane's gets a dict of its own.
+
+    A dict a lane and step, most of them never looked at, keeps the garbage collector busy.
+
+    Args:
+        num_lanes: Of the vector.
+    """
+
+    __slots__ = ("_num_lanes",)
+
+    def __init__(self, num_lanes: int) -> None:
+        self._num_lanes = num_lanes
+
+    def __len__(self) -> int:
+        return self._num_lanes
+
+    @overload
+    def __getitem__(self, lane: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, lane: slice) -> Sequence[dict[str, Any]]: ...
+    def __getitem__(self, lane: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
+        if isinstance(lane, slice):
+            return NoInfos(len(range(*lane.indices(self._num_lanes))))
+        if not -self._num_lanes <= lane < self._num_lanes:
+            raise IndexError(f"lane {lane} of {self._num_lanes}")
+        return {}
+
+
+def lane_infos(infos: Mapping[str, object], num_lanes: int) -> Sequence[dict[str, Any]]:
     """Return what ``lane_info`` does for each lane, at less cost where there are many.
 
     Args:
@@ -18,9 +47,18 @@ def lane_infos(infos: Mapping[str, object], num_lanes: int) -> list[dict[str, An
     Returns:
         One dict a lane; none of them is another's.
     """
+    if not infos:
+        return NoInfos(num_lanes)
     if all(_is_usual(infos, key, num_lanes) for key in infos):
         return _taken_apart(infos, num_lanes)
     return [lane_info(infos, lane) for lane in range(num_lanes)]
+
+
+def joined(parts: Sequence[Sequence[dict[str, Any]]]) -> Sequence[dict[str, Any]]:
+    """Return the infos of several vectors' lanes, one after the other."""
+    if all(isinstance(part, NoInfos) for part in parts):
+        return NoInfos(sum(map(len, parts)))
+    return [info for part in parts for info in part]
 
 
 def _is_usual(infos: Mapping[str, object], key: str, num_lanes: int) -> bool:

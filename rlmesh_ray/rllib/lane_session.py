@@ -35,7 +35,7 @@ class LaneBatch:
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    infos: list[dict[str, Any]]
+    infos: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,15 @@ class LaneSession:
         batch = self._next(self._client.receive_step(pending.step), pending.restarted)
         if pending.after:
             fresh = self._first(self._client.receive_reset(pending.after))
+            infos = list(batch.infos)
             for lane in pending.restarted:
-                batch.infos[lane] = fresh.infos[lane]
+                infos[lane] = fresh.infos[lane]
             batch = LaneBatch(
                 replace_lanes(batch.observation, fresh.observation, pending.restarted),
                 batch.rewards,
                 batch.terminated,
                 batch.truncated,
-                batch.infos,
+                infos,
             )
         return batch
 
@@ -148,6 +149,7 @@ class LaneSession:
         if self._mode is not AutoresetMode.NEXT_STEP:
             self._ended = tuple(np.flatnonzero(result.terminated | result.truncated).tolist())
         if self._mode is AutoresetMode.SAME_STEP:
+            infos = list(infos)
             observation = self._with_final_observations(observation, infos)
         return LaneBatch(observation, result.rewards, result.terminated, result.truncated, infos)
 

@@ -114,7 +114,8 @@ class EnvService:
             )
         try:
             async for data in requests:
-                with self._drain.owing():
+                self._drain.owe()
+                try:
                     response = await lanes.in_turn(partial(_answer, session, host, data))
                     if session.state is State.CLOSED:
                         leave_desk()
@@ -122,6 +123,8 @@ class EnvService:
                         # Before the answer: whoever reads it may open the next session at once.
                         host.release()
                     await context.write(wire.pack_response(response, tag_arrays=tags))
+                finally:
+                    self._drain.settle()
                 if session.state is State.CLOSED:
                     break
                 if self._drain.is_wanted:

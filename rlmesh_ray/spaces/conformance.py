@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
 )
 
-__all__ = ["Deviation", "Policy", "check", "coerce", "coerce_batch", "has_nan"]
+__all__ = ["Checker", "Deviation", "Policy", "check", "coerce", "coerce_batch", "has_nan"]
 
 
 class Policy(enum.Enum):
@@ -67,6 +67,29 @@ def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
     return [coerce(leaf, part, num_lanes) for leaf, part in parts]
 
 
+class Checker:
+    """Checks batches of one space: structural rules always, range rules as ``policy`` says.
+
+    Args:
+        leaves_: Of the space.
+        policy: What to do about values out of their range.
+    """
+
+    def __init__(self, leaves_: Sequence[Leaf], policy: Policy) -> None:
+        self._rules = [_rule(leaf) for leaf in leaves_]
+        self._is_strict = policy is Policy.STRICT
+        self._is_range_checked = policy is not Policy.OFF
+
+    def check(self, columns: Sequence[Column]) -> list[Deviation]:
+        """See the function of that name."""
+        deviations: list[Deviation] = []
+        for rule, column in zip(self._rules, columns, strict=True):
+            deviations += rule.deviations(column, is_range_checked=self._is_range_checked)
+        if deviations and self._is_strict:
+            raise ConformanceError("range", deviations[0].path, deviations[0].message)
+        return deviations
+
+
 def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) -> list[Deviation]:
     """Check a batch: structural rules always, range rules as ``policy`` says.
 
@@ -83,12 +106,7 @@ def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) ->
             MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
             its range (``"range"``).
     """
-    deviations: list[Deviation] = []
-    for leaf, column in zip(leaves_, columns, strict=True):
-        deviations += _rule(leaf).deviations(column, is_range_checked=policy is not Policy.OFF)
-    if deviations and policy is Policy.STRICT:
-        raise ConformanceError("range", deviations[0].path, deviations[0].message)
-    return deviations
+    return Checker(leaves_, policy).check(columns)
 
 
 class _Rule(Protocol):

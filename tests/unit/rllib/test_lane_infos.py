@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmesh_ray.rllib.lane_infos import lane_infos
+from rlmesh_ray.rllib.lane_infos import NoInfos, joined, lane_infos
 from rlmesh_ray.spaces.infos import lane_info
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -55,7 +55,7 @@ def test_all_lanes_get_what_each_would_get(kinds: list[tuple[str, str, int]]) ->
 
     expected = [lane_info(infos, lane) for lane in range(LANES)]
 
-    assert_identical(lane_infos(infos, LANES), expected, "infos")
+    assert_identical(list(lane_infos(infos, LANES)), expected, "infos")
 
 
 @pytest.mark.parametrize("value", sorted(set(VALUES) - {"short"}))
@@ -64,7 +64,7 @@ def test_an_array_with_a_mask_is_taken_apart_likewise(value: str) -> None:
 
     expected = [lane_info(infos, lane) for lane in range(LANES)]
 
-    assert_identical(lane_infos(infos, LANES), expected, "infos")
+    assert_identical(list(lane_infos(infos, LANES)), expected, "infos")
 
 
 def test_lanes_without_infos_do_not_share_a_dict() -> None:
@@ -72,3 +72,21 @@ def test_lanes_without_infos_do_not_share_a_dict() -> None:
     first["mine"] = 1
 
     assert second == {}
+
+
+def test_lanes_without_infos_are_as_many_as_there_are() -> None:
+    infos = lane_infos({}, 3)
+
+    assert list(infos) == [{}, {}, {}]
+    assert list(infos[1:]) == [{}, {}]
+    with pytest.raises(IndexError):
+        infos[3]
+
+
+def test_sessions_without_infos_are_joined_without_making_any() -> None:
+    assert isinstance(joined([NoInfos(2), NoInfos(3)]), NoInfos)
+    assert list(joined([NoInfos(2), NoInfos(3)])) == [{}] * 5
+
+
+def test_sessions_with_and_without_infos_are_joined_lane_by_lane() -> None:
+    assert list(joined([NoInfos(1), [{"x": 1}, {}]])) == [{}, {"x": 1}, {}]
