@@ -50,7 +50,7 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.waiting import BelledSocket, Waiting
+from rlmesh_ray.waiting import BelledSocket, Waiting, wake_politely
 
 if TYPE_CHECKING:
     from rlmesh_ray.envs.line import LineEnd
@@ -323,6 +323,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _ignore)
     last_words.record(last_words_descriptor)
     lifeline.hold(_take_lifeline(), parent_pid)
+    wake_politely()
     channel = Channel(socket.socket(fileno=socket_descriptor), MESSAGES)
     # Else a process that the environment forks would keep the road open after our death.
     os.register_at_fork(after_in_child=channel.connection.close)

@@ -552,6 +552,13 @@ def test_the_worker_has_nothing_of_the_endpoint_in_it(start: Start) -> None:
     assert infos["arguments"][0] == []
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
+def test_the_worker_does_not_take_the_processor_from_who_wakes_it(start: Start) -> None:
+    worker = start("CartPole-v1")
+
+    assert os.sched_getscheduler(worker.pid) == os.SCHED_BATCH
+
+
 def test_what_the_environment_prints_goes_to_standard_error(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
