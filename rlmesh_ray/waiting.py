@@ -101,24 +101,6 @@ def wake_politely() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class Looks:
-    """Learns from each wait for how long to look the next time, before going to sleep.
-
-    Args:
-        longest_s: For how long to look at most.
-    """
-
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s
-        self.for_s = 0.0
-        """For how long to look; 0: what is waited for takes longer than looking is worth."""
-
-    def learn(self, waited_s: float) -> None:
-        """Note how long a wait has taken."""
-        wanted_s = _MARGIN * waited_s
-        self.for_s = wanted_s if wanted_s <= self._longest_s else 0.0
-
-
 class Waiting:
     """Learns from each wait how to do the next one. For one thread; on Linux.
 
@@ -127,7 +109,8 @@ class Waiting:
     """
 
     def __init__(self, longest_look_s: float) -> None:
-        self._looks = Looks(longest_look_s)
+        self._longest_look_s = longest_look_s
+        self._look_s = 0.0
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def ready(
@@ -146,15 +129,14 @@ class Waiting:
         waiting = self._poll_for(descriptors, tuple(peers))
         began_s = time.perf_counter()
         events = waiting.poll(0)
-        look_s = self._looks.for_s
-        if timeout_s is not None:
-            look_s = min(look_s, timeout_s)
+        look_s = self._look_s if timeout_s is None else min(self._look_s, timeout_s)
         while not events and time.perf_counter() - began_s < look_s:
             os.sched_yield()
             events = waiting.poll(0)
         if not events:
             events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
-        self._looks.learn(time.perf_counter() - began_s)
+        wanted_s = _MARGIN * (time.perf_counter() - began_s)
+        self._look_s = wanted_s if wanted_s <= self._longest_look_s else 0.0
         return [descriptor for descriptor, _ in events]
 
     def _poll_for(self, descriptors: tuple[int, ...], peers: tuple[int, ...]) -> select.poll:

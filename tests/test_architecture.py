@@ -18,7 +18,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "envs": ({"errors", "spaces", "protocol", "wire", "waiting"}, {"gymnasium"}),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (
-        {"errors", "spaces", "protocol", "wire", "envs", "models", "waiting"},
+        {"errors", "spaces", "protocol", "wire", "envs", "models"},
         {"asyncio", "grpc"},
     ),
     "client": (

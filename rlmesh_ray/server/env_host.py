@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -39,11 +38,10 @@ from rlmesh_ray.protocol.outcomes import (
 )
 from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
-from rlmesh_ray.server.replies import arrives, is_seen, take
+from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.waiting import Looks
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 from rlmesh_ray.wire.rlmesh_v1 import values
 
@@ -51,7 +49,6 @@ _LOG = logging.getLogger(__name__)
 
 _ATTACH_TIMEOUT_MS = 2_000
 _MOST_DIGITS = 20  # of a number that a line can have
-_LONGEST_LOOK_S = 0.2e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,6 @@ class EnvHost:
         self._contract = contract
         self._grace_s = grace_s
         self._is_idle = True
-        self._looks = Looks(_LONGEST_LOOK_S)
         # While the worker is busy with what nobody waits for any more.
         self._finishing: asyncio.Task[None] | None = None
         # The latest; it may have been cut.
@@ -300,7 +296,7 @@ class EnvHost:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self._is_idle = False
         worker.submit(command)
-        if not await self._arrives(worker, deadline.at_s):
+        if not await arrives(worker, deadline.at_s):
             self._finishing = asyncio.ensure_future(self._finish(worker))
             return Failure(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
         reply = await take(worker)
@@ -308,23 +304,6 @@ class EnvHost:
         if isinstance(reply, Failure) and reply.kind is FailureKind.CRASHED:
             _LOG.warning("%s%s", reply.message, reply.debug_info and f"\n{reply.debug_info}")
         return reply
-
-    async def _arrives(self, worker: WorkerProcess, deadline_s: float | None) -> bool:
-        """Wait for the reply, at first without a word to the loop if it will be there at once.
-
-        To be called again by the loop takes about as long as a step of a quick environment. But who
-        looks keeps others waiting, so nobody does while workers of several sessions are busy.
-        """
-        began_s = time.perf_counter()
-        self._pool.num_busy += 1
-        try:
-            is_alone = self._pool.num_busy == 1
-            if is_alone and is_seen(worker, self._looks.for_s):
-                return True
-            return await arrives(worker, deadline_s)
-        finally:
-            self._pool.num_busy -= 1
-            self._looks.learn(time.perf_counter() - began_s)
 
     async def _finish(self, worker: WorkerProcess) -> None:
         """Let ``worker`` finish late, in vain; kill it when that takes too long.

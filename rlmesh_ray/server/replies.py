@@ -1,22 +1,10 @@
 """Waiting for a worker from the event loop, which nothing that a worker does can hold up."""
 
 import asyncio
-import os
-import time
 
 from rlmesh_ray.envs.commands import Outcome
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.server.loop import in_thread
-
-
-def is_seen(worker: WorkerProcess, for_s: float) -> bool:
-    """Look for the reply of ``worker`` for some time, in which nobody else is served."""
-    end_s = time.perf_counter() + for_s
-    while not worker.advance():
-        if time.perf_counter() >= end_s:
-            return False
-        os.sched_yield()
-    return True
 
 
 async def arrives(worker: WorkerProcess, deadline_s: float | None) -> bool:

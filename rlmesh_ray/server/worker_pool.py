@@ -41,8 +41,6 @@ class WorkerPool:
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
-        self.num_busy = 0
-        """How many sessions wait for an answer of their workers; they count themselves."""
 
     @property
     def num_sessions(self) -> int:

@@ -1,29 +1,8 @@
-"""How long to look before going to sleep."""
+"""Waiting for descriptors."""
 
 import os
 
-from rlmesh_ray.waiting import Looks, Waiting
-
-
-def test_nobody_looks_before_there_was_a_short_wait() -> None:
-    assert Looks(1.0).for_s == 0.0
-
-
-def test_after_a_short_wait_one_looks_for_somewhat_longer() -> None:
-    looks = Looks(1.0)
-
-    looks.learn(0.2)
-
-    assert 0.2 < looks.for_s < 1.0
-
-
-def test_after_a_long_wait_nobody_looks_any_more() -> None:
-    looks = Looks(1.0)
-
-    looks.learn(0.2)
-    looks.learn(5.0)
-
-    assert looks.for_s == 0.0
+from rlmesh_ray.waiting import Waiting
 
 
 def test_the_same_descriptors_are_waited_for_again_and_again() -> None:
