@@ -1,5 +1,6 @@
 """Who steps what: the servers and the client of one measurement, and how they are run."""
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from rlmesh_ray.bench.drive import Drive, Hosting
 from rlmesh_ray.bench.load import Order
 from rlmesh_ray.bench.peers import Peer
 from rlmesh_ray.bench.processes import Reading, Server, measure
+from rlmesh_ray.bench.sides import NOOP_STYLES
 
 UNIT = "env-steps/s"
 OUR_SERVER = (sys.executable, "-m", "rlmesh_ray.bench.env_server")
@@ -51,6 +53,13 @@ class Contender:
 
     def _order(self, drive: Drive) -> Order:
         return Order(self.client, drive.to_line(), drive.warm_up_s, drive.seconds)
+
+
+def grpc_contender(name: str, drive: Drive, hosting: Hosting) -> Contender:
+    """Return gRPC alone, on the loop on which this package serves."""
+    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
+    server = (sys.executable, "-m", "rlmesh_ray.bench.noop_server", NOOP_STYLES[0], loop)
+    return Contender(name, drive, (hosting,), server=server)
 
 
 def released_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) -> Contender:

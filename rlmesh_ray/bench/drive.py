@@ -52,6 +52,8 @@ class Way(enum.StrEnum):
     """By a RemoteEnv, which is reset at the end of each episode."""
     EVALUATION = "evaluation"
     """By a whole evaluation of a function."""
+    ECHO = "echo"
+    """Not at all: a frame of the size of a step's goes to a server that sends it back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,21 @@ import gymnasium
 
 from rlmesh_ray.bench.drive import Drive, Way
 from rlmesh_ray.bench.environments import local_vector
+from rlmesh_ray.bench.frames import JOIN
 from rlmesh_ray.bench.stopwatch import Step, time_in_bulk, time_steps, time_threads
+from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.evaluation import evaluate
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.remote_env import RemoteEnv
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.protocol import messages
+from rlmesh_ray.wire.rlmesh_v1.step_frames import pack_step
 
 _SEED = 0
 _NUM_ACTIONS = 256
 """Drawn beforehand, and used again and again: drawing them would be part of every step."""
+_ACTION_BYTES = 8
+"""Of CartPole."""
 _PATIENCE_S = 60.0
 """For a session's worker to start, where many start at once."""
 
@@ -45,6 +52,8 @@ def main() -> None:
             time_steps(_single_step(_remote(drive)), **times)
         case Way.EVALUATION:
             time_in_bulk(_evaluation(_remote_vector(drive.addresses[0], drive)), **times)
+        case Way.ECHO:
+            time_steps(_echo(drive), **times)
 
 
 # --- clients ---------------------------------------------------------------------------
@@ -102,6 +111,19 @@ def _single_step(env: gymnasium.Env[Any, Any]) -> Step:
         if terminated or truncated:
             env.reset()
         return 1
+
+    return step
+
+
+def _echo(drive: Drive) -> Step:
+    dial = Dial(drive.addresses[0], timeout_s=_PATIENCE_S)
+    stream = JoinStream(dial.open(), JOIN, dial.metadata, dial.address)
+    frame = pack_step(messages.Step("1", bytes(drive.num_envs * _ACTION_BYTES), 1000))
+
+    def step() -> int:
+        stream.send(frame)
+        stream.receive(_PATIENCE_S)
+        return drive.num_envs
 
     return step
 

@@ -38,7 +38,7 @@ async def _serve(style: str) -> None:
 
 
 if __name__ == "__main__":
-    style, *loop = sys.argv[1:]
-    new_event_loop = import_module(*loop or ["asyncio"]).new_event_loop
+    style, loop = [*sys.argv[1:], "asyncio"][:2]
+    new_event_loop = import_module(loop).new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_serve(style))

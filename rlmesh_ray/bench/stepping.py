@@ -10,6 +10,7 @@ from rlmesh_ray.bench.contenders import (
     UNIT,
     Contender,
     dm_env_rpc_contender,
+    grpc_contender,
     released_contender,
 )
 from rlmesh_ray.bench.drive import CARTPOLE, CATCH, FRAMES, STRAGGLERS, Drive, Hosting, Way
@@ -28,6 +29,7 @@ _SYNC, _ASYNC = "gym sync", "gym async"
 _RELEASED, _DM_ENV_RPC = "rlmesh 0.1.0", "dm_env_rpc"
 _LOCKSTEP, _LIMIT = "lockstep", "limit"
 _ALONE = "environment alone"
+_GRPC = "gRPC alone"
 
 _VECTOR_LANES, _FRAME_LANES = 64, 32
 _REMOTE_LANES = (1, 8, 32, 128)
@@ -113,7 +115,8 @@ class _Bench:
         case = f"{_VECTOR_LANES} lanes"
         hosting = Hosting(CARTPOLE, _VECTOR_LANES)
         roads = {road: self._ours(hosting, road) for road in (MEMORY, TCP, SOCKET)}
-        found = self._run(Row.VECTOR, case, [*roads.values(), *self._local(hosting)])
+        others = [*self._local(hosting), *self._grpc(hosting)]
+        found = self._run(Row.VECTOR, case, [*roads.values(), *others])
         for road, ours in roads.items():
             yield self._against(Row.VECTOR, f"{case}, {road}", found, ours, _VECTOR_REACH[road])
 
@@ -124,7 +127,8 @@ class _Bench:
             way = Way.VECTOR if num_lanes > 1 else Way.SINGLE
             hosting = Hosting(CARTPOLE, num_lanes)
             ours = self._ours(hosting, TCP, way)
-            found = self._run(Row.REMOTE, case, [ours, *self._released(hosting, way)])
+            others = [*self._released(hosting, way), *self._grpc(hosting)]
+            found = self._run(Row.REMOTE, case, [ours, *others])
             reach = _REMOTE_REACH if num_lanes == 1 else None
             yield self._against(Row.REMOTE, case, found, ours, reach)
 
@@ -132,8 +136,8 @@ class _Bench:
         """A function evaluated over TCP, against the released rlmesh's native loop."""
         case, hosting = f"a function, 1 lane, {TCP}", Hosting(CARTPOLE, 1)
         ours = self._ours(hosting, TCP, Way.EVALUATION)
-        sides = [ours, *self._released(hosting, Way.EVALUATION)]
-        found = self._run(Row.EVALUATION, case, sides)
+        others = [*self._released(hosting, Way.EVALUATION), *self._grpc(hosting)]
+        found = self._run(Row.EVALUATION, case, [ours, *others])
         yield self._against(Row.EVALUATION, case, found, ours, _EVALUATION_REACH)
 
     def frames(self) -> Iterator[Finding]:
@@ -198,6 +202,11 @@ class _Bench:
             return []
         peer = self._installations.released
         return [released_contender(_RELEASED, self._drive(way), hosting, peer)]
+
+    def _grpc(self, hosting: Hosting) -> list[Contender]:
+        if Peer.GRPC not in self._plan.peers:
+            return []
+        return [grpc_contender(_GRPC, self._drive(Way.ECHO, num_envs=hosting.num_envs), hosting)]
 
     def _drive(
         self, way: Way, *, shared_memory: bool = False, env: str = CARTPOLE, num_envs: int = 1

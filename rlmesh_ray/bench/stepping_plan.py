@@ -20,6 +20,8 @@ class Peer(enum.StrEnum):
     """The released rlmesh 0.1.0 with its own server."""
     DM_ENV_RPC = "dm-env-rpc"
     """dm_env_rpc's own client, with a server made of its own library."""
+    GRPC = "grpc"
+    """Nobody: gRPC alone, the limit of what goes over it. A server that sends back what it gets."""
 
 
 class Row(enum.StrEnum):
@@ -35,9 +37,9 @@ class Row(enum.StrEnum):
 
 PEERS: Mapping[Row, Collection[Peer]] = MappingProxyType(
     {
-        Row.VECTOR: (Peer.SYNC, Peer.ASYNC),
-        Row.REMOTE: (Peer.RELEASED,),
-        Row.EVALUATION: (Peer.RELEASED,),
+        Row.VECTOR: (Peer.SYNC, Peer.ASYNC, Peer.GRPC),
+        Row.REMOTE: (Peer.RELEASED, Peer.GRPC),
+        Row.EVALUATION: (Peer.RELEASED, Peer.GRPC),
         Row.FRAMES: (Peer.SYNC, Peer.ASYNC),
         Row.STRAGGLERS: (),
         Row.CATCH: (Peer.DM_ENV_RPC,),

@@ -51,6 +51,7 @@ class Anybody(enum.StrEnum):
     SYNC = Peer.SYNC.value
     ASYNC = Peer.ASYNC.value
     DM_ENV_RPC = Peer.DM_ENV_RPC.value
+    GRPC = Peer.GRPC.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlmesh_ray.bench.contenders import Contender
+from rlmesh_ray.bench.drive import Way
 from rlmesh_ray.bench.findings import Finding
 from rlmesh_ray.bench.peers import Peer as Installed
 from rlmesh_ray.bench.processes import Reading
@@ -26,6 +27,7 @@ SPEEDS = {
     "dm_env_rpc": 20.0,
     "lockstep": 10.0,
     "environment alone": 5.0,
+    "gRPC alone": 200.0,
 }
 
 
@@ -65,7 +67,19 @@ def test_sides_take_turns(measured: list[Contender]) -> None:
     findings(Row.EVALUATION)
 
     names = [each.name for each in measured]
-    assert names == ["rlmesh-ray, TCP", "rlmesh 0.1.0", "rlmesh 0.1.0", "rlmesh-ray, TCP"]
+    first = ["rlmesh-ray, TCP", "rlmesh 0.1.0", "gRPC alone"]
+    assert names[:3] == first
+    assert sorted(names[3:]) == sorted(first)
+    assert names[3] != first[0]
+
+
+def test_what_goes_over_grpc_stands_beside_grpc_alone(measured: list[Contender]) -> None:
+    (finding,) = findings(Row.EVALUATION, peers=[Peer.GRPC])
+
+    (alone,) = [each for each in measured if each.name == "gRPC alone"][:1]
+    assert alone.drive.way is Way.ECHO
+    assert finding.comparisons["/ gRPC alone"].median == 0.2
+    assert finding.goal is None
 
 
 def test_a_peer_that_was_not_chosen_is_neither_measured_nor_a_goal(
