@@ -7,6 +7,8 @@ BASE_VENV := .venvs/base
 B3_VENV := .venvs/b3
 RELEASED_VENV := .venvs/released
 DM_ENV_RPC_VENV := .venvs/dm_env_rpc
+REMOTE_GYM_VENV := .venvs/remote_gym
+RLLINK_EXTRA := .venvs/rllink
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time. Most of their time they wait for other processes.
@@ -58,6 +60,18 @@ $(DM_ENV_RPC_VENV)/.ready: tests/peers/dm_env_rpc/requirements.txt constraints.t
 	$(DM_ENV_RPC_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
 	@touch $@
 
+# Servers and clients of dm_env_rpc that others wrote; they want an older protobuf than ours, so that
+# their requirements name all versions themselves.
+$(REMOTE_GYM_VENV)/.ready: tests/peers/remote_gym/requirements.txt
+	$(PYTHON) -m venv $(REMOTE_GYM_VENV)
+	$(REMOTE_GYM_VENV)/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# What Ray needs to speak RLlink: a folder for the paths of the peers' processes.
+$(RLLINK_EXTRA)/.ready: tests/peers/rllink/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(RLLINK_EXTRA) -r $<
+	@touch $@
+
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -79,7 +93,7 @@ fuzz: setup
 	done
 
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
-    $(NODE_MODULES)/.ready
+    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(NODE_MODULES)/.ready
 	$(PYTEST) -m slow --durations=10
 
 lint: setup

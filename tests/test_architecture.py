@@ -30,7 +30,17 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio", "ray"},
     ),
     "rllib": (
-        {"errors", "spaces", "protocol", "client", "actors", "models", "waiting"},
+        {
+            "errors",
+            "spaces",
+            "protocol",
+            "wire",
+            "server",
+            "client",
+            "actors",
+            "models",
+            "waiting",
+        },
         {"gymnasium", "ray", "torch"},
     ),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),

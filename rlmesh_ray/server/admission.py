@@ -14,7 +14,7 @@ _Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[Non
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Counts the Join streams of all services, and turns new ones away once it is closed.
+    """Counts the Join and Process streams of all services; turns new ones away once it is closed.
 
     To be used in the serving loop only. It stands in front of services that take raw bytes.
     """
@@ -57,7 +57,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             case "Handshake":
                 shake_hands = partial(self._handshake, handler.unary_unary)
                 return grpc.unary_unary_rpc_method_handler(shake_hands)
-            case "Join":
+            case "Join" | "Process":
                 return grpc.stream_stream_rpc_method_handler(
                     partial(self._join, handler.stream_stream)
                 )

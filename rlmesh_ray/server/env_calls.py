@@ -17,7 +17,8 @@ from rlmesh_ray.protocol.env_session import EDITION_2026_06_RULES
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.protocol.outcomes import Failure
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.env_host import Deadline, EnvHost
+from rlmesh_ray.server.env_host import EnvHost
+from rlmesh_ray.server.session_worker import Deadline
 from rlmesh_ray.wire import lanes_v1 as wire
 from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
 
