@@ -14,6 +14,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.rllib.episode_maker import EpisodeMaker
+from rlmesh_ray.rllib.lane_infos import NoInfos
 
 _FIRST_CAPACITY = 32
 
@@ -68,7 +69,8 @@ class LaneRecord:
         self._rewards = np.zeros((self._num_lanes, self._capacity), np.float64)
         self._terminated = np.zeros((self._capacity, self._num_lanes), np.bool_)
         self._truncated = np.zeros_like(self._terminated)
-        self._infos: list[Sequence[dict[str, Any]]] = [infos]
+        # None: no lane had any.
+        self._infos: list[Sequence[dict[str, Any]] | None] = [_kept(infos)]
         self._times_s = [time.perf_counter()]
         self.is_over: NDArray[np.bool_] = np.zeros(self._num_lanes, np.bool_)
         """By lane, whether its episode ended with the latest step. To be read only."""
@@ -135,7 +137,7 @@ class LaneRecord:
         truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
         self.is_over = terminated | truncated
         self.num_over = int(np.count_nonzero(self.is_over))
-        self._infos.append(infos)
+        self._infos.append(_kept(infos))
         self._times_s.append(time.perf_counter())
 
     def cut(self) -> tuple[list[Ended], list[SingleAgentEpisode]]:
@@ -193,7 +195,7 @@ class LaneRecord:
         episode = self._episodes.make(
             self._ids[lane],
             observations=self._observations[lane, first : end + 1].copy(),
-            infos=[by_lane[lane] for by_lane in self._infos[first : end + 1]],
+            infos=self._infos_of(lane, first, end + 1),
             actions=columns.pop(Columns.ACTIONS),
             rewards=self._rewards[lane, first + 1 : end + 1].copy(),
             extras=columns,
@@ -217,7 +219,7 @@ class LaneRecord:
             self._ids[lane],
             observations=list(self._observations[lane, first:end].copy()),
             observation_space=self._spaces[0],
-            infos=[by_lane[lane] for by_lane in self._infos[first:end]],
+            infos=self._infos_of(lane, first, end),
             actions=columns.pop(Columns.ACTIONS, []),
             action_space=self._spaces[1],
             rewards=list(self._rewards[lane, first + 1 : end].copy()),
@@ -228,6 +230,9 @@ class LaneRecord:
         episode._start_time = self._times_s[start]
         episode._last_step_time = self._times_s[self._last]
         return episode
+
+    def _infos_of(self, lane: int, start: int, stop: int) -> list[dict[str, Any]]:
+        return [{} if by_lane is None else by_lane[lane] for by_lane in self._infos[start:stop]]
 
     # --- arrays -----------------------------------------------------------------------------
 
@@ -262,6 +267,10 @@ class LaneRecord:
         grown = self._empty(column[:, 0])
         grown[:, :former] = column
         return grown
+
+
+def _kept(infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
+    return None if isinstance(infos, NoInfos) else infos
 
 
 def _new_ids(count: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
 from rlmesh_ray.rllib.episode_maker import EpisodeMaker
+from rlmesh_ray.rllib.lane_infos import NoInfos
 from rlmesh_ray.rllib.lane_record import LaneRecord
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -248,3 +249,24 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int, is_cut: bool) ->
                 extra_model_outputs={"logp": last["columns"]["logp"][lane]},
             )
         assert parts(mine.to_numpy()) == parts(other.to_numpy())
+
+
+def test_steps_without_infos_have_a_dict_each_that_is_nobody_elses() -> None:
+    zeros, nobody = np.zeros(2), np.zeros(2, np.bool_)
+    record = LaneRecord(
+        np.zeros((2, 2), np.float32),
+        NoInfos(2),
+        lookback=1,
+        observation_space=OBSERVATIONS,
+        action_space=ACTIONS,
+    )
+    for infos in (NoInfos(2), [{"x": 1}, {}], NoInfos(2)):
+        columns = {"actions": np.zeros(2, np.int64)}
+        record.add(np.zeros((2, 2), np.float32), zeros, nobody, nobody, infos, columns)
+
+    _, (first, second) = record.cut()
+
+    assert first.get_infos() == [{}, {}, {"x": 1}, {}]
+    assert second.get_infos() == [{}] * 4
+    every = [*first.get_infos(), *second.get_infos()]
+    assert len({id(infos) for infos in every}) == len(every)
