@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:
+    from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
     from rlmesh_ray.client.evaluation import EvaluationResult, evaluate
     from rlmesh_ray.client.remote_env import RemoteEnv
     from rlmesh_ray.client.remote_model import RemoteModel
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DmEnvRpcSettings": "rlmesh_ray.client.dm_env_rpc.settings",
     "EnvServer": "rlmesh_ray.server.env_server",
     "EvaluationResult": "rlmesh_ray.client.evaluation",
     "ModelServer": "rlmesh_ray.server.model_server",
@@ -30,6 +32,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "DmEnvRpcSettings",
     "EnvServer",
     "EvaluationResult",
     "ModelServer",

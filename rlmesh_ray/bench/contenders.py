@@ -72,11 +72,22 @@ def released_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) ->
     return Contender(name, drive, (hosting,), server=server, client=client)
 
 
-def dm_env_rpc_contender(name: str, drive: Drive, hosting: Hosting, peer: Peer) -> Contender:
-    """Return dm_env_rpc, client and server.
+def dm_env_rpc_contender(
+    name: str, drive: Drive, hosting: Hosting, peer: Peer, *, server: str = "dm_env_rpc_server.py"
+) -> Contender:
+    """Return dm_env_rpc's own client.
+
+    Args:
+        name: For tables.
+        drive: What it does.
+        hosting: What the server hosts.
+        peer: Where dm_env_rpc is installed.
+        server: A script that runs there, too; by default one made of dm_env_rpc's own library.
+            Empty: ours.
 
     Raises:
         ConfigurationError: It is not installed.
     """
-    server, client = peer.command("dm_env_rpc_server.py"), peer.command("dm_env_rpc_driver.py")
-    return Contender(name, drive, (hosting,), server=server, client=client)
+    client = peer.command("dm_env_rpc_driver.py")
+    command = peer.command(server) if server else OUR_SERVER
+    return Contender(name, drive, (hosting,), server=command, client=client)

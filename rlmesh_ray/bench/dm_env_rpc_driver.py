@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import (  # type: ignore[import-not-found]  # of the other environment
+from dm_env_rpc.v1 import (  # type: ignore[import-untyped]
     connection,
     dm_env_adaptor,
 )
@@ -34,8 +34,9 @@ def _main() -> None:
 
 def _step(env: Any) -> Callable[[], int]:
     rng = np.random.default_rng(0)
-    moves = rng.integers(-1, 2, size=_NUM_ACTIONS).astype(np.int8)
-    actions = itertools.cycle([{"paddle": move} for move in moves])
+    ((name, spec),) = env.action_spec().items()
+    moves = rng.integers(spec.minimum, spec.maximum + 1, size=_NUM_ACTIONS).astype(spec.dtype)
+    actions = itertools.cycle([{name: move} for move in moves])
     env.reset()
 
     def step() -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import (  # type: ignore[import-not-found]  # of the other environment
+from dm_env_rpc.v1 import (  # type: ignore[import-untyped]
     dm_env_rpc_pb2 as pb,
 )
 from dm_env_rpc.v1 import (
@@ -27,7 +27,7 @@ from dm_env_rpc.v1 import (
 _HERE = Path(__file__).parent
 _STAY = runpy.run_path(str(_HERE / "control.py"))["stay"]
 _CATCH = runpy.run_path(str(_HERE / "catch_game.py"))
-_PADDLE, _BOARD, _REWARD = 1, 1, 2
+_PADDLE, BOARD, REWARD = 1, 1, 2
 
 
 def _spec(name: str, shape: tuple[int, ...], dtype: type, low: float, high: float) -> Any:
@@ -38,13 +38,14 @@ def _spec(name: str, shape: tuple[int, ...], dtype: type, low: float, high: floa
     return spec
 
 
-def _specs() -> Any:
+def catch_specs() -> Any:
+    """Return the specs of the world."""
     board = (_CATCH["ROWS"], _CATCH["COLUMNS"])
     return pb.ActionObservationSpecs(
         actions={_PADDLE: _spec("paddle", (), np.int8, -1, 1)},
         observations={
-            _BOARD: _spec("board", board, np.float32, 0, 1),
-            _REWARD: _spec("reward", (), np.float32, -1, 1),
+            BOARD: _spec("board", board, np.float32, 0, 1),
+            REWARD: _spec("reward", (), np.float32, -1, 1),
         },
     )
 
@@ -64,19 +65,19 @@ class _Joined:
 
     def __init__(self) -> None:
         self._game = _CATCH["CatchGame"](0)
-        self._actions = spec_manager.SpecManager(_specs().actions)
-        self._observations = spec_manager.SpecManager(_specs().observations)
+        self._actions = spec_manager.SpecManager(catch_specs().actions)
+        self._observations = spec_manager.SpecManager(catch_specs().observations)
         self._is_running = False
 
     def create_world(self, _request: Any) -> Any:
         return pb.CreateWorldResponse(world_name="catch")
 
     def join_world(self, _request: Any) -> Any:
-        return pb.JoinWorldResponse(specs=_specs())
+        return pb.JoinWorldResponse(specs=catch_specs())
 
     def reset(self, _request: Any) -> Any:
         self._is_running = False
-        return pb.ResetResponse(specs=_specs())
+        return pb.ResetResponse(specs=catch_specs())
 
     def leave_world(self, _request: Any) -> Any:
         return pb.LeaveWorldResponse()

@@ -52,6 +52,8 @@ class Way(enum.StrEnum):
     """By a RemoteEnv, which is reset at the end of each episode."""
     EVALUATION = "evaluation"
     """By a whole evaluation of a function."""
+    BATCHED = "batched"
+    """By a RemoteVectorEnv whose lanes share one stream of dm_env_rpc."""
     ECHO = "echo"
     """Not at all: a frame of the size of a step's goes to a server that sends it back."""
 

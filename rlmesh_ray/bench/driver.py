@@ -12,6 +12,7 @@ from rlmesh_ray.bench.environments import local_vector
 from rlmesh_ray.bench.frames import JOIN
 from rlmesh_ray.bench.stopwatch import Step, time_in_bulk, time_steps, time_threads
 from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.evaluation import evaluate
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.remote_env import RemoteEnv
@@ -52,6 +53,11 @@ def main() -> None:
             time_steps(_single_step(_remote(drive)), **times)
         case Way.EVALUATION:
             time_in_bulk(_evaluation(_remote_vector(drive.addresses[0], drive)), **times)
+        case Way.BATCHED:
+            settings = DmEnvRpcSettings(batched=True)
+            address = f"dm_env_rpc://{drive.addresses[0]}"
+            remote = RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, dm_env_rpc=settings)
+            time_steps(_vector_step(remote), **times)
         case Way.ECHO:
             time_steps(_echo(drive), **times)
 

@@ -30,6 +30,8 @@ _RELEASED, _DM_ENV_RPC = "rlmesh 0.1.0", "dm_env_rpc"
 _LOCKSTEP, _LIMIT = "lockstep", "limit"
 _ALONE = "environment alone"
 _GRPC = "gRPC alone"
+_NOOP = "no-op server"
+_STOCK = "stock client, 1 lane"
 
 _VECTOR_LANES, _FRAME_LANES = 64, 32
 _REMOTE_LANES = (1, 8, 32, 128)
@@ -52,6 +54,8 @@ _REMOTE_REACH = _Reach(_RELEASED, 4.0)
 _EVALUATION_REACH = _Reach(_RELEASED, 1.2)
 _FRAMES_REACH = _Reach(_SYNC, 0.9)
 _STRAGGLERS_REACH = _Reach(_LOCKSTEP, 2.0)
+_DM_ENV_RPC_REACH = _Reach(_NOOP, 0.75)
+_BATCHED_REACH = _Reach(_STOCK, 15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Installations:
         """
         if Peer.RELEASED in plan.peers and {Row.REMOTE, Row.EVALUATION} & set(plan.rows):
             self.released.check()
-        if Peer.DM_ENV_RPC in plan.peers and Row.CATCH in plan.rows:
+        if Peer.DM_ENV_RPC in plan.peers and {Row.CATCH, Row.DM_ENV_RPC} & set(plan.rows):
             self.dm_env_rpc.check()
 
 
@@ -96,6 +100,7 @@ def measure(
         Row.FRAMES: bench.frames,
         Row.STRAGGLERS: bench.stragglers,
         Row.CATCH: bench.catch,
+        Row.DM_ENV_RPC: bench.dm_env_rpc,
     }
     for row, measured in rows.items():
         if row in plan.rows:
@@ -178,6 +183,22 @@ class _Bench:
             sides.append(dm_env_rpc_contender(_DM_ENV_RPC, drive, hosting, peer))
         found = self._run(Row.CATCH, case, sides)
         yield self._against(Row.CATCH, case, found, ours, None)
+
+    def dm_env_rpc(self) -> Iterator[Finding]:
+        """The protocol's own client with our server, and ours with many lanes in one stream."""
+        if Peer.DM_ENV_RPC not in self._plan.peers:
+            return
+        one, many = Hosting(CATCH, 1), Hosting(CATCH, _VECTOR_LANES)
+        drive, peer = self._drive(Way.SINGLE), self._installations.dm_env_rpc
+        stock = dm_env_rpc_contender(f"{OURS}, stock client", drive, one, peer, server="")
+        noop = dm_env_rpc_contender(_NOOP, drive, one, peer, server="dm_env_rpc_noop_server.py")
+        ours = Contender(f"{OURS}, one batched join", self._drive(Way.BATCHED), (many,))
+        found = self._run(Row.DM_ENV_RPC, "Catch", [stock, noop, ours])
+        sides = {OURS: found[stock.name], _NOOP: found[_NOOP]}
+        yield _finding(Row.DM_ENV_RPC, "stock client, 1 lane", sides, _DM_ENV_RPC_REACH)
+        sides = {OURS: found[ours.name], _STOCK: found[stock.name]}
+        case = f"our client, {_VECTOR_LANES} lanes in one join"
+        yield _finding(Row.DM_ENV_RPC, case, sides, _BATCHED_REACH)
 
     # --- sides -------------------------------------------------------------------------
 

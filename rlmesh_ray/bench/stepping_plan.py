@@ -19,7 +19,7 @@ class Peer(enum.StrEnum):
     RELEASED = "released"
     """The released rlmesh 0.1.0 with its own server."""
     DM_ENV_RPC = "dm-env-rpc"
-    """dm_env_rpc's own client, with a server made of its own library."""
+    """dm_env_rpc's own client, with a server made of its own library, and with ours."""
     GRPC = "grpc"
     """Nobody: gRPC alone, the limit of what goes over it. A server that sends back what it gets."""
 
@@ -33,6 +33,7 @@ class Row(enum.StrEnum):
     FRAMES = "frames"
     STRAGGLERS = "stragglers"
     CATCH = "catch"
+    DM_ENV_RPC = "dm-env-rpc"
 
 
 PEERS: Mapping[Row, Collection[Peer]] = MappingProxyType(
@@ -43,6 +44,7 @@ PEERS: Mapping[Row, Collection[Peer]] = MappingProxyType(
         Row.FRAMES: (Peer.SYNC, Peer.ASYNC),
         Row.STRAGGLERS: (),
         Row.CATCH: (Peer.DM_ENV_RPC,),
+        Row.DM_ENV_RPC: (Peer.DM_ENV_RPC,),
     }
 )
 """With whom each row can be compared; stragglers are compared with waiting for them."""

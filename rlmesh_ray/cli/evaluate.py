@@ -213,12 +213,12 @@ def _check_endpoints(dials: "list[Dial]", num_envs: int | None) -> None:
         ContractMismatchError: The sessions of one have another width than was asked for.
         EndpointError: None of them can be reached, or one wants another token.
     """
-    from rlmesh_ray.client.env_client import shake_hands
+    from rlmesh_ray.client.lane_client import ask_endpoint
 
     unreachable: list[EndpointError] = []
     for dial in dials:
         try:
-            width = getattr(shake_hands(dial).contract, "num_envs", None)
+            width = getattr(ask_endpoint(dial).contract, "num_envs", None)
         except AccessDeniedError:
             raise
         except EndpointError as error:

@@ -16,6 +16,7 @@ from rlmesh_ray.cli.options import (
     read_token,
 )
 from rlmesh_ray.errors import EndpointUnreachableError
+from rlmesh_ray.protocol.address import speaks_dm_env_rpc
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
@@ -34,7 +35,12 @@ HealthFlag = Annotated[
 def inspect(
     context: typer.Context,
     address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, unix:PATH or rlmesh://HOST:PORT.")
+        str,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="HOST:PORT, unix:PATH, rlmesh://HOST:PORT, or dm_env_rpc://HOST:PORT for a "
+            "server of that protocol, which is joined for a moment.",
+        ),
     ],
     health: HealthFlag = False,
     token_file: TokenFile = None,
@@ -72,15 +78,17 @@ def _health_text(health: "EndpointHealth") -> str:
 
 
 def _services(dial: "Dial") -> "list[tuple[str, Answer]]":
-    """Ask for both services; return those that answer.
+    """Ask for both services, where there can be both; return those that answer.
 
     Raises:
         EndpointError: None of them does.
     """
-    from rlmesh_ray.client.env_client import shake_hands as ask_env
+    from rlmesh_ray.client.lane_client import ask_endpoint as ask_env
     from rlmesh_ray.client.remote_model import shake_hands as ask_model
 
-    asks: list[tuple[str, Callable[[Dial], Answer]]] = [("env", ask_env), ("model", ask_model)]
+    asks: list[tuple[str, Callable[[Dial], Answer]]] = [("env", ask_env)]
+    if not speaks_dm_env_rpc(dial.address):
+        asks.append(("model", ask_model))
     answers = []
     failure: EndpointUnreachableError | None = None
     for service, ask in asks:
@@ -91,6 +99,12 @@ def _services(dial: "Dial") -> "list[tuple[str, Answer]]":
     if not answers and failure is not None:
         raise failure
     return answers
+
+
+def _service_name(service: str, address: str) -> str:
+    if speaks_dm_env_rpc(address):
+        return "environment"
+    return "EnvService" if service == "env" else "ModelService"
 
 
 def _tell(
@@ -116,7 +130,7 @@ def _tell(
     )
     edition = f"{answer.selected_edition} ({answer.status})" if answer.status else ""
     console.facts(
-        f"{'EnvService' if service == 'env' else 'ModelService'} on {address}",
+        f"{_service_name(service, address)} on {address}",
         {
             **(contract_facts(contract) if contract else {}),
             "health": _health_text(health),

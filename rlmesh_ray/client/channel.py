@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -64,7 +65,7 @@ class Dial:
     """Everything it takes to reach an endpoint."""
 
     address: str
-    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``."""
+    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``, or ``dm_env_rpc://HOST:PORT``."""
     token: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     timeout_s: float = 10.0
@@ -73,6 +74,8 @@ class Dial:
     """The text of the provisional edition that the endpoint implements, where it is not this
     package's: a name such as ``rlmesh-0.1.0b3``, or a sha256. Only for endpoints that refuse
     this package for its text, and whose differences you accept."""
+    dm_env_rpc: DmEnvRpcSettings | None = None
+    """For a ``dm_env_rpc://`` address; None: the defaults."""
 
     def __post_init__(self) -> None:
         _ = self.text_sha256  # one that is not known is refused before anything is dialed

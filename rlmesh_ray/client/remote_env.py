@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ClientTls, Dial
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
@@ -21,7 +22,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     """The lane of one session with an endpoint whose width is 1.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``; or
+            ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
         token: What the endpoint wants to see.
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
@@ -30,6 +32,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
         shared_memory: Whether steps travel through memory shared with the endpoint. None: where
             both are on one machine (Linux) and the spaces have no text; True: there, or not at all.
+        dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read what it
+            tells.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known.
@@ -48,9 +52,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         step_timeout_s: float = 60.0,
         edition_text: str | None = None,
         shared_memory: bool | None = None,
+        dm_env_rpc: DmEnvRpcSettings | None = None,
     ) -> None:
-        dial = Dial(address, token, tls, connect_timeout_s, edition_text)
-        self._client = EnvClient(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
+        dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
+        self._client = open_lanes(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
         contract = self._client.contract
         if contract.num_envs != 1:
             self._client.close()

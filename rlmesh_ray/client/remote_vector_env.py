@@ -9,7 +9,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import ClientTls, Dial
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.errors import ConformanceError, LocalProtocolError
 from rlmesh_ray.spaces.batch import unflatten
@@ -25,7 +26,8 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     (``metadata["autoreset_mode"]``). Arrays that are returned belong to the caller.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``; or
+            ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
         token: What the endpoint wants to see.
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
@@ -34,6 +36,8 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
         shared_memory: Whether steps travel through memory shared with the endpoint. None: where
             both are on one machine (Linux) and the spaces have no text; True: there, or not at all.
+        dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read what it
+            tells.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known.
@@ -51,11 +55,12 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         step_timeout_s: float = 60.0,
         edition_text: str | None = None,
         shared_memory: bool | None = None,
+        dm_env_rpc: DmEnvRpcSettings | None = None,
     ) -> None:
         # gymnasium closes what is not closed, also where nothing was opened.
         self.closed = True
-        dial = Dial(address, token, tls, connect_timeout_s, edition_text)
-        self._client = EnvClient(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
+        dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
+        self._client = open_lanes(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
         self.closed = False
         contract = self._client.contract
         self.num_envs = contract.num_envs

@@ -1,4 +1,7 @@
-"""Addresses of endpoints: ``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``."""
+"""Addresses of endpoints: ``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``.
+
+``dm_env_rpc://`` in front names the other protocol to speak there.
+"""
 
 import ipaddress
 from dataclasses import dataclass
@@ -6,7 +9,11 @@ from dataclasses import dataclass
 from rlmesh_ray.errors import AddressError
 
 _SCHEME = "rlmesh://"
-_FORMS = "write HOST:PORT (such as 127.0.0.1:50051), unix:PATH or rlmesh://HOST:PORT"
+_DM_ENV_RPC = "dm_env_rpc://"
+_FORMS = (
+    "write HOST:PORT (such as 127.0.0.1:50051), unix:PATH, rlmesh://HOST:PORT or "
+    "dm_env_rpc://HOST:PORT"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +45,15 @@ class Address:
 
 def looks_like_address(text: str) -> bool:
     """Tell whether ``text`` is meant as an address, rather than as a Gymnasium id or a path."""
-    if text.startswith((_SCHEME, "unix:")):
+    if text.startswith((_SCHEME, _DM_ENV_RPC, "unix:")):
         return True
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdigit()
+
+
+def speaks_dm_env_rpc(text: str) -> bool:
+    """Tell whether an address says that dm_env_rpc is spoken there."""
+    return text.startswith(_DM_ENV_RPC)
 
 
 def parse_address(text: str) -> Address:
@@ -50,7 +62,7 @@ def parse_address(text: str) -> Address:
     Raises:
         AddressError: ``text`` is none, or its port is out of range.
     """
-    bare = text.removeprefix(_SCHEME)
+    bare = text.removeprefix(_DM_ENV_RPC if speaks_dm_env_rpc(text) else _SCHEME)
     if bare.startswith("unix:"):
         path = bare.removeprefix("unix:")
         if not path:

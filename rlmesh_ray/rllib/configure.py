@@ -8,6 +8,7 @@ from typing import TypeVar
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.client.channel import ClientTls
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.rllib.advice import advice
 from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
@@ -40,6 +41,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     step_timeout_s: float = 30.0,
     edition_text: str | None = None,
     lockstep: bool = False,
+    dm_env_rpc: DmEnvRpcSettings | None = None,
 ) -> ConfigT:
     """Let ``config`` sample from endpoints; everything else in it stays as it is.
 
@@ -91,6 +93,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             gives the same episodes each time. Otherwise each session goes on as soon as its own
             answer is there: faster, but which session brings how many of a batch's steps then
             depends on the moment. A runner with one session is reproducible in either case.
+        dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): what to
+            create and to join there, with which lanes, and how to read what they tell.
 
     Returns:
         ``config``.
@@ -110,7 +114,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_evaluation_at_endpoints(config)
     demand = _demand(config)
     wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints)
-    access = Access(token, tls, edition_text)
+    access = Access(token, tls, edition_text, dm_env_rpc)
     endpoints = find_endpoints(config, env, wish, demand, access)
     contract = common_contract(endpoints)
     training, evaluation = deal(

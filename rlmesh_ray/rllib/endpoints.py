@@ -8,9 +8,9 @@ import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from rlmesh_ray.actors.fleet import EnvFleet
-from rlmesh_ray.client.env_client import shake_hands
+from rlmesh_ray.client.lane_client import ask_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.protocol.address import looks_like_address, speaks_dm_env_rpc
 from rlmesh_ray.rllib.advice import USUAL_SESSIONS
 from rlmesh_ray.rllib.plan import (
     Access,
@@ -80,6 +80,7 @@ def find_endpoints(
     """
     if isinstance(env, EnvFleet) or (isinstance(env, str) and looks_like_address(env)):
         env = [env]
+    _require_use(env, access)
     if isinstance(env, str) or callable(env):
         return _new_fleet(config, env, wish, demand)
     if wish.num_endpoints is not None or wish.num_envs is not None:
@@ -163,7 +164,7 @@ def _given(env: Sequence[str | EnvFleet], num_evaluation: int, access: Access) -
             accesses += [Access(each.token)] * len(each.directory)
         elif isinstance(each, str) and looks_like_address(each):
             directories.append(FixedAddresses((each,)))
-            accesses.append(access)
+            accesses.append(_for(each, access))
         else:
             raise ConfigurationError(
                 f"env[{index}]={each!r}: a list holds fleets and addresses (HOST:PORT); for a "
@@ -177,6 +178,22 @@ def _given(env: Sequence[str | EnvFleet], num_evaluation: int, access: Access) -
     )
 
 
+def _for(address: str, access: Access) -> Access:
+    """Return what of ``access`` is for the protocol that is spoken at ``address``."""
+    return access if speaks_dm_env_rpc(address) else replace(access, dm_env_rpc=None)
+
+
+def _require_use(env: object, access: Access) -> None:
+    if access.dm_env_rpc is None:
+        return
+    given = env if isinstance(env, Sequence) and not isinstance(env, str) else ()
+    if not any(isinstance(each, str) and speaks_dm_env_rpc(each) for each in given):
+        raise ConfigurationError(
+            "dm_env_rpc=... is for servers of that protocol, and no address given begins with "
+            "dm_env_rpc://"
+        )
+
+
 def common_contract(endpoints: Endpoints) -> EnvContract:
     """Ask every endpoint what it serves; they must agree.
 
@@ -187,7 +204,7 @@ def common_contract(endpoints: Endpoints) -> EnvContract:
     first: EnvContract | None = None
     for index, access in enumerate(endpoints.access):
         address = endpoints.directory.address(index)
-        answer = shake_hands(access.dial(address))
+        answer = ask_endpoint(access.dial(address))
         contract = answer.contract
         if not isinstance(contract, EnvContract):
             raise ContractMismatchError(f"{address} tells no environment contract")

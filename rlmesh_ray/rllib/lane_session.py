@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
+from rlmesh_ray.client.env_client import ResetResult, StepResult
+from rlmesh_ray.client.lane_client import LaneClient
 from rlmesh_ray.errors import RemoteProtocolError
 from rlmesh_ray.rllib.lane_infos import lane_infos
 from rlmesh_ray.spaces.batch import Column, flatten
@@ -55,7 +56,7 @@ class LaneSession:
         client: An open session; closed by ``close``.
     """
 
-    def __init__(self, client: EnvClient) -> None:
+    def __init__(self, client: LaneClient) -> None:
         self._client = client
         self._mode = client.contract.autoreset_mode
         self._ended: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_context import EnvContext
 
-from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, RlmeshError
 from rlmesh_ray.rllib.lane_session import LaneSession
 from rlmesh_ray.rllib.patience import Patience
@@ -64,7 +64,7 @@ def open_sessions(plan: RolloutPlan, endpoints: Sequence[int]) -> list[LaneSessi
     sessions: list[LaneSession] = []
     try:
         for endpoint in endpoints:
-            client = EnvClient(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
+            client = open_lanes(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
             sessions.append(LaneSession(client))
             require_same_contract(plan.contract, client.contract, client.address)
             require_next_step(client.contract, client.answer.capabilities, client.address)

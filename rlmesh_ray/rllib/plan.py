@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.shares import Share, most_sessions
@@ -63,6 +64,14 @@ class JoinedDirectories:
         return directory.address(own_index)
 
 
+_ACCESS_KINDS = {
+    "token": str,
+    "tls": ClientTls,
+    "edition_text": str,
+    "dm_env_rpc": DmEnvRpcSettings,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """What it takes to be let in by an endpoint, wherever it is just now.
@@ -74,9 +83,11 @@ class Access:
     token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
     tls: ClientTls | None = None
     edition_text: str | None = None
+    dm_env_rpc: DmEnvRpcSettings | None = None
+    """For a server of that protocol; None: the defaults."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("token", str), ("tls", ClientTls), ("edition_text", str)):
+        for name, kind in _ACCESS_KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise ConfigurationError(
@@ -85,7 +96,13 @@ class Access:
 
     def dial(self, address: str) -> Dial:
         """Return how to reach the endpoint at ``address``."""
-        return Dial(address, self.token, self.tls, edition_text=self.edition_text)
+        return Dial(
+            address,
+            self.token,
+            self.tls,
+            edition_text=self.edition_text,
+            dm_env_rpc=self.dm_env_rpc,
+        )
 
 
 @dataclass(frozen=True, slots=True)

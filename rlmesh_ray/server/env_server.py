@@ -10,6 +10,7 @@ from rlmesh_ray.envs.source import HostedEnv, make_source
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import ServerTls
+from rlmesh_ray.server.dialects import env_dialects, max_dialect_request_bytes
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
 from rlmesh_ray.server.env_service import EnvService, SideDoors
@@ -35,6 +36,9 @@ class EnvServer:
     The environment runs in worker processes, one a session; the first one starts with the
     server and the others when a session needs one. At the end of a session its environment has
     5 s to close, then it is killed. Usable as a context manager.
+
+    Where the extra ``dm-env-rpc`` is installed, it answers that protocol on the same port; each of
+    its worlds is a session.
 
     Args:
         env: A Gymnasium id (``"CartPole-v1"``, ``"module:Env-v0"``), a factory that returns an
@@ -138,8 +142,11 @@ class EnvServer:
                 drain,
                 SideDoors(calls, desk),
             )
-            limit_bytes = max_request_bytes(self._contract)
-            handlers = [service.handlers(), *calls.handlers()]
+            limit_bytes = max(
+                max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
+            )
+            dialects = env_dialects(self._pool, self._contract, self._step_grace_s, drain)
+            handlers = [service.handlers(), *calls.handlers(), *dialects]
             self._endpoint.start(handlers, max_receive_bytes=limit_bytes)
             desk.start()
         except BaseException:

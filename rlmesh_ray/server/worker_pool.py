@@ -83,13 +83,14 @@ class WorkerPool:
         When the caller is cancelled, a start goes on and serves whoever comes next.
 
         Args:
-            gone: The one that it has lost; None: it had none yet.
+            gone: The one that it has lost, of which what is left is let go; None: it had none yet.
 
         Raises:
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
         if gone is not None:
             self._out.discard(gone)
+            await in_thread(gone.kill)
         if self._spare is None and self._leaving and self._source.is_renewable:
             # A session that has just ended leaves a worker that is cleared and renewed in no time.
             await asyncio.wait(

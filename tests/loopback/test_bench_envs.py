@@ -61,8 +61,10 @@ def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> No
         in_process,
         {"/ lockstep", "/ limit"},
         {"/ dm_env_rpc"},
+        {"/ no-op server"},
+        {"/ stock client, 1 lane"},
     ]
-    assert sum(finding["goal"] is not None for finding in result["findings"]) == 6
+    assert sum(finding["goal"] is not None for finding in result["findings"]) == 8
 
 
 @pytest.mark.slow

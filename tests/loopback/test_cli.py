@@ -378,6 +378,22 @@ def test_each_endpoint_may_want_a_token_of_its_own(folder: Path, here: Run) -> N
         here("evaluate", *names, "--episodes", "1", *arguments)
 
 
+def through_dm_env_rpc(address: str) -> str:
+    return f"dm_env_rpc://{address.removeprefix('rlmesh://')}"
+
+
+def test_dm_env_rpc_is_spoken_where_the_address_says_so(folder: Path, here: Run) -> None:
+    with EnvServer("CartPole-v1", num_envs=2, max_sessions=3) as server:
+        address = through_dm_env_rpc(server.address)
+        told = events(here("inspect", address, "--json").stdout)
+        evaluated = here(*evaluation(address, "own_policy:balance"), "--json")
+
+    assert [(one["service"], one["generation"], one["env"]) for one in told] == [
+        ("env", "dm_env_rpc.v1", "CartPole-v1")
+    ]
+    assert events(evaluated.stdout)[-1]["return_mean"] >= 1
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 def test_tls_protects_an_endpoint(folder: Path, here: Run) -> None:
     subprocess.run(
@@ -389,6 +405,7 @@ def test_tls_protects_an_endpoint(folder: Path, here: Run) -> None:
     tls = ["--tls-cert", "certificate.pem", "--tls-key", "key.pem"]
     with started("serve-env", "CartPole-v1", *tls, folder=folder) as (_, serving):
         here("inspect", serving["address"], "--tls-ca", "certificate.pem")
+        here("inspect", through_dm_env_rpc(serving["address"]), "--tls-ca", "certificate.pem")
         refused = here("inspect", serving["address"], code=1)
 
     assert serving["address"] in refused.stderr
@@ -466,6 +483,17 @@ def test_a_service_of_the_other_kind_is_named(here: Run) -> None:
     with ModelServer(lambda observations: observations) as server:
         arguments = evaluation(server.address, "own_policy:balance")
         fails(here, arguments, server.address, "an environment or a model")
+
+
+def test_a_service_that_does_not_speak_dm_env_rpc_is_named(here: Run) -> None:
+    with ModelServer(lambda observations: observations) as server:
+        arguments = ["inspect", through_dm_env_rpc(server.address)]
+        fails(here, arguments, "does not speak dm_env_rpc", "[dm-env-rpc]", "leave out")
+
+
+@pytest.mark.slow  # it is waited for, as a server that has just been started
+def test_nobody_who_speaks_dm_env_rpc_is_told(here: Run) -> None:
+    fails(here, ["inspect", "dm_env_rpc://127.0.0.1:9"], "127.0.0.1:9", "nothing answers")
 
 
 def test_a_policy_that_fails_is_named(here: Run) -> None:

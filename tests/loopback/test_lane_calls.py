@@ -378,6 +378,7 @@ def test_nothing_is_allowed_by_default() -> None:
             match=r"calls? nothing in its environments.*allow_calls=\('gravity',\)",
         ):
             env.call("gravity")
+        assert isinstance(env._client, EnvClient)
         with pytest.raises(grpc.RpcError) as caught:
             raw_call(env._client, LaneCall("gravity"))
         env.close()

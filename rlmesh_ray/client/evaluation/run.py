@@ -247,6 +247,7 @@ class _Evaluation:
             connect_timeout_s=dial.timeout_s,
             step_timeout_s=self._options.env_timeout_s,
             edition_text=dial.edition_text,
+            dm_env_rpc=dial.dm_env_rpc,
         )
 
     def _connect_model(self, dial: Dial) -> RemoteModel:

@@ -28,6 +28,9 @@ SPEEDS = {
     "lockstep": 10.0,
     "environment alone": 5.0,
     "gRPC alone": 200.0,
+    "rlmesh-ray, stock client": 4.0,
+    "no-op server": 5.0,
+    "rlmesh-ray, one batched join": 40.0,
 }
 
 
@@ -121,10 +124,26 @@ def test_the_other_protocol_is_there_for_information() -> None:
     assert finding.goal is None
 
 
+def test_dm_env_rpc_is_measured_with_its_own_client_and_with_ours(
+    measured: list[Contender], tmp_path: Path
+) -> None:
+    stock, batched = findings(Row.DM_ENV_RPC)
+
+    assert stock.comparisons["/ no-op server"].median == 0.8
+    assert (stock.is_met, batched.is_met) == (True, False)
+    assert batched.comparisons["/ stock client, 1 lane"].median == 10.0
+    assert {each.hostings[0].num_envs for each in measured} == {1, 64}
+
+
+def test_without_dm_env_rpc_nothing_of_it_is_measured(measured: list[Contender]) -> None:
+    assert findings(Row.DM_ENV_RPC, peers=[Peer.SYNC]) == []
+    assert not measured
+
+
 def test_rows_are_those_in_which_the_chosen_peers_take_part() -> None:
     assert rows_of(tuple(Peer)) == list(Row)
     assert rows_of([Peer.SYNC]) == [Row.VECTOR, Row.FRAMES, Row.STRAGGLERS]
-    assert rows_of([Peer.DM_ENV_RPC]) == [Row.STRAGGLERS, Row.CATCH]
+    assert rows_of([Peer.DM_ENV_RPC]) == [Row.STRAGGLERS, Row.CATCH, Row.DM_ENV_RPC]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Environments behind servers of dm_env_rpc, DeepMind's protocol, as lanes."""

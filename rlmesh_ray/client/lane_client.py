@@ -1,0 +1,145 @@
+"""Sessions with lanes, whichever protocol their endpoint speaks: the address says which."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import speaks_dm_env_rpc
+from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.waiting import Signal
+
+
+class LaneClient(Protocol):
+    """An open session; ``EnvClient`` says what its methods do."""
+
+    @property
+    def contract(self) -> EnvContract:
+        """What the endpoint promised."""
+
+    @property
+    def answer(self) -> Answer:
+        """What it can do beyond that."""
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> ResetResult:
+        """Start new episodes, in all lanes or in ``lanes``."""
+
+    def send_reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> str:
+        """Start new episodes without waiting; return the request's id."""
+
+    def receive_reset(self, request_id: str) -> ResetResult:
+        """Wait for the result of the oldest request that was sent, a reset."""
+
+    def step(self, action: Sequence[Column]) -> StepResult:
+        """Apply one action a lane and wait for the result."""
+
+    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
+        """Apply one action a lane without waiting; return the request's id."""
+
+    def receive_step(self, request_id: str) -> StepResult:
+        """Wait for the result of the oldest request that was sent, a step."""
+
+    def signal(self) -> Signal | None:
+        """Return what tells of the answer to a step; None: nothing but waiting does."""
+
+    def render(self) -> bytes | None:
+        """Return a PNG, or None where there is no picture."""
+
+    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Call a method of the environment of each lane."""
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+
+
+def open_lanes(
+    dial: Dial,
+    *,
+    step_timeout_s: float,
+    shared_memory: bool | None = None,
+) -> LaneClient:
+    """Open a session.
+
+    Args:
+        dial: The endpoint.
+        step_timeout_s: How long to wait for any answer.
+        shared_memory: As for ``EnvClient``.
+
+    Raises:
+        ConfigurationError: An argument is for another protocol than the address, or what it
+            asks for cannot be had there.
+        RlmeshError: As ``EnvClient`` or ``WorldClient`` does.
+    """
+    if not speaks_dm_env_rpc(dial.address):
+        _require_no_settings(dial)
+        return EnvClient(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
+    if shared_memory:
+        raise ConfigurationError(
+            f"{dial.address}: dm_env_rpc carries everything in messages; leave out shared_memory"
+        )
+    settings = _world_settings(dial)
+    from rlmesh_ray.client.dm_env_rpc.world_client import WorldClient
+
+    return WorldClient(dial, settings, step_timeout_s=step_timeout_s)
+
+
+def ask_endpoint(dial: Dial) -> Answer:
+    """Ask an endpoint what a session with it would be.
+
+    Args:
+        dial: The endpoint. One that speaks dm_env_rpc is joined for a moment, since it tells
+            nobody else.
+
+    Raises:
+        RlmeshError: As ``open_lanes`` does.
+    """
+    if not speaks_dm_env_rpc(dial.address):
+        _require_no_settings(dial)
+        return shake_hands(dial)
+    settings = _world_settings(dial)
+    from rlmesh_ray.client.dm_env_rpc.world_client import ask_world
+
+    return ask_world(dial, settings)
+
+
+def _require_no_settings(dial: Dial) -> None:
+    if dial.dm_env_rpc is not None:
+        raise ConfigurationError(
+            f"{dial.address} is no dm_env_rpc:// address, which the dm_env_rpc settings are for"
+        )
+
+
+def _world_settings(dial: Dial) -> DmEnvRpcSettings:
+    """Return the settings for a server; also the one place that needs the extra's messages."""
+    if dial.edition_text is not None:
+        raise ConfigurationError(
+            f"{dial.address}: dm_env_rpc has no editions; leave out edition_text"
+        )
+    try:
+        import rlmesh_ray.wire.dm_env_rpc_v1.published  # noqa: F401  # whether it is there
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{dial.address}: dm_env_rpc's messages are not installed ({error}); "
+            "pip install 'rlmesh-ray[dm-env-rpc]'"
+        ) from error
+    return dial.dm_env_rpc or DmEnvRpcSettings()

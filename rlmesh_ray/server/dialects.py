@@ -1,0 +1,43 @@
+"""The other languages that an endpoint of an environment speaks besides the edition."""
+
+import importlib.util
+import math
+
+import grpc
+
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+
+_LONGEST_INTEGER_BYTES = 10
+_REST_BYTES = 2**20  # settings, names, shapes
+
+
+def max_dialect_request_bytes(contract: EnvContract) -> int:
+    """Return the size that no sensible request exceeds: integers may take ten bytes each."""
+    num_elements = sum(
+        math.prod(leaf.shape) for leaf in leaves(contract.action_space) if leaf.dtype is not None
+    )
+    wanted = contract.num_envs * num_elements * _LONGEST_INTEGER_BYTES + _REST_BYTES
+    return min(wanted, MAX_MESSAGE_BYTES)
+
+
+def env_dialects(
+    pool: WorkerPool, contract: EnvContract, step_grace_s: float, drain: Drain
+) -> list[grpc.GenericRpcHandler]:
+    """Return what a gRPC server dispatches to, as far as it is installed.
+
+    Args:
+        pool: Started; where environments come from.
+        contract: What the endpoint promises.
+        step_grace_s: See ``EnvServer``.
+        drain: The endpoint's.
+    """
+    if importlib.util.find_spec("dm_env_rpc") is None:
+        return []
+    # The only place that needs the extra.
+    from rlmesh_ray.server.dm_env_rpc.service import EnvironmentService
+
+    return [EnvironmentService(pool, contract, step_grace_s, drain).handlers()]

@@ -1,0 +1,198 @@
+"""The worlds of an endpoint, by name, and when those that nobody needs any more end.
+
+A world belongs to the stream that created it. When that stream has ended, it lasts as long as
+somebody is joined, or has yet to join: the name may be on its way to agents.
+"""
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+
+from rlmesh_ray.errors import CapacityError
+from rlmesh_ray.protocol.world_messages import Code, Refusal
+from rlmesh_ray.server.dm_env_rpc.hosted_world import HostedWorld
+from rlmesh_ray.server.dm_env_rpc.lanes_host import LanesHost
+from rlmesh_ray.server.dm_env_rpc.seats import Seat, batched_seat, seats_of
+from rlmesh_ray.server.dm_env_rpc.settings import CreateSettings, JoinSettings
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+
+_UNJOINED_S = 30.0
+_SAME_STEP = Refusal(
+    Code.UNIMPLEMENTED,
+    "this environment resets its lanes within the step that ends an episode (autoreset mode "
+    "SAME_STEP), which dm_env_rpc has no form for: serve it with NEXT_STEP or DISABLED",
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    world: HostedWorld
+    owner: object
+    """The stream that created it; None: it has ended, or the endpoint did."""
+    is_open: bool
+    """Whether whoever names no world may join: the endpoint has created it."""
+    was_joined: bool = False
+
+
+class Worlds:
+    """Creates, finds and ends worlds. For the serving loop.
+
+    Args:
+        pool: Started; where worlds get their workers. Each takes the place of a session.
+        contract: What the endpoint promises.
+        grace_s: See ``EnvHost``.
+    """
+
+    def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:
+        self._pool = pool
+        self.contract = contract
+        """What the endpoint promises."""
+        self._grace_s = grace_s
+        self._seats = seats_of(contract)
+        self._entries: dict[str, _Entry] = {}
+        self._is_shared = any(seat.agent for seat in self._seats)
+
+    async def create(self, settings: CreateSettings, owner: object) -> HostedWorld | Refusal:
+        """Make a world.
+
+        Args:
+            settings: What its creator wants.
+            owner: The creator's stream; None: the endpoint itself.
+
+        Raises:
+            CodecError: The settings do not fit the environment.
+        """
+        if self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
+            return _SAME_STEP
+        try:
+            await self._pool.reserve()
+        except CapacityError as error:
+            return Refusal(Code.RESOURCE_EXHAUSTED, error.message)
+        host = LanesHost(self._pool, self.contract, self._grace_s, settings.timeout_ms)
+        try:
+            world = HostedWorld(uuid.uuid4().hex, host, self.contract, self._seats, settings)
+        except BaseException:
+            host.release()
+            raise
+        self._entries[world.name] = _Entry(world, owner, is_open=owner is None)
+        return world
+
+    def find(self, name: str) -> HostedWorld | Refusal:
+        """Return the world of that name."""
+        entry = self._entries.get(name)
+        return entry.world if entry is not None else _unknown(name)
+
+    async def join(self, name: str, settings: JoinSettings) -> tuple[HostedWorld, Seat] | Refusal:
+        """Take a seat.
+
+        Args:
+            name: Of the world; empty: one of the endpoint's own, which several agents share.
+            settings: Which seat.
+        """
+        world = self.find(name) if name else await self._own_world(settings)
+        if isinstance(world, Refusal):
+            return world
+        seat = self._chosen(world, settings)
+        if isinstance(seat, Refusal):
+            if not name:
+                self._reap(world.name)
+            return seat
+        world.take(seat)
+        self._entries[world.name].was_joined = True
+        return world, seat
+
+    def leave(self, world: HostedWorld, seat: Seat) -> None:
+        """Give a seat back."""
+        if world.name in self._entries:
+            world.leave(seat)
+            self._reap(world.name)
+
+    def destroy(self, name: str) -> Refusal | None:
+        """End a world that nobody is joined to."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return _unknown(name)
+        if not entry.world.is_empty:
+            return Refusal(
+                Code.FAILED_PRECONDITION,
+                "somebody is still joined to this world; have all agents leave first",
+            )
+        self._end(name)
+        return None
+
+    def disown(self, owner: object) -> None:
+        """End what belongs to a stream that has ended, as far as nobody needs it."""
+        for name in [name for name, entry in self._entries.items() if entry.owner is owner]:
+            entry = self._entries[name]
+            entry.owner = None
+            if entry.was_joined:
+                self._reap(name)
+            else:
+                loop = asyncio.get_running_loop()
+                loop.call_later(_UNJOINED_S, self._reap, name)
+
+    def _reap(self, name: str) -> None:
+        entry = self._entries.get(name)
+        if entry is not None and entry.owner is None and entry.world.is_empty:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        self._entries.pop(name).world.end()
+
+    async def _own_world(self, settings: JoinSettings) -> HostedWorld | Refusal:
+        if self._is_shared and not settings.is_batched:
+            for entry in self._entries.values():
+                has_room = not isinstance(self._chosen(entry.world, settings), Refusal)
+                if entry.is_open and has_room:
+                    return entry.world
+        return await self.create(CreateSettings(), None)
+
+    def _chosen(self, world: HostedWorld, settings: JoinSettings) -> Seat | Refusal:
+        """Return the first free seat that ``settings`` allow."""
+        if settings.is_batched:
+            return self._batched(world, settings)
+        suited = [
+            seat
+            for seat in self._seats
+            if settings.lane in (None, seat.lane) and settings.agent in (None, seat.agent)
+        ]
+        if not suited:
+            return self._nowhere(settings)
+        free = world.free_seats()
+        for seat in suited:
+            if seat in free:
+                return seat
+        return Refusal(
+            Code.RESOURCE_EXHAUSTED,
+            "this world has no free seat of that kind; create another, or wait until somebody "
+            "leaves",
+        )
+
+    def _batched(self, world: HostedWorld, settings: JoinSettings) -> Seat | Refusal:
+        if settings.lane is not None or settings.agent is not None:
+            reason = "a batched join drives all lanes; give neither 'lane' nor 'agent'"
+            return Refusal(Code.INVALID_ARGUMENT, reason)
+        if self.contract.autoreset_mode is AutoresetMode.DISABLED and self.contract.num_envs > 1:
+            return Refusal(
+                Code.UNIMPLEMENTED,
+                "lanes that do not reset themselves cannot be driven by one batched join; serve "
+                "the environment with autoreset mode NEXT_STEP, or join lane by lane",
+            )
+        if not world.is_empty:
+            reason = "a batched join needs a world for itself; create another"
+            return Refusal(Code.FAILED_PRECONDITION, reason)
+        return batched_seat(self.contract)
+
+    def _nowhere(self, settings: JoinSettings) -> Refusal:
+        agents = list(dict.fromkeys(seat.agent for seat in self._seats if seat.agent))
+        about = f" and the agents {agents}" if agents else ", each with one agent without a name"
+        return Refusal(
+            Code.INVALID_ARGUMENT,
+            f"there is no seat with lane {settings.lane} and agent {settings.agent!r}; this "
+            f"environment has {self.contract.num_envs} lane(s){about}",
+        )
+
+
+def _unknown(name: str) -> Refusal:
+    return Refusal(Code.NOT_FOUND, f"there is no world {name[:80]!r}; CreateWorld names one")

@@ -1,0 +1,19 @@
+"""The messages of the published ``dm-env-rpc`` package, which has no types.
+
+The only module that imports it, so that nothing else notices when the extra is not installed.
+"""
+
+from typing import Any
+
+from dm_env_rpc.v1 import dm_env_rpc_pb2  # type: ignore[import-untyped]
+from dm_env_rpc.v1.extensions import properties_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+pb: Any = dm_env_rpc_pb2
+"""Tensors, specs, requests and responses."""
+properties: Any = properties_pb2
+"""The properties extension."""
+status: Any = status_pb2
+"""What an error response holds."""
+error_details: Any = error_details_pb2
+"""What goes into its details."""

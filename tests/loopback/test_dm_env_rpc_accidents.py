@@ -1,0 +1,288 @@
+"""Our client where a dm_env_rpc server, or whoever uses the client, does what nobody expects."""
+
+import contextlib
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
+from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.dm_env_rpc.world_client import WorldClient
+from rlmesh_ray.client.env_client import StepResult
+from rlmesh_ray.errors import (
+    CodecError,
+    ConfigurationError,
+    ConformanceError,
+    EndpointError,
+    EndpointLostError,
+    EndpointUnreachableError,
+    LocalProtocolError,
+    RemoteEnvError,
+    RemoteProtocolError,
+    UnsupportedSpaceError,
+)
+from tests.loopback.dm_env_rpc_peer import CUT, RUNNING, SILENT, Conduct, Peer, spec, specs
+
+MOVE = {3: spec("move", np.int8, (), -1, 1)}
+INVALID = 3
+
+
+def client(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) -> WorldClient:
+    settings = DmEnvRpcSettings(num_envs=num_envs, **more)
+    return WorldClient(Dial(peer.address, timeout_s=wait_s), settings, step_timeout_s=wait_s)
+
+
+def moves(*each: int) -> list[Any]:
+    return [np.array(each, np.int8)]
+
+
+def shown(result: StepResult) -> Any:
+    return np.asarray(result.observation[0]).tolist()
+
+
+def test_a_shared_world_that_is_lost_is_created_anew_for_all() -> None:
+    with Peer(Conduct(refusals={"join_world": [CUT] * 3})) as peer:
+        env = client(peer, 3, one_world=True)
+        env.reset()
+        env.close()
+
+        assert peer.kinds().count("create_world") == 2
+
+
+@pytest.mark.parametrize("kind", ["create_world", "join_world", "reset", "step"])
+@pytest.mark.parametrize("code", [CUT, SILENT])
+def test_a_server_that_goes_away_anywhere_is_told_in_our_words(kind: str, code: int) -> None:
+    def play(peer: Peer) -> None:
+        with contextlib.closing(client(peer, wait_s=0.3)) as env:
+            env.reset()
+            env.reset()
+
+    with Peer(Conduct(refusals={kind: [code] * 99})) as peer, pytest.raises(EndpointError):
+        play(peer)
+
+
+def test_what_ctrl_c_has_left_unread_is_no_answer_to_the_next_step() -> None:
+    with Peer() as peer:
+        env = client(peer, 1)
+        env.reset()
+        peer.conduct.refusals["step"] = [SILENT]
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                env.step(moves(1))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+        with pytest.raises(EndpointLostError, match="KeyboardInterrupt"):
+            env.step(moves(1))
+        env.close()
+
+
+def test_episodes_that_a_refusal_has_holed_have_no_record() -> None:
+    with Peer(Conduct(length=2)) as peer:
+        env = client(peer)
+        env.reset()
+        peer.conduct.refusals["step"] = [INVALID]
+        with pytest.raises(RemoteEnvError):
+            env.step(moves(1, 1))
+
+        assert not env.step(moves(1, 1)).completed_episodes
+        assert not env.step(moves(1, 1)).completed_episodes
+        env.reset()
+        env.step(moves(1, 1))
+        assert [one.step_count for one in env.step(moves(1, 1)).completed_episodes] == [2, 2]
+        env.close()
+
+
+def test_a_lane_alone_goes_on_after_a_refusal() -> None:
+    with Peer(Conduct(length=2)) as peer:
+        env = client(peer, 1)
+        env.reset()
+        peer.conduct.refusals["step"] = [INVALID]
+        with pytest.raises(RemoteEnvError):
+            env.step(moves(1))
+        env.step(moves(1))
+
+        assert [one.step_count for one in env.step(moves(1)).completed_episodes] == [2]
+        env.close()
+
+
+def test_an_action_that_cannot_travel_leaves_no_lane_ahead_of_the_others() -> None:
+    say = pb.TensorSpec(name="say", dtype=pb.STRING)
+    told = specs({**MOVE, 4: say}, {2: spec("place.seed", np.int64)})
+    with Peer(Conduct(specs=told)) as peer:
+        env = client(peer)
+        env.reset()
+        num_steps = peer.kinds().count("step")
+        with pytest.raises(CodecError, match="UTF-8"):
+            env.step([*moves(1, 1), ("hello", "\ud800")])
+        env.step([*moves(1, 1), ("hello", "you")])
+        env.close()
+
+        assert peer.kinds().count("step") == num_steps + 2
+
+
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_an_action_out_of_range_is_refused_and_never_wraps(from_zero: bool) -> None:
+    kind = np.uint8 if from_zero else np.bool_
+    with Peer(
+        Conduct(specs=specs({3: spec("move", kind)}, {2: spec("place.seed", np.int64)}))
+    ) as peer:
+        if from_zero:
+            peer.conduct.specs.actions[3].CopyFrom(spec("move", np.uint8, (), 5, 7))
+        env = client(peer, 1, choices_from_zero=from_zero)
+        env.reset()
+        num_steps = peer.kinds().count("step")
+        with pytest.raises(ConformanceError, match="move"):
+            env.step([np.array([258])])
+        with pytest.raises(ConformanceError, match="move"):
+            env.step([np.array([-1])])
+
+        assert peer.kinds().count("step") == num_steps
+        env.step([np.array([1])])
+        env.close()
+        [sent] = [message.actions[3] for _, kind, message in peer.requests if kind == "step"][-1:]
+        assert (sent.uint8s.array == b"\x06") if from_zero else sent.bools.array == [True]
+
+
+def test_lanes_that_do_not_exist_are_refused() -> None:
+    with Peer() as peer:
+        env = client(peer)
+        for lanes in ((2,), (-1,), (0, 0)):
+            with pytest.raises(LocalProtocolError, match="some of 2"):
+                env.reset(lanes=lanes)
+        assert "reset" not in peer.kinds()
+        env.close()
+
+
+def test_asking_for_the_wrong_answer_loses_none() -> None:
+    with Peer() as peer:
+        env = client(peer)
+        env.reset()
+        step = env.send_step(moves(1, 1))
+        with pytest.raises(LocalProtocolError, match="was a step"):
+            env.receive_reset(step)
+        assert shown(env.receive_step(step)) == [[1, 1], [1, 1]]
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{1: 2}, {"x": None}, {"x": object()}, {"x": [1, "a"]}, {"\ud800": 1}, {"x": 2**70}],
+)
+def test_options_that_cannot_travel_are_refused_and_nothing_is_sent(options: Any) -> None:
+    with Peer() as peer:
+        env = client(peer)
+        with pytest.raises(ConfigurationError, match="cannot travel"):
+            env.reset(options=options)
+        assert "reset" not in peer.kinds()
+        env.reset()
+        env.close()
+
+
+def test_answers_out_of_order_end_the_session() -> None:
+    def confuse(step: Any) -> None:
+        step.state = RUNNING
+
+    with Peer(Conduct(length=1, alter=confuse)) as peer:
+        env = client(peer)
+        env.reset()
+        for _ in range(20):  # endless RUNNING is legal
+            assert not env.step(moves(0, 0)).terminated.any()
+        peer.conduct.alter = lambda step: step.observations.clear()
+        with pytest.raises(RemoteProtocolError, match="asked for"):
+            env.step(moves(0, 0))
+        env.close()
+
+
+def test_observations_that_nobody_asked_for_are_left_alone() -> None:
+    def babble(step: Any) -> None:
+        step.observations[2**64 - 1].floats.array.append(1)
+        step.observations[99].shape.append(-7)
+
+    with Peer(Conduct(alter=babble)) as peer:
+        env = client(peer)
+        env.reset()
+        assert shown(env.step(moves(1, 1))) == [[1, 1], [1, 1]]
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {1: pb.TensorSpec(name="huge", dtype=pb.FLOAT, shape=[2**31 - 1] * 4)},
+        {1: pb.TensorSpec(name="dark", dtype=pb.BOOL, shape=[2**31 - 1] * 2)},
+        {1: pb.TensorSpec(name="odd", dtype=pb.FLOAT, min={"int32s": {"array": [1]}})},
+        {1: pb.TensorSpec(name="nan", dtype=pb.FLOAT, max={"floats": {"array": [np.nan]}})},
+        {
+            1: pb.TensorSpec(
+                name="many", dtype=pb.FLOAT, shape=[2], max={"floats": {"array": [1] * 3}}
+            )
+        },
+        {k: pb.TensorSpec(name=f"any.{k}", dtype=pb.PROTO) for k in range(3000)},
+    ],
+)
+def test_specs_that_make_no_space_are_refused_soon(odd: Any) -> None:
+    with (
+        Peer(Conduct(specs=specs(MOVE, odd))) as peer,
+        pytest.raises((UnsupportedSpaceError, RemoteProtocolError)),
+    ):
+        client(peer)
+
+
+def test_thousands_of_tensors_are_no_trouble() -> None:
+    many = {uid: spec(f"part{uid % 50}.n{uid}", np.float32) for uid in range(2000)}
+    with Peer(Conduct(specs=specs(MOVE, many))) as peer:
+        env = client(peer, 1)
+        assert len(env.contract.observation_space.items) == 50  # type: ignore[union-attr]
+        env.close()
+
+
+def test_a_server_without_tls_is_not_waited_for() -> None:
+    with Peer() as peer:
+        begun_s = time.monotonic()
+        with pytest.raises(EndpointUnreachableError, match="does not speak TLS"):
+            RemoteVectorEnv(peer.address, tls=ClientTls(), connect_timeout_s=20.0)
+        assert time.monotonic() - begun_s < 10.0
+
+
+def test_a_server_of_another_service_is_told_apart() -> None:
+    with (
+        ModelServer(lambda observations: observations) as server,
+        pytest.raises(EndpointUnreachableError, match=r"does not speak dm_env_rpc.*dm-env-rpc\]"),
+    ):
+        # A model endpoint, as one for environments without the extra, knows no such method.
+        RemoteVectorEnv(f"dm_env_rpc://{server.address.removeprefix('rlmesh://')}")
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_reset_may_follow_a_step_whose_answer_is_still_to_come(batched: bool) -> None:
+    settings = DmEnvRpcSettings(batched=True) if batched else DmEnvRpcSettings(3, one_world=True)
+    with EnvServer("CartPole-v1", num_envs=3) as server:
+        address = f"dm_env_rpc://{server.address.removeprefix('rlmesh://')}"
+        lanes = WorldClient(Dial(address), settings, step_timeout_s=5.0)
+        lanes.reset(seeds=(1, 2, 3))
+        pushed = [np.array([1, 1, 0])]
+        while not (ended := np.flatnonzero(lanes.step(pushed).terminated)).size:
+            pass
+        assert ended.size < 3
+
+        # As runners do: what ended begins anew within the step, and then once more, on record.
+        step = lanes.send_step(pushed)
+        reset = lanes.send_reset(lanes=ended.tolist())
+        stepped = lanes.receive_step(step)
+        begun = lanes.receive_reset(reset)
+        others = [lane for lane in range(3) if lane not in ended]
+        assert (stepped.rewards[ended] == 0).all()
+        places, expected = np.asarray(begun.observation[0]), np.asarray(stepped.observation[0])
+        np.testing.assert_array_equal(places[others], expected[others])
+        assert all(begun.episode_ids[lane] for lane in ended.tolist())
+        assert (lanes.step(pushed).rewards[ended] == 1).all()
+        lanes.close()
