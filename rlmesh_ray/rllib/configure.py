@@ -21,6 +21,7 @@ from rlmesh_ray.rllib.checks import (
 )
 from rlmesh_ray.rllib.endpoints import RolloutSource, Wish, common_contract, find_endpoints
 from rlmesh_ray.rllib.plan import PLAN_KEY, Access, RolloutPlan
+from rlmesh_ray.rllib.rllink_address import listen, names_rllink
 from rlmesh_ray.rllib.sampler import Sampler, sampler_for
 from rlmesh_ray.rllib.shares import Demand, deal
 
@@ -71,7 +72,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             long as this driver), an ``EnvFleet``, the address of an endpoint that somebody else
             has started (``"rlmesh://HOST:PORT"``), or a list of fleets and addresses, which may
             be mixed. All endpoints must serve the same spaces at the same width; what they run
-            on, and with which packages, may differ.
+            on, and with which packages, may differ. Or ``"rllink://HOST:PORT"``: where to listen
+            for simulators that run their own loop; see ``configure_rllink``, to which this hands
+            over.
         num_endpoints: For an id or factory: how many to start for training. Default: one a
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session
@@ -110,6 +113,16 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         raise ConfigurationError(
             "this config is of RLlib's old API stack; leave api_stack() at its defaults"
         )
+    if names_rllink(env):
+        unused = {
+            "num_endpoints": num_endpoints,
+            "num_envs": num_envs,
+            "num_evaluation_endpoints": num_evaluation_endpoints,
+            "tls": tls,
+            "edition_text": edition_text,
+            "dm_env_rpc": dm_env_rpc,
+        }
+        return listen(config, str(env), token, unused)
     require_deadlines(config, step_timeout_s)
     require_evaluation_at_endpoints(config)
     demand = _demand(config)

@@ -10,27 +10,50 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from gymnasium import spaces
 
 from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.handshake import answer_offer, check_answer, make_offer
-from rlmesh_ray.spaces.batch import leaves, stack
+from rlmesh_ray.protocol.world_messages import (
+    CreateWorld,
+    JoinWorld,
+    ResetAgent,
+    ResetWorld,
+    StepWorld,
+    WriteProperties,
+)
+from rlmesh_ray.server.dm_env_rpc.settings import (
+    create_settings,
+    join_settings,
+    reset_settings,
+)
+from rlmesh_ray.spaces.batch import flatten, leaves, stack
 from rlmesh_ray.spaces.conformance import Policy, check
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.testing.mutation import mutated
+from rlmesh_ray.testing.mutation import damaged, mutated
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_service_pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2, spaces_pb2, value_pb2
+from rlmesh_ray.wire.dm_env_rpc_v1.agent_tensors import AgentTensors
+from rlmesh_ray.wire.dm_env_rpc_v1.agents import lane_agent
+from rlmesh_ray.wire.dm_env_rpc_v1.published import pb as dm_env_rpc
+from rlmesh_ray.wire.dm_env_rpc_v1.published import properties as dm_env_rpc_properties
+from rlmesh_ray.wire.dm_env_rpc_v1.requests import parse_request
+from rlmesh_ray.wire.dm_env_rpc_v1.spaces import data_type
+from rlmesh_ray.wire.dm_env_rpc_v1.tensors import encode_tensor, pack_tensor
+from rlmesh_ray.wire.rllink import dialects
+from rlmesh_ray.wire.rllink import messages as rllink
 from rlmesh_ray.wire.rlmesh_v1 import env, model
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.rlmesh_v1.frames import parse, varint
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
@@ -43,14 +66,16 @@ class Target:
     run: Callable[[bytes], object]
     seeds: Callable[[], Iterable[bytes]]
     """Inputs to start from, from this package's own encoders."""
-    kind: type[Message]
-    """What an input holds, for mutations that keep it valid."""
+    kind: type[Message] | None
+    """What an input holds, for mutations that keep it valid; None: no message of protobuf."""
     prefix_bytes: int = 0
     """What stands before it."""
 
     def mutated(self, data: bytes, chance: random.Random) -> bytes:
         """Return another input that is a valid message."""
         own = data[self.prefix_bytes :]
+        if self.kind is None:
+            return data[: self.prefix_bytes] + damaged(own, chance)
         return data[: self.prefix_bytes] + mutated(self.kind, own, chance)
 
 
@@ -336,6 +361,160 @@ def meta_seeds() -> Iterator[bytes]:
         yield encode_meta(SAMPLES.infos, tag_arrays=tag_arrays).SerializeToString()
 
 
+def rllink_request(data: bytes) -> None:
+    """Read what a simulator sends, in the dialect that it begins with."""
+    try:
+        dialect = dialects.dialect_of(data)
+        request = dialect.parse_request(data)
+    except CodecError:
+        return
+    if isinstance(request, rllink.Episodes):
+        for chunk in request.chunks:
+            assert len(chunk.obs) == len(chunk.actions) + 1 == len(chunk.rewards) + 1
+            assert np.isfinite(chunk.rewards).all()
+            assert all(rllink.is_plain(array) for array in (chunk.obs, chunk.actions))
+    dialect.parse_request(dialect.pack_request(request))
+
+
+def rllink_reply(data: bytes) -> None:
+    """Read what a trainer answers a simulator."""
+    try:
+        dialect = dialects.dialect_of(data)
+        reply = dialect.parse_reply(data)
+    except CodecError:
+        return
+    if dialect is dialects.JSON:
+        dialect.parse_reply(dialect.pack_reply(reply))
+
+
+def rllink_request_seeds() -> Iterator[bytes]:
+    """Yield requests of every kind, in both dialects."""
+    outputs = {"action_dist_inputs": np.zeros((1, 2), "f4"), "action_logp": np.zeros(1)}
+    chunks = (
+        rllink.Chunk(np.eye(2), np.array([1]), np.array([0.5]), True, False, "e", outputs),
+        rllink.Chunk(np.zeros((2, 1)), np.array([[0.5]]), np.array([1.0]), False, False),
+    )
+    both: list[rllink.Request] = [
+        rllink.Ping("t"),
+        rllink.GetConfig(),
+        rllink.Episodes(chunks, True, 3),
+    ]
+    single: list[rllink.Request] = [
+        rllink.StartEpisode("e"),
+        rllink.GetAction("e", np.ones(2), 0.5),
+        rllink.LogReturns("e", -1.0),
+        rllink.EndEpisode("e", np.ones(2), 1.0, True),
+    ]
+    for request in both:
+        yield dialects.RAY.pack_request(request)
+    for request in (*both, *single):
+        yield dialects.JSON.pack_request(request)
+
+
+def rllink_reply_seeds() -> Iterator[bytes]:
+    """Yield replies of every kind, in both dialects."""
+    weights = {"a": np.ones(2, "f4")}
+    both: list[rllink.Reply] = [
+        rllink.Pong(),
+        rllink.SetConfig(5, True),
+        rllink.SetState(3, b"model", weights),
+    ]
+    for reply in both:
+        yield dialects.RAY.pack_reply(reply)
+        yield dialects.JSON.pack_reply(reply)
+    yield dialects.JSON.pack_reply(rllink.Action("e", np.array(1), 2))
+    yield dialects.JSON.pack_reply(rllink.EpisodeStarted("e"))
+    yield dialects.JSON.pack_reply(rllink.Failed("why"))
+
+
+def dm_env_rpc_request(data: bytes) -> None:
+    """Read what a dm_env_rpc stream asks for, and its settings; it declares no error."""
+    request = parse_request(data)
+    match request:
+        case CreateWorld() | JoinWorld() | ResetAgent() | ResetWorld():
+            settings = request.settings
+        case WriteProperties():
+            settings = request.values
+        case _:
+            return
+    for read in (create_settings, join_settings, reset_settings):
+        try:
+            read(settings)
+        except CodecError as error:
+            str(error)
+
+
+def dm_env_rpc_request_seeds() -> Iterator[bytes]:
+    """Yield requests of every kind."""
+    settings = {
+        "seed": pack_tensor(np.array([1, 300])),
+        "options.a.b": pack_tensor("x"),
+        "options.c": pack_tensor(np.eye(2, dtype="f4")),
+        "args": pack_tensor('{"timeout_s": 1, "options": {"deep": [1]}}'),
+        "batched": pack_tensor(True),
+        "lanes": pack_tensor(np.array([0], np.int32)),
+    }
+    requests: list[dict[str, Any]] = [
+        {"create_world": {"settings": settings}},
+        {"join_world": {"world_name": "w", "settings": settings}},
+        {"reset": {"settings": settings}},
+        {"reset_world": {"world_name": "w", "settings": settings}},
+        {"leave_world": {}},
+        {"destroy_world": {"world_name": "w"}},
+    ]
+    for request in requests:
+        yield dm_env_rpc.EnvironmentRequest(**request).SerializeToString()
+    core = dm_env_rpc.CreateWorldRequest(settings=settings).SerializeToString()
+    for number in (8, 9, 10):
+        yield bytes([number << 3 | 2]) + varint(len(core)) + core
+    keys = dm_env_rpc_properties.PropertyRequest(read_property={"key": "rlmesh.contract"})
+    extension = any_pb2.Any()
+    extension.Pack(keys)
+    yield dm_env_rpc.EnvironmentRequest(extension=extension).SerializeToString()
+
+
+def dm_env_rpc_actions(data: bytes) -> None:
+    """Read the actions of an agent whose action space the first byte picks."""
+    agent = _AGENTS[data[0] % len(_AGENTS)] if data else _AGENTS[0]
+    request = parse_request(data[1:])
+    if not isinstance(request, StepWorld):
+        return
+    try:
+        actions = agent.read_actions(request.actions)
+        agent.check_requested(request.requested)
+    except CodecError:
+        return
+    for value in actions.values():
+        np.asarray(value)
+
+
+def _agents() -> list[AgentTensors]:
+    return [
+        lane_agent(EnvContract("x", spec, spec, 1, AutoresetMode.NEXT_STEP), 0) for spec in _SPECS
+    ]
+
+
+_AGENTS = _agents()
+
+
+def dm_env_rpc_actions_seeds() -> Iterator[bytes]:
+    """Yield a step for each sample space."""
+    for number, (space, own) in enumerate(zip(SAMPLES.gymnasium_spaces, _SPECS, strict=True)):
+        space.seed(number)
+        tensors = {
+            uid: encode_tensor(np.asarray(value, kind.numpy), kind)
+            for uid, (leaf, value) in enumerate(
+                zip(leaves(own), flatten(own, space.sample()), strict=True), 1
+            )
+            for kind in [data_type(leaf)]
+        }
+        step = dm_env_rpc.StepRequest(
+            actions={uid: dm_env_rpc.Tensor.FromString(data) for uid, data in tensors.items()},
+            requested_observations=[1, 2],
+        )
+        yield bytes([number]) + dm_env_rpc.EnvironmentRequest(step=step).SerializeToString()
+
+
 TARGETS = {
     "env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
     "env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
@@ -350,4 +529,12 @@ TARGETS = {
     "contract": Target(contract, contract_seeds, contract_pb2.EnvContract),
     "values": Target(values, values_seeds, value_pb2.ValueList, prefix_bytes=1),
     "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
+    "rllink_request": Target(rllink_request, rllink_request_seeds, None),
+    "rllink_reply": Target(rllink_reply, rllink_reply_seeds, None),
+    "dm_env_rpc_request": Target(
+        dm_env_rpc_request, dm_env_rpc_request_seeds, dm_env_rpc.EnvironmentRequest
+    ),
+    "dm_env_rpc_actions": Target(
+        dm_env_rpc_actions, dm_env_rpc_actions_seeds, dm_env_rpc.EnvironmentRequest, prefix_bytes=1
+    ),
 }

@@ -1,0 +1,223 @@
+"""A ModelService whose answers come when somebody else says so, each by itself.
+
+``ModelServer`` runs batches: while one is out, nothing else is chosen, and a policy that waited
+would keep everybody waiting, those for whom it waits included. Here every request waits alone.
+"""
+
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
+from rlmesh_ray.models.batcher import Item
+from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
+from rlmesh_ray.server.batch_run import guarded
+from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.loop import shared_loop
+from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_service import ModelService
+from rlmesh_ray.server.predictions import Answer
+from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.spaces.batch import leaves, unflatten
+from rlmesh_ray.spaces.conformance import Policy as Validation
+from rlmesh_ray.spaces.conformance import check, coerce_batch
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
+
+
+class Choice(NamedTuple):
+    """What was chosen for the rows of one request."""
+
+    actions: object
+    """Batched like observations, one row a slot."""
+    version: int
+    """Of the weights that have chosen."""
+
+
+class AskedPolicy(Protocol):
+    """Chooses actions when it can; never waits itself."""
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Say whether it can act in an environment; see ``models.policy.Policy``."""
+
+    def ask(self, rows: Rows) -> Future[Choice]:
+        """Have actions chosen for the rows of one route; called in the serving loop.
+
+        Args:
+            rows: No lane of them is being asked for already.
+
+        Returns:
+            What may be cancelled, when the client has gone.
+
+        Raises:
+            RlmeshError: The rows cannot be answered; nothing has changed.
+        """
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free what is remembered about one lane of a route, or about the whole route (None)."""
+
+
+class AskedModelServer:
+    """Serves such a policy over gRPC, to many clients at once.
+
+    Args:
+        policy: Asked in the serving loop, and told of routes in a thread of its own.
+        address: ``HOST:PORT``; port 0: a free one.
+        token: What clients must show; required unless ``address`` is loopback.
+
+    Raises:
+        AddressError: ``address`` is malformed, or open to strangers without a token.
+    """
+
+    def __init__(self, policy: AskedPolicy, *, address: str, token: str | None) -> None:
+        self._host = _AskedHost(policy)
+        self._endpoint = Endpoint(
+            address, token=token, on_stop=self._host.close, probe=self._host.health
+        )
+
+    @property
+    def address(self) -> str:
+        """Where clients dial it; only after ``start``."""
+        return self._endpoint.address
+
+    def health(self) -> Health:
+        """Tell whether it would serve a new client now."""
+        return self._endpoint.health()
+
+    def start(self) -> None:
+        """Listen. Blocks until clients can connect.
+
+        Raises:
+            AddressError: The address is in use or not this machine's.
+        """
+        service = ModelService(self._host, HouseRules(), self._endpoint.drain)
+        self._endpoint.start([service.handlers()], max_receive_bytes=DEFAULT_MESSAGE_BYTES)
+
+    def stop(self) -> None:
+        """End all sessions, whatever they wait for. Idempotent; blocks."""
+        self._endpoint.stop(grace_s=0.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A request that waits for its answer."""
+
+    contract: EnvContract
+    slots: Sequence[PredictSlot]
+    answer: Answer
+    arrived_ns: int
+    choice: Future[Choice] | None = None
+
+
+class _AskedHost(ModelHost):
+    """Asks for each request by itself; routes are a ModelHost's."""
+
+    def __init__(self, policy: AskedPolicy) -> None:
+        super().__init__(_Unbatched(policy), 1)
+        self._asked = policy
+        self._name = uuid.uuid4().hex
+        self.soon = _at_once
+        self.predict = self._ask
+        self.cancel = self._take_back
+
+    def _ask(
+        self,
+        route_key: str,
+        contract: EnvContract,
+        observation: bytes,
+        slots: Sequence[PredictSlot],
+        answer: Answer,
+    ) -> Item[Any]:
+        request = _Request(contract, slots, answer, time.monotonic_ns())
+        try:
+            rows = Rows(
+                _observations(contract, observation, len(slots)), [RouteRows(route_key, slots)]
+            )
+            request.choice = guarded(self._asked.ask, rows)
+        except RlmeshError as error:
+            # Whoever asks has not noted yet that it has.
+            shared_loop().post(partial(self._answer, request, error, 0))
+        else:
+            request.choice.add_done_callback(
+                lambda _: shared_loop().post(partial(self._deliver, request))
+            )
+        return Item(None, route_key, len(slots), request)
+
+    def _take_back(self, ticket: Item[Any]) -> None:
+        if ticket.payload.choice is not None:
+            ticket.payload.choice.cancel()
+
+    def _deliver(self, request: _Request) -> None:
+        assert request.choice is not None
+        if request.choice.cancelled():  # by who has asked
+            return
+        error = request.choice.exception()
+        if error is not None:
+            self._answer(request, _as_ours(error), 0)
+            return
+        choice = request.choice.result()
+        try:
+            actions = _encoded(request.contract, choice.actions, len(request.slots))
+        except RlmeshError as misfit:
+            self._answer(request, misfit, choice.version)
+        else:
+            self._answer(request, actions, choice.version)
+
+    def _answer(self, request: _Request, result: bytes | RlmeshError, version: int) -> None:
+        run = BatchRun(version, len(request.slots), 0, self._name)
+        request.answer(result, run, time.monotonic_ns() - request.arrived_ns)
+
+
+class _Unbatched:
+    """What a ModelHost knows of the policy: all but its choices."""
+
+    def __init__(self, policy: AskedPolicy) -> None:
+        self.check_contract = policy.check_contract
+        self.forget = policy.forget
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Refuse: each request is asked for by itself."""
+        raise PolicyError(f"{rows.num_rows} rows of {contract.id} came in a batch")
+
+
+def _at_once(take: Any, data: bytes) -> None:
+    """Work on a request: there are no batches that others should be in, too."""
+    take(data)
+
+
+def _observations(contract: EnvContract, data: bytes, num_rows: int) -> Any:
+    space = contract.observation_space
+    columns = values.decode_batch(space, data, num_rows)
+    try:
+        check(leaves(space), columns, Validation.OFF)
+    except ConformanceError as error:
+        raise CodecError(
+            f"the observation does not fit {contract.id}'s observation space: {error}"
+        ) from error
+    return unflatten(space, columns)
+
+
+def _encoded(contract: EnvContract, actions: object, num_rows: int) -> bytes:
+    space = contract.action_space
+    try:
+        columns = coerce_batch(space, actions, num_rows)
+        check(leaves(space), columns, Validation.OFF)
+    except ConformanceError as error:
+        raise PolicyError(
+            f"the policy's actions do not fit {contract.id}'s action space: {error}"
+        ) from error
+    return values.encode_batch(space, columns, num_rows)
+
+
+def _as_ours(error: BaseException) -> RlmeshError:
+    if isinstance(error, RlmeshError):
+        return error
+    return PolicyError(f"the policy raised {type(error).__name__}: {text_of(error)}")

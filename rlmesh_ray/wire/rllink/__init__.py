@@ -1,0 +1,1 @@
+"""RLlink: its frames and messages, in the JSON of its description and in Ray's msgpack."""

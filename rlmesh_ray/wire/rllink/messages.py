@@ -1,0 +1,204 @@
+"""What is said over RLlink, whichever dialect it is written in.
+
+Arrays are of plain numbers and truth values. What a client claims is checked for its form only:
+whether it fits a space is a matter of whoever has one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Extras = dict[str, Any]
+"""Fields that the description of RLlink does not have; plain JSON values."""
+
+ACTION_DIST_INPUTS = "action_dist_inputs"
+ACTION_LOGP = "action_logp"
+MODEL_OUTPUTS = (ACTION_DIST_INPUTS, ACTION_LOGP)
+"""What a client may tell of its policy, beside the actions."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Successive steps of one episode."""
+
+    obs: Array
+    """(n + 1, *shape); the last one is what the last action led to."""
+    actions: Array
+    """(n, *shape), as the policy's distribution gave them."""
+    rewards: Array
+    """(n,) float64."""
+    is_terminated: bool
+    is_truncated: bool
+    episode_id: str | None = None
+    """The client's own; None where it names none."""
+    model_outputs: Mapping[str, Array] = field(default_factory=dict)
+    """(n, ...) each; keys are among ``MODEL_OUTPUTS``."""
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the episode ends here."""
+        return self.is_terminated or self.is_truncated
+
+
+# --- requests ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The first message; shows the token where one is wanted."""
+
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetConfig:
+    """Asks how to sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetState:
+    """Asks for the present weights."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Episodes:
+    """Brings samples."""
+
+    chunks: tuple[Chunk, ...]
+    wants_state: bool
+    """Whether the client waits for the weights to go on with."""
+    weights_seq_no: int | None = None
+    """Of the weights that have acted; None where the client does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartEpisode:
+    """Begins an episode whose actions are asked for one by one."""
+
+    episode_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GetAction:
+    """Asks for the next action of such an episode; tells what the last one led to."""
+
+    episode_id: str
+    obs: Array
+    reward: float = 0.0
+    """Since the last action, beside what LogReturns has told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReturns:
+    """Tells of a reward between two actions."""
+
+    episode_id: str
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EndEpisode:
+    """Ends such an episode."""
+
+    episode_id: str
+    obs: Array
+    reward: float = 0.0
+    is_truncated: bool = False
+    """Cut off by a limit, rather than at its end."""
+
+
+Request = (
+    Ping | GetConfig | GetState | Episodes | StartEpisode | GetAction | LogReturns | EndEpisode
+)
+
+
+# --- replies -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answers Ping."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetConfig:
+    """Says how to sample."""
+
+    env_steps_per_sample: int
+    force_on_policy: bool
+    extras: Extras = field(default_factory=dict)
+    pickled_config: bytes = b""
+    """For Ray's clients, which execute it; nothing here ever reads it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SetState:
+    """Brings weights: a model for clients of JSON, arrays for Ray's."""
+
+    weights_seq_no: int
+    onnx: bytes = b""
+    """The model, neither compressed nor encoded."""
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    extras: Extras = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStarted:
+    """Answers StartEpisode."""
+
+    episode_id: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Action:
+    """Answers GetAction."""
+
+    episode_id: str
+    action: Array
+    """As the environment takes it: within the action space's bounds."""
+    weights_seq_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Says what is wrong, before the connection is closed."""
+
+    message: str
+
+
+Reply = Pong | SetConfig | SetState | EpisodeStarted | Action | Failed
+
+
+# --- forms -------------------------------------------------------------------------------
+
+
+def is_plain(array: Array) -> bool:
+    """Tell whether ``array`` holds numbers or truth values and nothing else."""
+    return array.dtype.kind in "biuf"
+
+
+def shape_fault(chunk: Chunk) -> str:
+    """Return what is wrong with the lengths of a chunk; nothing if they agree."""
+    num_steps = len(chunk)
+    if chunk.rewards.ndim != 1:
+        return f"rewards of shape {chunk.rewards.shape}; one number a step is expected"
+    if num_steps == 0:
+        return "an episode without a step"
+    if len(chunk.obs) != num_steps + 1 or len(chunk.actions) != num_steps:
+        return (
+            f"{len(chunk.obs)} observations, {len(chunk.actions)} actions and {num_steps} "
+            "rewards; there must be as many actions as rewards, and one more observation"
+        )
+    for name, values in chunk.model_outputs.items():
+        if len(values) != num_steps:
+            return f"{len(values)} values of {name} for {num_steps} steps"
+    if not np.isfinite(chunk.rewards).all():
+        return "a reward that is not a finite number"
+    return ""
