@@ -246,8 +246,10 @@ def learn(config: PPOConfig, connect: Callable[[str], object], goal: float) -> f
         train_batch_size_per_learner=2000, minibatch_size=250, num_epochs=8, lr=1e-3, gamma=0.99,
         entropy_coeff=0.0,
     )  # fmt: skip
-    # Whatever Ray runs on this machine is somebody else's.
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    # Other tests of this process may have started one; one on this machine is somebody else's.
+    is_own = not ray.is_initialized()
+    if is_own:
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     algorithm = config.build_algo()
     best = 0.0
     try:
@@ -259,7 +261,8 @@ def learn(config: PPOConfig, connect: Callable[[str], object], goal: float) -> f
                 break
     finally:
         algorithm.stop()
-        ray.shutdown()
+        if is_own:
+            ray.shutdown()
     return best
 
 

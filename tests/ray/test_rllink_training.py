@@ -99,7 +99,8 @@ def test_appo_learns_with_runners_that_pull_their_weights(build: Build) -> None:
     config.reporting(min_time_s_per_iteration=3)
 
     algorithm = build(config, num_simulators=2)
-    assert best_return(algorithm, 100.0, 25) >= 100.0
+    # A policy that knows nothing makes about 22.
+    assert best_return(algorithm, 60.0, 25) >= 60.0
 
 
 @pytest.mark.slow
