@@ -136,8 +136,15 @@ def _tell(
             "health": _health_text(health),
             "server version": answer.server_version or "not told",
             "generation": answer.generation,
-            "edition": edition or answer.selected_edition,
-            "editions": ", ".join(answer.editions),
+            # dm_env_rpc has none.
+            **(
+                {
+                    "edition": edition or answer.selected_edition,
+                    "editions": ", ".join(answer.editions),
+                }
+                if answer.selected_edition
+                else {}
+            ),
             "capabilities": "\n".join(sorted(answer.capabilities)) or "none",
         },
         [],

@@ -64,7 +64,7 @@ class OnnxPolicy:
             ConfigurationError: onnxruntime is missing.
         """
         try:
-            import onnxruntime  # type: ignore[import-untyped]
+            import onnxruntime
         except ImportError as error:
             raise ConfigurationError(
                 "acting with a model needs: pip install onnxruntime; or ask for each action"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]  # it comes with Ray
+import yaml  # it comes with Ray
 
 pytestmark = pytest.mark.ray
 

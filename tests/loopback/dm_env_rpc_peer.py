@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc, spec_manager, tensor_spec_utils, tensor_utils
-from google.rpc import status_pb2  # type: ignore[import-untyped]
+from google.rpc import status_pb2
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
 SILENT, CUT, LATE = 0, -1, -2

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import tensor_utils
 
 PROCESS = "/dm_env_rpc.v1.Environment/Process"

@@ -386,11 +386,14 @@ def test_dm_env_rpc_is_spoken_where_the_address_says_so(folder: Path, here: Run)
     with EnvServer("CartPole-v1", num_envs=2, max_sessions=3) as server:
         address = through_dm_env_rpc(server.address)
         told = events(here("inspect", address, "--json").stdout)
+        shown = here("inspect", address)
         evaluated = here(*evaluation(address, "own_policy:balance"), "--json")
 
     assert [(one["service"], one["generation"], one["env"]) for one in told] == [
         ("env", "dm_env_rpc.v1", "CartPole-v1")
     ]
+    assert "dm_env_rpc.v1" in shown.stdout + shown.stderr
+    assert "edition" not in shown.stdout + shown.stderr
     assert events(evaluated.stdout)[-1]["return_mean"] >= 1
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ClientTls, Dial

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-import dm_env.test_utils  # type: ignore[import-untyped]
+import dm_env.test_utils
 import grpc
 import gymnasium
 import numpy as np
 import pytest
 from absl.testing import absltest
-from dm_env_rpc.v1 import connection, dm_env_adaptor, tensor_utils  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import connection, dm_env_adaptor, tensor_utils
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from dm_env_rpc.v1.extensions import properties  # type: ignore[import-untyped]
+from dm_env_rpc.v1.extensions import properties
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer

@@ -8,9 +8,9 @@ import grpc
 import gymnasium
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import connection, tensor_utils  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import connection, tensor_utils
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from dm_env_rpc.v1.compliance import (  # type: ignore[import-untyped]
+from dm_env_rpc.v1.compliance import (
     CreateDestroyWorld,
     JoinLeaveWorld,
     Reset,

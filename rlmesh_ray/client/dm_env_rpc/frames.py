@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2
 
 from rlmesh_ray.client.dm_env_rpc.settings import Settings
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError

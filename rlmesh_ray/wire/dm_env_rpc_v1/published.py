@@ -5,9 +5,9 @@ The only module that imports it, so that nothing else notices when the extra is 
 
 from typing import Any
 
-from dm_env_rpc.v1 import dm_env_rpc_pb2  # type: ignore[import-untyped]
-from dm_env_rpc.v1.extensions import properties_pb2  # type: ignore[import-untyped]
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2
+from dm_env_rpc.v1.extensions import properties_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 pb: Any = dm_env_rpc_pb2
 """Tensors, specs, requests and responses."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
+import onnxruntime
 
 
 def send(line: socket.socket, message: dict[str, Any]) -> None:

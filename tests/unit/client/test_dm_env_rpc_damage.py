@@ -5,10 +5,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import tensor_spec_utils, tensor_utils
-from dm_env_rpc.v1.extensions import properties_pb2  # type: ignore[import-untyped]
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from dm_env_rpc.v1.extensions import properties_pb2
+from google.rpc import error_details_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import tensor_utils
-from dm_env_rpc.v1.extensions import properties_pb2  # type: ignore[import-untyped]
+from dm_env_rpc.v1.extensions import properties_pb2
 from google.protobuf import any_pb2
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 
 from rlmesh_ray.client.dm_env_rpc import frames
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings

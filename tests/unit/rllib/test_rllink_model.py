@@ -201,7 +201,7 @@ def test_what_is_worked_out_in_parts_is_the_same(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_input_can_have_the_name_that_old_clients_expect() -> None:
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     made = Made("PPO, discrete")
     model = OnnxModel(made.module, VECTOR, "onnx::Gemm_0").filled(made.weights.state)

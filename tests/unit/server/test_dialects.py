@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from gymnasium import spaces
 
 from rlmesh_ray.server import dialects

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from gymnasium import spaces
 
 from rlmesh_ray.protocol.world_messages import ListProperties, ReadProperties

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import tensor_utils  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import tensor_utils
 from google.protobuf import duration_pb2
 
 from rlmesh_ray.errors import CodecError

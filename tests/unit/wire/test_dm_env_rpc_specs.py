@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb  # type: ignore[import-untyped]
+from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import dm_env_utils, tensor_spec_utils
 from gymnasium import spaces
 from hypothesis import given
