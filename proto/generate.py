@@ -21,7 +21,7 @@ INIT = '"""Generated from proto/ by proto/generate.py; do not edit."""\n'
 STUB_HEADER = "# mypy: ignore-errors\n"
 
 # protoc writes imports as if its output folder were on the path.
-_IMPORT = re.compile(r"^from (rlmesh(?:\.\w+)*) import", re.MULTILINE)
+_IMPORT = re.compile(r"^from (rlmesh\w*(?:\.\w+)*) import", re.MULTILINE)
 
 
 def generate(schemas: Path) -> dict[str, str]:

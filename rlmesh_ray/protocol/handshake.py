@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError
+from rlmesh_ray.protocol.generations import EDITION_NAME, PROTOCOL_V1
 
-GENERATION = "rlmesh.protocol.v1"
+GENERATION = PROTOCOL_V1
 
 # Of a checksum, in messages; rlmesh 0.1.0b3 shows as many.
 _SHOWN_DIGITS = 12
@@ -31,7 +32,7 @@ class Edition:
 
 
 EDITION_2026_06 = Edition(
-    "2026.06",
+    EDITION_NAME,
     "3827ecdfb7ad3c756c88587101675a412083252027720e4d0f7daa588f431d1e",
     "provisional",
 )
@@ -88,7 +89,7 @@ def resolve_text(name: str) -> str:
     digest = KNOWN_TEXTS.get(name, name).lower()
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ConfigurationError(
-            f"edition text {_short(name)!r} is not known; write {' or '.join(KNOWN_TEXTS)}, or "
+            f"edition text {quoted(name)!r} is not known; write {' or '.join(KNOWN_TEXTS)}, or "
             "the text's sha256 as 64 hexadecimal digits"
         )
     return digest
@@ -204,12 +205,12 @@ def _who_speaks_what(answer: Answer) -> str:
 def _select(offer: Offer, accept_texts: Collection[str]) -> tuple[Edition | None, str]:
     if offer.generation != GENERATION:
         return None, (
-            f"protocol generation {_short(offer.generation)!r} is not supported; "
+            f"protocol generation {quoted(offer.generation)!r} is not supported; "
             f"this endpoint speaks {GENERATION!r}"
         )
     mutual = [edition for edition in EDITIONS if edition.name in offer.editions]
     if not mutual:
-        offered = _short(", ".join(offer.editions)) or "none"
+        offered = quoted(", ".join(offer.editions)) or "none"
         return None, f"no mutual workflow edition (offered: {offered})"
     selected = mutual[-1]
     if _pin_differs(selected, offer.spec_sha256) and offer.spec_sha256 not in accept_texts:
@@ -266,6 +267,6 @@ def _known_text(told: str) -> str:
     return next(found, "")
 
 
-def _short(text: str) -> str:
-    """Cut what a peer chose: it may be megabytes long."""
+def quoted(text: str) -> str:
+    """Return what a peer chose, cut: it may be megabytes long."""
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"

@@ -52,6 +52,13 @@ class Unreadable(Request):
 
 
 @message
+class Configure(Request):
+    """Name the edition of the session (``rlmesh-wire-v1`` only, before anything else)."""
+
+    edition: str
+
+
+@message
 class Reset(Request):
     """Start new episodes: in all lanes, or in those of ``env_indices``."""
 
@@ -61,6 +68,8 @@ class Reset(Request):
     timeout_ms: int = 0
     """0: no deadline."""
     env_indices: tuple[int, ...] = ()
+    episode_ids: tuple[str, ...] = ()
+    """Of the new episodes, where the client mints them: empty, or one a lane that is reset."""
 
 
 @message
@@ -71,7 +80,10 @@ class Step(Request):
     """A batch of actions, encoded by the dialect."""
     timeout_ms: int = 0
     env_indices: tuple[int, ...] = ()
-    """Reserved by the edition; must be empty."""
+    """Only these lanes, whose actions the batch holds; reserved by ``rlmesh.protocol.v1``."""
+    episode_ids: tuple[str, ...] = ()
+    """Where the client mints them: empty, or of each lane that is stepped. It names the episode
+    that an autoreset begins with this step."""
 
 
 @message
@@ -80,6 +92,8 @@ class Render(Request):
 
     mask: bytes = b""
     timeout_ms: int = 0
+    env_indices: tuple[int, ...] = ()
+    """Only of these lanes; empty: of all."""
 
 
 @message
@@ -89,7 +103,7 @@ class Close(Request):
     reason: str = ""
 
 
-EnvRequest = Reset | Step | Render | Close
+EnvRequest = Configure | Reset | Step | Render | Close
 
 
 @message
@@ -110,13 +124,15 @@ class EpisodeRecord:
 
 
 class EnvErrorCode(enum.Enum):
-    """Why an env request failed; values are those of the edition's wire."""
+    """Why an env request failed; values are those of both generations' wires."""
 
     UNSPECIFIED = 0
     TIMEOUT = 1
     INVALID_ACTION = 2
     NOT_READY = 3
     BUSY = 4
+    UNSUPPORTED = 5
+    """Of ``rlmesh-wire-v1`` only."""
     INTERNAL = 10
     CRASHED = 11
     CANCELLED = 12
@@ -124,11 +140,16 @@ class EnvErrorCode(enum.Enum):
 
 
 @message
+class Configured(Response):
+    """Answers Configure."""
+
+
+@message
 class ResetDone(Response):
     """Answers Reset."""
 
     observation: bytes
-    """A batch over all lanes."""
+    """A batch over all lanes; in ``rlmesh-wire-v1`` over those that were reset."""
     infos: Infos
     episode_ids: tuple[str, ...]
 
@@ -146,6 +167,8 @@ class StepDone(Response):
     completed_episodes: tuple[EpisodeRecord, ...]
     episode_ids: tuple[str, ...]
     """Empty entries: no episode is tracked there until the next Reset."""
+    env_indices: tuple[int, ...] = ()
+    """The request's: what else is here has one entry for each of them; empty: for all lanes."""
 
 
 @message
@@ -173,7 +196,21 @@ class EnvFailed(Response):
     interrupted_episodes: tuple[EpisodeRecord, ...] = ()
 
 
-EnvResponse = ResetDone | StepDone | Rendered | Closed | EnvFailed
+EnvResponse = Configured | ResetDone | StepDone | Rendered | Closed | EnvFailed
+
+
+@message
+class EnvTimings:
+    """What an endpoint tells of a request beside its answer (``rlmesh-wire-v1`` only)."""
+
+    endpoint_total_ns: int = 0
+    decode_ns: int = 0
+    user_ns: int = 0
+    """In the environment's worker, and on the way there and back."""
+    encode_ns: int = 0
+    queue_ns: int = 0
+    """From the request's arrival to the beginning of the work on it."""
+
 
 # --- model streams ---------------------------------------------------------------------
 
@@ -244,12 +281,14 @@ ModelRequest = ConfigureRoute | Predict | CloseRoute | CloseModel
 
 
 class ModelErrorCode(enum.Enum):
-    """Why a model request failed; values are those of the edition's wire."""
+    """Why a model request failed; values are those of the edition's wire, but for one."""
 
     UNSPECIFIED = 0
     INVALID_REQUEST = 1
     NOT_CONFIGURED = 2
     BUSY = 3
+    UNSUPPORTED = 5
+    """Of ``rlmesh-wire-v1`` only."""
     INTERNAL = 10
     CANCELLED = 11
     CLOSED = 12

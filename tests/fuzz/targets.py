@@ -4,15 +4,11 @@ Each takes any bytes and raises only what the decoder declares, which is caught 
 else comes out is a finding. What a decoder lets through must be usable: it is encoded again.
 """
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from google.protobuf import any_pb2
-from google.protobuf.message import Message
-from gymnasium import spaces
 
 from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
 from rlmesh_ray.protocol import messages as m
@@ -33,9 +29,7 @@ from rlmesh_ray.server.dm_env_rpc.settings import (
 from rlmesh_ray.spaces.batch import flatten, leaves, stack
 from rlmesh_ray.spaces.conformance import Policy, check
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.testing.mutation import damaged, mutated
+from rlmesh_ray.spaces.gym import to_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb
@@ -57,78 +51,11 @@ from rlmesh_ray.wire.rlmesh_v1.frames import parse, varint
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from tests.fuzz.released_targets import RELEASED_TARGETS
+from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One decoder."""
-
-    run: Callable[[bytes], object]
-    seeds: Callable[[], Iterable[bytes]]
-    """Inputs to start from, from this package's own encoders."""
-    kind: type[Message] | None
-    """What an input holds, for mutations that keep it valid; None: no message of protobuf."""
-    prefix_bytes: int = 0
-    """What stands before it."""
-
-    def mutated(self, data: bytes, chance: random.Random) -> bytes:
-        """Return another input that is a valid message."""
-        own = data[self.prefix_bytes :]
-        if self.kind is None:
-            return data[: self.prefix_bytes] + damaged(own, chance)
-        return data[: self.prefix_bytes] + mutated(self.kind, own, chance)
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """What the seeds are made of."""
-
-    gymnasium_spaces: Sequence[spaces.Space[Any]] = (
-        spaces.Box(np.array([-1.0, -np.inf]), np.array([1.0, np.inf]), dtype=np.float64),
-        spaces.Box(0, 255, (2, 2, 3), np.uint8),
-        spaces.Box(-np.inf, np.inf, (1,), np.float16),
-        spaces.Discrete(5, start=-2, dtype=np.int8),
-        spaces.MultiBinary((2, 2)),
-        spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
-        spaces.Text(4, min_length=1, charset="abc"),
-        spaces.Tuple([spaces.Discrete(3), spaces.Text(2), spaces.Box(0, 1, (2,))]),
-        spaces.Dict(arm=spaces.Dict(grip=spaces.MultiBinary(2)), name=spaces.Text(3)),
-        spaces.Dict(),
-    )
-    infos: dict[str, Any] = field(
-        default_factory=lambda: {
-            "scalars": [None, True, -1, 2**62, 0.5, float("nan"), "ä", b"\xff"],
-            "arrays": {"b": np.array([True]), "f": np.zeros((2, 0), "<f2"), "c": np.complex64(1j)},
-            "objects": np.array([None, {"deep": [1]}], object),
-        }
-    )
-
-
-SAMPLES = Samples()
-EPISODE = m.EpisodeRecord("e", 1, 2, 0.5, True, False, 5, 9, seed=-3, final_info={"a": 1})
 SLOTS = (m.PredictSlot(0, "e", 3, False), m.PredictSlot(1, "", 0, True))
 CONTEXT = m.PredictContext("session", "route", "r", SLOTS)
-NUM_LANES = 2
-
-
-def specs() -> list[SpaceSpec]:
-    """Return the specs of the sample spaces."""
-    return [from_gymnasium(space) for space in SAMPLES.gymnasium_spaces]
-
-
-def contracts() -> Iterator[EnvContract]:
-    """Yield contracts with every sample space on either side."""
-    own = specs()
-    for observation, action in zip(own, reversed(own), strict=True):
-        yield EnvContract(
-            "Maze-v0",
-            observation,
-            action,
-            NUM_LANES,
-            AutoresetMode.NEXT_STEP,
-            "rgb_array",
-            {"render_fps": 30, "render_modes": ["rgb_array"]},
-        )
 
 
 def env_request(data: bytes) -> None:
@@ -515,7 +442,7 @@ def dm_env_rpc_actions_seeds() -> Iterator[bytes]:
         yield bytes([number]) + dm_env_rpc.EnvironmentRequest(step=step).SerializeToString()
 
 
-TARGETS = {
+TARGETS = RELEASED_TARGETS | {
     "env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
     "env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
     "model_request": Target(model_request, model_request_seeds, model_pb.JoinRequest),

@@ -2,15 +2,11 @@
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2 as pb
-from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2
-from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+from rlmesh_ray.wire.checked_contract import checked_width, named_space
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
 
-_REWARD_BYTES = 8
 _MODE_NUMBERS = {
     AutoresetMode.NEXT_STEP: pb.AUTORESET_MODE_NEXT_STEP,
     AutoresetMode.SAME_STEP: pb.AUTORESET_MODE_SAME_STEP,
@@ -43,32 +39,16 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
     """
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
-    contract = EnvContract(
-        id=message.id,
-        observation_space=_space("observation space", message.observation_space),
-        action_space=_space("action space", message.action_space),
-        num_envs=message.num_envs,
-        autoreset_mode=_MODES[message.autoreset_mode],
-        render_mode=message.render_mode,
-        metadata=decode_meta(message.metadata),
-    )
-    for spec in (contract.observation_space, contract.action_space):
-        _check_width(spec, contract.num_envs)
-    return contract
-
-
-def _check_width(spec: SpaceSpec, num_envs: int) -> None:
-    """Refuse a width that nobody could use, before anybody makes arrays of it."""
-    lane_bytes = sum(leaf.lane_bytes for leaf in leaves(spec)) + _REWARD_BYTES
-    if num_envs * lane_bytes > MAX_MESSAGE_BYTES:
-        raise CodecError(
-            f"{num_envs} lanes of {lane_bytes} bytes do not fit into a message, which ends at "
-            f"{MAX_MESSAGE_BYTES} bytes; serve fewer lanes"
+    return checked_width(
+        EnvContract(
+            id=message.id,
+            observation_space=named_space(
+                "observation space", spec_from_proto, message.observation_space
+            ),
+            action_space=named_space("action space", spec_from_proto, message.action_space),
+            num_envs=message.num_envs,
+            autoreset_mode=_MODES[message.autoreset_mode],
+            render_mode=message.render_mode,
+            metadata=decode_meta(message.metadata),
         )
-
-
-def _space(name: str, message: spaces_pb2.SpaceSpec) -> SpaceSpec:
-    try:
-        return spec_from_proto(message)
-    except CodecError as error:
-        raise CodecError(f"{name}: {error}") from error
+    )

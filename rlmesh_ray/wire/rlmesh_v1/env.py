@@ -22,6 +22,7 @@ from rlmesh_ray.protocol.messages import (
     Unreadable,
 )
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import joined
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import handshake
@@ -44,17 +45,7 @@ from rlmesh_ray.wire.rlmesh_v1.step_frames import (
 
 def parse_request(data: bytes) -> EnvRequest | Unreadable:
     """Return the request in ``data``. Never raises: every frame gets an answer in band."""
-    try:
-        message = parse(pb.JoinRequest, data)
-    except CodecError as error:
-        return Unreadable("", str(error))
-    kind = message.WhichOneof("kind")
-    if kind is None:
-        return Unreadable(message.request_id, "the frame holds no kind of request known here")
-    try:
-        return _REQUESTS[kind](message)
-    except CodecError as error:
-        return Unreadable(message.request_id, f"{kind}: {error}")
+    return joined.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
@@ -200,11 +191,7 @@ def read_response(data: bytes) -> EnvResponse:
     Raises:
         CodecError: ``data`` is none, or of no kind that is known here.
     """
-    message = parse(pb.JoinResponse, data)
-    kind = message.WhichOneof("kind")
-    if kind is None:
-        raise CodecError("the frame holds no kind of response known here")
-    return _RESPONSES[kind](message)
+    return joined.read_response(pb.JoinResponse, _RESPONSES, data)
 
 
 def _is_plain(request: Step) -> bool:

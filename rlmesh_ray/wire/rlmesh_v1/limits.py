@@ -16,8 +16,8 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 
 _OPTIONS_BYTES = 2**20
 _INFOS_BYTES = 2**26
-# Seed and index; reward, flags, episode id and the record of an episode without its infos.
-_LANE_REQUEST_BYTES = 32
+# Seed, index and episode id; reward, flags, episode id and its record without infos.
+_LANE_REQUEST_BYTES = 64
 _LANE_RESPONSE_BYTES = 512
 _PREFIX_BYTES = 6  # a field's number below 16, and a length below 2 GiB
 _INTEGER_BYTES = 11

@@ -25,6 +25,7 @@ from rlmesh_ray.protocol.messages import (
     Unreadable,
 )
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import joined
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import handshake
@@ -41,17 +42,7 @@ from rlmesh_ray.wire.rlmesh_v1.telemetry import pack_telemetry, read_telemetry
 
 def parse_request(data: bytes) -> ModelRequest | Unreadable:
     """Return the request in ``data``. Never raises: every frame gets an answer in band."""
-    try:
-        message = parse(pb.JoinRequest, data)
-    except CodecError as error:
-        return Unreadable("", str(error))
-    kind = message.WhichOneof("kind")
-    if kind is None:
-        return Unreadable(message.request_id, "the frame holds no kind of request known here")
-    try:
-        return _REQUESTS[kind](message)
-    except CodecError as error:
-        return Unreadable(message.request_id, f"{kind}: {error}")
+    return joined.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: ModelResponse) -> bytes:
@@ -161,11 +152,7 @@ def parse_response(data: bytes) -> ModelResponse:
     Raises:
         CodecError: ``data`` is none, or of no kind that is known here.
     """
-    message = parse(pb.JoinResponse, data)
-    kind = message.WhichOneof("kind")
-    if kind is None:
-        raise CodecError("the frame holds no kind of response known here")
-    return _RESPONSES[kind](message)
+    return joined.read_response(pb.JoinResponse, _RESPONSES, data)
 
 
 def _request_message(request: ModelRequest) -> pb.JoinRequest:

@@ -15,8 +15,6 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.spec import (
     DTYPES,
     MAX_DEPTH,
-    MAX_LANE_BYTES,
-    MAX_RANK,
     BoxSpec,
     DictSpec,
     DiscreteSpec,
@@ -27,12 +25,12 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
     TupleSpec,
 )
+from rlmesh_ray.wire import checked_specs
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import types_pb2
 
 _DTYPE_NUMBERS = {name: types_pb2.DType.Value(f"D_TYPE_{name.upper()}") for name in DTYPES}
 _DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
-_INT64_MAX = 2**63 - 1
 
 
 def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
@@ -138,55 +136,49 @@ class _Reader:
     """Reads one description and keeps count of the memory that its values take."""
 
     def __init__(self) -> None:
-        self._bytes_left = MAX_LANE_BYTES
+        self._budget = checked_specs.LaneBudget()
 
     def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
         if len(path) > MAX_DEPTH:
             raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
         kind = message.WhichOneof("spec")
         if kind == "dict":
-            return self._dict(message.dict, path)
+            parts = checked_specs.named_parts(message.dict.keys, message.dict.spaces)
+            return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in parts))
         if kind == "tuple":
-            return self._tuple(message.tuple, path)
+            return TupleSpec(
+                tuple(
+                    self.spec(part, (*path, str(i))) for i, part in enumerate(message.tuple.spaces)
+                )
+            )
         try:
             return self._leaf(kind, message)
         except CodecError as error:
             raise CodecError(f"space at {'.'.join(path) or 'the root'}: {error}") from error
-
-    def _dict(self, message: pb.DictSpec, path: tuple[str, ...]) -> DictSpec:
-        keys, parts = list(message.keys), message.spaces
-        if len(keys) != len(parts) or len(set(keys)) != len(keys):
-            raise CodecError(f"Dict: {len(keys)} keys, {len(parts)} spaces, or a key occurs twice")
-        pairs = zip(keys, parts, strict=True)
-        return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in pairs))
-
-    def _tuple(self, message: pb.TupleSpec, path: tuple[str, ...]) -> TupleSpec:
-        return TupleSpec(
-            tuple(self.spec(part, (*path, str(i))) for i, part in enumerate(message.spaces))
-        )
 
     def _leaf(self, kind: str | None, message: pb.SpaceSpec) -> LeafSpec:
         match kind:
             case "box":
                 return self._box(message)
             case "discrete":
-                return _discrete(message)
+                own = message.discrete
+                return checked_specs.discrete(own.n, own.start, _integer_dtype(message))
             case "multi_binary":
                 return self._multi_binary(message)
             case "multi_discrete":
                 return self._multi_discrete(message)
             case "text":
-                return _text(message.text)
+                own_text = message.text
+                return checked_specs.text(
+                    own_text.min_length, own_text.max_length, own_text.charset
+                )
         raise CodecError("it names no kind of space that is known here")
 
     def _box(self, message: pb.SpaceSpec) -> BoxSpec:
         dtype = np.dtype(_dtype_name(message, default=None))
         shape = tuple(message.shape)
-        self._take(shape, dtype.itemsize)
-        low, high = _bounds(message.box, math.prod(shape), dtype)
-        if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
-            raise CodecError("a bound is NaN, or a lower bound is above its upper bound")
-        return BoxSpec(shape, dtype.name, low.tobytes(), high.tobytes())
+        self._budget.take(shape, dtype.itemsize)
+        return checked_specs.box(shape, dtype, *_bounds(message.box, math.prod(shape), dtype))
 
     def _multi_binary(self, message: pb.SpaceSpec) -> MultiBinarySpec:
         kind = message.multi_binary.WhichOneof("n")
@@ -194,10 +186,7 @@ class _Reader:
             raise CodecError("MultiBinary says neither size nor dims")
         dims = message.multi_binary.dims.data
         n = message.multi_binary.size if kind == "size" else tuple(dims)
-        spec = MultiBinarySpec(n)
-        if min(spec.shape, default=1) < 1:
-            raise CodecError(f"MultiBinary has axes {spec.shape}; they must be positive")
-        self._take(spec.shape, 1)
+        spec = checked_specs.multi_binary(n, self._budget)
         _check_shape(message, spec.shape)
         return spec
 
@@ -205,20 +194,7 @@ class _Reader:
         dtype = _integer_dtype(message)
         nvec, own_shape = _nvec(message.multi_discrete)
         shape = _multi_discrete_shape(message, own_shape)
-        self._take(shape, np.dtype(dtype).itemsize)
-        if len(nvec) != math.prod(shape):
-            raise CodecError(f"MultiDiscrete has {len(nvec)} counts for shape {shape}")
-        if min(nvec, default=1) < 1 or max(nvec, default=1) > np.iinfo(dtype).max:
-            raise CodecError(f"MultiDiscrete has a count that is not in 1 to the largest {dtype}")
-        return MultiDiscreteSpec(nvec, shape, dtype)
-
-    def _take(self, shape: tuple[int, ...], item_bytes: int) -> None:
-        if len(shape) > MAX_RANK or min(shape, default=0) < 0:
-            raise CodecError(f"shape {shape[: MAX_RANK + 1]} is not possible")
-        # Empty axes count as one, since NumPy multiplies the others whatever they hold.
-        self._bytes_left -= item_bytes * math.prod(max(length, 1) for length in shape)
-        if self._bytes_left < 0:
-            raise CodecError(f"shape {shape}: values of more than {MAX_LANE_BYTES} bytes a lane")
+        return checked_specs.multi_discrete(nvec, shape, dtype, self._budget)
 
 
 def _dtype_name(message: pb.SpaceSpec, default: str | None) -> str:
@@ -230,21 +206,21 @@ def _dtype_name(message: pb.SpaceSpec, default: str | None) -> str:
 
 
 def _integer_dtype(message: pb.SpaceSpec) -> str:
-    name = _dtype_name(message, default="int64")
-    if np.dtype(name).kind not in "iu":
-        raise CodecError(f"{name} is no integer type")
-    return name
+    return checked_specs.require_integer(_dtype_name(message, default="int64"))
 
 
-def _bounds(message: pb.BoxSpec, size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], ...]:
+def _bounds(
+    message: pb.BoxSpec, size: int, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return ``(low, high)``, flat, little endian: ``size`` elements, or one that is all."""
     kind = message.WhichOneof("bounds")
     if kind is None or kind == "unbounded":
-        low, high = _extremes(dtype)
-        return _full(size, low, dtype), _full(size, high, dtype)
+        return checked_specs.unbounded(size, dtype)
     bounds = getattr(message, kind)
     if kind.startswith("typed"):
-        return tuple(_typed(raw, kind, size, dtype) for raw in (bounds.low, bounds.high))
+        count = 1 if kind == "typed_uniform" else size
+        low = checked_specs.typed_bounds(bounds.low, kind, count, dtype)
+        return low[:size], checked_specs.typed_bounds(bounds.high, kind, count, dtype)[:size]
     if dtype.kind != "f":
         raise CodecError(f"bounds of {dtype} must be typed, not doubles")
     if kind == "uniform":
@@ -252,15 +228,7 @@ def _bounds(message: pb.BoxSpec, size: int, dtype: np.dtype[Any]) -> tuple[NDArr
     return _doubles(bounds.low, size, dtype), _doubles(bounds.high, size, dtype)
 
 
-def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    if dtype.kind == "f":
-        return -np.inf, np.inf
-    if dtype.kind == "b":
-        return False, True
-    return np.iinfo(dtype).min, np.iinfo(dtype).max
-
-
-def _full(size: int, bound: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _full(size: int, bound: float, dtype: np.dtype[Any]) -> NDArray[Any]:
     return _cast(np.array([bound]), dtype)[:size]
 
 
@@ -275,26 +243,6 @@ def _cast(bounds: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     # A double beyond the dtype is no bound: infinite. NaN, which is refused later, warns too.
     with np.errstate(over="ignore", invalid="ignore"):
         return bounds.astype(dtype.newbyteorder("<"))
-
-
-def _typed(raw: bytes, kind: str, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    expected = dtype.itemsize * (1 if kind == "typed_uniform" else size)
-    if len(raw) != expected:
-        raise CodecError(f"{kind} has {len(raw)} bytes, expected {expected}")
-    if dtype.kind == "b" and raw.strip(b"\x00\x01"):
-        raise CodecError("a bool bound is neither 0 nor 1")
-    return np.frombuffer(raw, dtype.newbyteorder("<"))[:size]
-
-
-def _discrete(message: pb.SpaceSpec) -> DiscreteSpec:
-    dtype = _integer_dtype(message)
-    n, start = message.discrete.n, message.discrete.start
-    info = np.iinfo(dtype)
-    if not 1 <= n <= info.max or not info.min <= start <= info.max:
-        raise CodecError(f"Discrete has n={n} and start={start}, which {dtype} cannot hold")
-    if start + n - 1 > min(_INT64_MAX, info.max):
-        raise CodecError(f"Discrete with n={n} and start={start} goes beyond {dtype} or int64")
-    return DiscreteSpec(n, start, dtype)
 
 
 def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -320,12 +268,6 @@ def _multi_discrete_shape(message: pb.SpaceSpec, own_shape: tuple[int, ...]) -> 
     # fills in both.
     is_scalar = own_shape == (1,) and message.dtype != types_pb2.D_TYPE_UNSPECIFIED
     return () if is_scalar else own_shape
-
-
-def _text(message: pb.TextSpec) -> TextSpec:
-    if not 0 <= message.min_length <= message.max_length:
-        raise CodecError(f"Text has lengths {message.min_length} to {message.max_length}")
-    return TextSpec(message.min_length, message.max_length, "".join(sorted(set(message.charset))))
 
 
 def _check_shape(message: pb.SpaceSpec, shape: tuple[int, ...]) -> None:

@@ -27,6 +27,7 @@ from rlmesh_ray.spaces.spec import (
     TupleSpec,
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
+from rlmesh_ray.wire.columns import check_column, check_size
 from rlmesh_ray.wire.rlmesh_v1.frames import parse
 
 _LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
@@ -55,7 +56,7 @@ def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> 
     if len(columns) != len(own):
         raise CodecError(f"{len(columns)} columns for {len(own)} leaves")
     for leaf, column in zip(own, columns, strict=True):
-        _check_column(leaf, column, num_lanes)
+        check_column(leaf, column, num_lanes)
     if _has_array_root(spec):
         return _raw(own[0], columns[0])
     return _encode_lanes(spec, columns, num_lanes)
@@ -105,7 +106,7 @@ def join_batches(spec: SpaceSpec, batches: Sequence[bytes], counts: Sequence[int
     size = leaf.lane_bytes
     if [len(data) for data in batches] != [count * size for count in counts]:
         for data, count in zip(batches, counts, strict=True):
-            _check_size(leaf, data, count)
+            check_size(leaf, len(data), count)
     # Not bytes, which are read-only: torch would have to copy them once more.
     return [_view(leaf, bytearray().join(batches), sum(counts))]
 
@@ -127,26 +128,6 @@ def split_batch(spec: SpaceSpec, columns: Sequence[Column], counts: Sequence[int
 
 def _has_array_root(spec: SpaceSpec) -> bool:
     return not isinstance(spec, (DictSpec, TupleSpec, TextSpec))
-
-
-def _check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
-    if not _fits(leaf, column, num_lanes):
-        found = (
-            f"{len(column)} texts"
-            if isinstance(column, tuple)
-            else f"{column.dtype} {column.shape}"
-        )
-        expected = "texts" if leaf.dtype is None else f"{leaf.dtype} {leaf.shape}"
-        raise CodecError(
-            f"column {leaf.name!r} is {found}, expected {num_lanes} lanes of {expected}"
-        )
-
-
-def _fits(leaf: Leaf, column: Column, num_lanes: int) -> bool:
-    # Which kind it is comes first: NumPy takes None for float64 when it compares dtypes.
-    if leaf.dtype is None or isinstance(column, tuple):
-        return leaf.dtype is None and isinstance(column, tuple) and len(column) == num_lanes
-    return column.dtype == leaf.dtype and column.shape == (num_lanes, *leaf.shape)
 
 
 def _raw(leaf: Leaf, column: Column) -> bytes:
@@ -192,18 +173,8 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
         setattr(node, _KINDS[type(spec)], next(parts))
 
 
-def _check_size(leaf: Leaf, data: bytes | bytearray, num_lanes: int) -> None:
-    expected = num_lanes * leaf.lane_bytes
-    if len(data) != expected:
-        place = f" at {leaf.name}" if leaf.path else ""
-        raise CodecError(
-            f"{len(data)} bytes{place}, expected {expected} "
-            f"({num_lanes} lanes of {leaf.dtype} {leaf.shape})"
-        )
-
-
 def _view(leaf: Leaf, data: bytes | bytearray, num_lanes: int) -> NDArray[Any]:
-    _check_size(leaf, data, num_lanes)
+    check_size(leaf, len(data), num_lanes)
     shape = (num_lanes, *leaf.shape)
     if leaf.dtype == np.bool_:
         # Any other byte than 0 and 1 would be a bool that NumPy does not expect.

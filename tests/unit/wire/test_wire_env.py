@@ -101,9 +101,10 @@ def test_request_ids_stand_where_the_generation_has_them() -> None:
 
 
 def test_every_error_code_has_the_number_of_the_schema() -> None:
-    for code in EnvErrorCode:
+    codes = set(EnvErrorCode) - {EnvErrorCode.UNSUPPORTED}  # of the other generation
+    for code in codes:
         assert pb.EnvErrorCode.Value(f"ENV_ERROR_CODE_{code.name}") == code.value
-    assert len(EnvErrorCode) == len(pb.EnvErrorCode.keys())
+    assert len(codes) == len(pb.EnvErrorCode.keys())
 
 
 def test_arrays_in_infos_are_lists_for_strangers_and_arrays_for_our_own() -> None:

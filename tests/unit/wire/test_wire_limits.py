@@ -1,3 +1,5 @@
+import uuid
+
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -16,6 +18,8 @@ from rlmesh_ray.wire.rlmesh_v1.limits import (
     max_response_bytes,
 )
 from rlmesh_ray.wire.rlmesh_v1.values import encode_batch
+from rlmesh_ray.wire.rlmesh_wire_v1 import env as released
+from rlmesh_ray.wire.rlmesh_wire_v1 import values as released_values
 
 MIB = 2**20
 
@@ -74,7 +78,18 @@ def test_requests_of_many_lanes_fit() -> None:
     step = wire.pack_request(Step("s" * 64, bytes(8 * 50_000), 1000))
 
     assert max(len(reset), len(step)) <= max_request_bytes(wide)
-    assert max_request_bytes(wide) < 4 * MIB
+    assert max_request_bytes(wide) < 5 * MIB
+
+
+def test_requests_of_many_lanes_fit_in_the_released_generation_too() -> None:
+    wide = contract(spaces.Discrete(2), spaces.Discrete(2), 200_000)
+    lanes, ids = tuple(range(200_000)), (str(uuid.UUID(int=1)),) * 200_000
+    action = released_values.encode_batch(wide.action_space, [np.zeros(200_000, np.int64)], 200_000)
+
+    reset = released.pack_request(Reset("r" * 64, (-1,) * 200_000, {}, 1000, lanes, ids))
+    step = released.pack_request(Step("s" * 64, action, 1000, lanes, ids))
+
+    assert max(len(reset), len(step)) <= max_request_bytes(wide)
 
 
 def test_responses_of_many_lanes_fit() -> None:

@@ -81,9 +81,10 @@ def test_request_ids_stand_where_the_generation_has_them() -> None:
 
 
 def test_every_error_code_has_the_number_of_the_schema() -> None:
-    for code in ModelErrorCode:
+    codes = set(ModelErrorCode) - {ModelErrorCode.UNSUPPORTED}  # of the other generation
+    for code in codes:
         assert pb.ModelErrorCode.Value(f"MODEL_ERROR_CODE_{code.name}") == code.value
-    assert len(ModelErrorCode) == len(pb.ModelErrorCode.keys())
+    assert len(codes) == len(pb.ModelErrorCode.keys())
 
 
 @pytest.mark.parametrize(

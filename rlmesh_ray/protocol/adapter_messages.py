@@ -1,0 +1,168 @@
+"""The messages of model sessions of generation ``rlmesh-wire-v1``, as that generation has them.
+
+An adapter is what the edition calls a route; it is known by the id of its environment. Rows are
+known by their episodes and not by lanes. Payloads are opaque here, as in ``messages``.
+"""
+
+from typing import NamedTuple
+
+from rlmesh_ray.protocol.messages import ModelFailed, Request, Response, message
+
+
+@message
+class AdapterContext:
+    """Where a request belongs; mirrored in the answer."""
+
+    session_id: str
+    env_id: str
+    """Names the adapter within its session."""
+    request_id: str
+
+
+class RowEpisode(NamedTuple):
+    """The episode that one row of a batch belongs to."""
+
+    episode_id: str
+    seed: int | None = None
+
+
+@message
+class AdapterRequest(Request):
+    """A request that belongs to one adapter; use one of the subclasses."""
+
+    context: AdapterContext
+
+
+@message
+class ResolveAdapter(AdapterRequest):
+    """Open an adapter for one kind of environment."""
+
+    env_spec: object
+    """An ``EnvContract`` of one lane, opaque here; None when the message had none."""
+    edition: str = ""
+    execution_horizon: int = 0
+    """How many actions of a chunk the runtime would execute; 0 and 1: one."""
+    delivers_history: bool = False
+    """Whether the runtime would send former observations, if the model asked for them."""
+
+
+@message
+class AdapterPredict(AdapterRequest):
+    """Ask for one action a row."""
+
+    observation: bytes
+    """A batch with one row an episode, encoded by the dialect."""
+    episodes: tuple[RowEpisode, ...]
+    step: int | None = None
+    has_history: bool = False
+    """Whether former observations came along, which nobody asked for."""
+
+
+@message
+class GroupedPredict(Request):
+    """Ask several adapters at once."""
+
+    groups: tuple[AdapterPredict, ...]
+    """Their ``request_id`` is that of their context."""
+
+
+@message
+class ResetAdapter(AdapterRequest):
+    """Forget episodes, which have ended."""
+
+    episode_ids: tuple[str, ...]
+
+
+@message
+class ReleaseAdapter(AdapterRequest):
+    """Close an adapter."""
+
+    reason: str = ""
+
+
+@message
+class CloseParticipant(Request):
+    """Ask for the end, after everything outstanding has been answered."""
+
+    reason: str = ""
+
+
+AnyAdapterRequest = (
+    ResolveAdapter
+    | AdapterPredict
+    | GroupedPredict
+    | ResetAdapter
+    | ReleaseAdapter
+    | CloseParticipant
+)
+
+
+@message
+class AdapterResolved(Response):
+    """Answers ResolveAdapter."""
+
+    native_chunk: int | None = None
+    """How many actions the model gives at once; None: it does not say."""
+    history_keys: tuple[str, ...] = ()
+    """What the model wants to see former observations of."""
+
+
+@message
+class AdapterPredicted(Response):
+    """Answers AdapterPredict."""
+
+    context: AdapterContext
+    """The request's own."""
+    actions: tuple[bytes, ...]
+    """The batch for this step, and those of a chunk for the steps after it."""
+
+
+@message
+class GroupedPredicted(Response):
+    """Answers GroupedPredict."""
+
+    results: tuple[AdapterPredicted | ModelFailed, ...]
+    """One a group, in the request's order."""
+
+
+@message
+class EpisodesForgotten(Response):
+    """Answers ResetAdapter."""
+
+
+@message
+class AdapterReleased(Response):
+    """Answers ReleaseAdapter."""
+
+
+@message
+class ParticipantClosed(Response):
+    """Answers CloseParticipant; the stream ends after it."""
+
+
+AnyAdapterResponse = (
+    AdapterResolved
+    | AdapterPredicted
+    | GroupedPredicted
+    | EpisodesForgotten
+    | AdapterReleased
+    | ParticipantClosed
+    | ModelFailed
+)
+
+
+@message
+class ModelTimings:
+    """What an endpoint tells of a prediction beside its actions; None: it does not."""
+
+    endpoint_total_ns: int | None = None
+    decode_ns: int | None = None
+    user_ns: int | None = None
+    """In the policy."""
+    encode_ns: int | None = None
+    queue_ns: int | None = None
+    """From the request's arrival to the beginning of its batch."""
+    in_flight: int | None = None
+    """Requests of the stream that have not been answered."""
+    held_episodes: int | None = None
+    """Of which the model may remember something."""

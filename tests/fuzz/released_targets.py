@@ -1,0 +1,211 @@
+"""The decoders of the released generation; see ``targets``."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.errors import CodecError, HandshakeRefusedError
+from rlmesh_ray.protocol import adapter_messages as a
+from rlmesh_ray.protocol import messages as m
+from rlmesh_ray.protocol.wire_handshake import (
+    answer_wire_offer,
+    check_wire_answer,
+    make_wire_offer,
+)
+from rlmesh_ray.spaces.batch import leaves, stack
+from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.wire import recognition
+from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
+from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_service_pb
+from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as model_pb
+from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2, value_pb2
+from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.rlmesh_wire_v1 import env, model
+from rlmesh_ray.wire.rlmesh_wire_v1.specs import spec_from_proto, spec_to_proto
+from rlmesh_ray.wire.rlmesh_wire_v1.values import decode_batch, encode_batch
+from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
+
+CONTEXT = a.AdapterContext("session", "env", "r")
+VALUE = value_pb2.SpaceValue(leaves=[bytes(8), b""]).SerializeToString()
+PREDICT = a.AdapterPredict("r", CONTEXT, VALUE, (a.RowEpisode("e"), a.RowEpisode("f", 3)), 2)
+FAILED = m.ModelFailed("", m.ModelErrorCode.NOT_CONFIGURED, "why", True, "trace")
+
+
+def env_request(data: bytes) -> None:
+    """Read what an EnvService receives; never raises."""
+    recognition.generation_of_request(data)
+    request = env.parse_request(data)
+    if not isinstance(request, m.Unreadable):
+        env.parse_request(env.pack_request(request))
+
+
+def env_request_seeds() -> Iterator[bytes]:
+    """Yield requests of every kind."""
+    yield env.pack_request(m.Configure("r", "2026.06"))
+    yield env.pack_request(m.Reset("r", (1, -2), {"level": [1]}, 500, (0, 1), ("e", "f")))
+    yield env.pack_request(m.Step("r", VALUE, 250, (1,), ("e",)))
+    yield env.pack_request(m.Render("r", b"", 9, (0,)))
+    yield env.pack_request(m.Close("r", "done"))
+
+
+def env_response(data: bytes) -> None:
+    """Read what a client of an EnvService receives."""
+    try:
+        response = env.parse_response(data)
+    except CodecError:
+        return
+    env.parse_response(env.timed(env.pack_response(response), m.EnvTimings()))
+
+
+def env_response_seeds() -> Iterator[bytes]:
+    """Yield responses of every kind."""
+    for response in (
+        m.Configured("r"),
+        m.ResetDone("r", VALUE, SAMPLES.infos, ()),
+        m.StepDone("r", VALUE, [0.5], b"\1", b"\0", SAMPLES.infos, (EPISODE,), (), (1,)),
+        m.Rendered("r", b"png"),
+        m.Closed("r", (EPISODE,)),
+        m.EnvFailed("r", m.EnvErrorCode.UNSUPPORTED, "why", True, "trace", (EPISODE,)),
+    ):
+        yield env.timed(env.pack_response(response), m.EnvTimings(1, 2, 3, 4, 5))
+
+
+def model_request(data: bytes) -> None:
+    """Read what a ModelService receives; never raises."""
+    recognition.generation_of_request(data)
+    request = model.parse_request(data)
+    if not isinstance(request, m.Unreadable):
+        model.parse_request(model.pack_request(request))
+
+
+def model_request_seeds() -> Iterator[bytes]:
+    """Yield requests of every kind, ResolveAdapter with every space."""
+    for contract in contracts():
+        yield model.pack_request(a.ResolveAdapter("r", CONTEXT, contract, "2026.06", 2))
+    yield model.pack_request(PREDICT)
+    yield model.pack_request(a.GroupedPredict("r", (PREDICT, PREDICT)))
+    yield model.pack_request(a.ResetAdapter("r", CONTEXT, ("e",)))
+    yield model.pack_request(a.ReleaseAdapter("r", CONTEXT, "done"))
+    yield model.pack_request(a.CloseParticipant("r", "done"))
+
+
+def model_response(data: bytes) -> None:
+    """Read what a client of a ModelService receives."""
+    try:
+        response = model.parse_response(data)
+        timings = model.parse_timings(data)
+    except CodecError:
+        return
+    assert model.parse_timings(model.timed(model.pack_response(response), timings)) == timings
+
+
+def model_response_seeds() -> Iterator[bytes]:
+    """Yield responses of every kind."""
+    predicted = a.AdapterPredicted("r", CONTEXT, (VALUE, VALUE))
+    for response in (
+        a.AdapterResolved("r", 4, ("image",)),
+        predicted,
+        a.GroupedPredicted("r", (predicted, FAILED)),
+        a.EpisodesForgotten("r"),
+        a.AdapterReleased("r"),
+        a.ParticipantClosed("r"),
+        FAILED,
+    ):
+        yield model.timed(model.pack_response(response), a.ModelTimings(1, 2, 3, 4, 5, 6, 7))
+
+
+def offer(data: bytes) -> None:
+    """Read what a client says first, and answer it."""
+    recognition.generation_of_handshake(data)
+    recognition.generation_of_shutdown(data)
+    try:
+        own = env.parse_offer(data)
+    except CodecError:
+        return
+    answer = answer_wire_offer(own, server_version="1", capabilities={"x": "true"})
+    env.parse_answer(env.pack_answer(answer))
+    env.parse_offer(env.pack_offer(own))
+
+
+def offer_seeds() -> Iterator[bytes]:
+    """Yield an offer; both services have the same fields."""
+    yield env.pack_offer(make_wire_offer("tests", "1.2", {"a": "b"}))
+
+
+def answer(data: bytes) -> None:
+    """Read what a server replies, and judge it."""
+    try:
+        own = env.parse_answer(data)
+    except CodecError:
+        return
+    env.parse_answer(env.pack_answer(own))
+    try:
+        check_wire_answer(own)
+    except HandshakeRefusedError as error:
+        str(error)
+
+
+def answer_seeds() -> Iterator[bytes]:
+    """Yield answers with contracts of every space."""
+    own = make_wire_offer("tests", "1.2", {})
+    for contract in contracts():
+        yield env.pack_answer(
+            answer_wire_offer(own, server_version="1", capabilities={}, contract=contract)
+        )
+
+
+def spec(data: bytes) -> None:
+    """Read a description of a space; what passes makes a gymnasium space."""
+    try:
+        own = spec_from_proto(parse(spaces_pb2.SpaceSpec, data))
+    except CodecError:
+        return
+    assert spec_from_proto(spec_to_proto(own)) == own
+    if sum(leaf.lane_bytes for leaf in leaves(own)) < 2**16:
+        to_gymnasium(own)
+
+
+def spec_seeds() -> Iterator[bytes]:
+    """Yield the sample spaces."""
+    for own in specs():
+        yield spec_to_proto(own).SerializeToString()
+
+
+def values(data: bytes) -> None:
+    """Read a batch of one of the sample spaces, which the first byte picks."""
+    own = _SPECS[data[0] % len(_SPECS)] if data else _SPECS[0]
+    try:
+        columns = decode_batch(own, data[1:], NUM_LANES)
+    except CodecError:
+        return
+    again = decode_batch(own, encode_batch(own, columns, NUM_LANES), NUM_LANES)
+    for left, right in zip(columns, again, strict=True):
+        assert np.array_equal(np.asarray(left), np.asarray(right), equal_nan=_is_float(left))
+
+
+def _is_float(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.kind == "f"
+
+
+_SPECS = specs()
+
+
+def values_seeds() -> Iterator[bytes]:
+    """Yield a batch of each sample space."""
+    for number, (space, own) in enumerate(zip(SAMPLES.gymnasium_spaces, _SPECS, strict=True)):
+        space.seed(number)
+        batch = stack(own, [space.sample() for _ in range(NUM_LANES)])
+        yield bytes([number]) + encode_batch(own, batch, NUM_LANES)
+
+
+RELEASED_TARGETS = {
+    "released_env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
+    "released_env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
+    "released_model_request": Target(model_request, model_request_seeds, model_pb.JoinRequest),
+    "released_model_response": Target(model_response, model_response_seeds, model_pb.JoinResponse),
+    "released_offer": Target(offer, offer_seeds, env_service_pb.HandshakeRequest),
+    "released_answer": Target(answer, answer_seeds, env_service_pb.HandshakeResponse),
+    "released_spec": Target(spec, spec_seeds, spaces_pb2.SpaceSpec),
+    "released_values": Target(values, values_seeds, value_pb2.SpaceValue, prefix_bytes=1),
+}

@@ -1,0 +1,350 @@
+"""Any message of the released generation comes back equal from its wire."""
+
+import re
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol import adapter_messages as a
+from rlmesh_ray.protocol import messages as m
+from rlmesh_ray.protocol.generations import WIRE_V1
+from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.spaces.batch import leaves
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import Space, from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.spec import MAX_LANE_BYTES, TextSpec
+from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.testing.strategies import (
+    batches,
+    damaged,
+    gymnasium_spaces,
+    plain_infos,
+    specs,
+)
+from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
+from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as model_pb
+from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2, value_pb2
+from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.rlmesh_wire_v1 import env, model, shutdown, values
+from rlmesh_ray.wire.rlmesh_wire_v1.specs import spec_from_proto, spec_to_proto
+
+TEXT = st.text(max_size=8)
+UINT32 = st.integers(0, 2**32 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TIMEOUT_MS = st.integers(0, 2**63 - 1)
+NUMBERS = st.floats(allow_nan=False)
+MASK = st.lists(st.sampled_from([0, 1]), max_size=3).map(bytes)
+INFOS = plain_infos()
+# What stands where a value belongs must be one.
+VALUES = st.lists(st.binary(max_size=8), max_size=3).map(
+    lambda parts: value_pb2.SpaceValue(leaves=parts).SerializeToString()
+)
+MODEL_CODES = st.sampled_from(m.ModelErrorCode)
+
+
+def tuples(parts: Any) -> Any:
+    return st.lists(parts, max_size=3).map(tuple)
+
+
+RECORDS = st.builds(
+    m.EpisodeRecord,
+    episode_id=TEXT,
+    env_index=UINT32,
+    step_count=INT64,
+    cumulative_reward=NUMBERS,
+    terminated=st.booleans(),
+    truncated=st.booleans(),
+    start_timestamp_ns=INT64,
+    end_timestamp_ns=INT64,
+    seed=st.none() | INT64,
+    final_info=INFOS,
+)
+ENV_REQUESTS = st.one_of(
+    st.builds(m.Configure, TEXT, TEXT),
+    st.builds(m.Reset, TEXT, tuples(INT64), INFOS, TIMEOUT_MS, tuples(UINT32), tuples(TEXT)),
+    st.builds(m.Step, TEXT, VALUES, TIMEOUT_MS, tuples(UINT32), tuples(TEXT)),
+    st.builds(m.Render, TEXT, timeout_ms=TIMEOUT_MS, env_indices=tuples(UINT32)),
+    st.builds(m.Close, TEXT, TEXT),
+)
+ENV_RESPONSES = st.one_of(
+    st.builds(m.Configured, TEXT),
+    st.builds(m.ResetDone, TEXT, VALUES, INFOS, st.just(())),
+    st.builds(
+        m.StepDone,
+        TEXT,
+        VALUES,
+        st.lists(NUMBERS, max_size=3).map(lambda numbers: array("d", numbers)),
+        MASK,
+        MASK,
+        INFOS,
+        tuples(RECORDS),
+        st.just(()),
+        tuples(UINT32),
+    ),
+    st.builds(m.Rendered, TEXT, st.none() | st.binary(max_size=8)),
+    st.builds(m.Closed, TEXT, tuples(RECORDS)),
+    st.builds(
+        m.EnvFailed,
+        TEXT,
+        st.sampled_from(m.EnvErrorCode),
+        TEXT,
+        st.booleans(),
+        TEXT,
+        tuples(RECORDS),
+    ),
+)
+CONTRACTS = st.builds(
+    EnvContract,
+    id=TEXT,
+    observation_space=specs(4),
+    action_space=specs(4),
+    num_envs=st.integers(0, 1000),
+    autoreset_mode=st.sampled_from(AutoresetMode),
+    render_mode=TEXT,
+    metadata=INFOS,
+)
+ENV_SPECS = st.builds(
+    EnvContract,
+    id=TEXT,
+    observation_space=specs(4),
+    action_space=specs(4),
+    num_envs=st.just(1),
+    autoreset_mode=st.just(AutoresetMode.DISABLED),
+    metadata=INFOS,
+)
+CONTEXTS = st.builds(a.AdapterContext, TEXT, TEXT, TEXT)
+EPISODES = tuples(st.builds(a.RowEpisode, TEXT, st.none() | INT64))
+PREDICTS = st.builds(a.AdapterPredict, TEXT, CONTEXTS, VALUES, EPISODES, st.none() | INT64)
+GROUPS = st.builds(
+    lambda context, *rest: a.AdapterPredict(context.request_id, context, *rest),
+    CONTEXTS,
+    VALUES,
+    EPISODES,
+    st.none() | INT64,
+)
+MODEL_REQUESTS = st.one_of(
+    st.builds(a.ResolveAdapter, TEXT, CONTEXTS, st.none() | ENV_SPECS, TEXT, UINT32, st.booleans()),
+    PREDICTS,
+    st.builds(a.GroupedPredict, TEXT, tuples(GROUPS)),
+    st.builds(a.ResetAdapter, TEXT, CONTEXTS, tuples(TEXT)),
+    st.builds(a.ReleaseAdapter, TEXT, CONTEXTS, TEXT),
+    st.builds(a.CloseParticipant, TEXT, TEXT),
+)
+RESULTS = st.one_of(
+    st.builds(
+        lambda context, actions: a.AdapterPredicted(context.request_id, context, actions),
+        CONTEXTS,
+        tuples(VALUES),
+    ),
+    st.builds(m.ModelFailed, st.just(""), MODEL_CODES, TEXT, st.booleans(), TEXT),
+)
+MODEL_RESPONSES = st.one_of(
+    st.builds(a.AdapterResolved, TEXT, st.none() | UINT32, tuples(TEXT)),
+    st.builds(a.AdapterPredicted, TEXT, CONTEXTS, tuples(VALUES)),
+    st.builds(a.GroupedPredicted, TEXT, tuples(RESULTS)),
+    st.builds(a.EpisodesForgotten, TEXT),
+    st.builds(a.AdapterReleased, TEXT),
+    st.builds(a.ParticipantClosed, TEXT),
+    st.builds(m.ModelFailed, TEXT, MODEL_CODES, TEXT, st.booleans(), TEXT),
+)
+CAPABILITIES = st.dictionaries(TEXT, TEXT, max_size=3)
+OFFERS = st.builds(Offer, TEXT, TEXT, TEXT, tuples(TEXT), CAPABILITIES)
+
+
+def answers(contracts: st.SearchStrategy[Any]) -> st.SearchStrategy[Answer]:
+    """Draw answers; only those that say yes have a contract."""
+
+    def answer(compatible: bool, contract: Any) -> st.SearchStrategy[Answer]:
+        return st.builds(
+            Answer,
+            compatible=st.just(compatible),
+            generation=st.just(WIRE_V1),
+            min_generation=st.just(WIRE_V1),
+            server_version=TEXT,
+            editions=tuples(TEXT),
+            capabilities=CAPABILITIES,
+            selected_edition=TEXT,
+            error_message=TEXT,
+            contract=contract,
+        )
+
+    return answer(True, contracts) | answer(False, st.none())
+
+
+ROUND_TRIPS: dict[str, tuple[Any, Any, Any]] = {
+    "env request": (ENV_REQUESTS, env.pack_request, env.parse_request),
+    "env response": (ENV_RESPONSES, env.pack_response, env.parse_response),
+    "model request": (MODEL_REQUESTS, model.pack_request, model.parse_request),
+    "model response": (MODEL_RESPONSES, model.pack_response, model.parse_response),
+    "env offer": (OFFERS, env.pack_offer, env.parse_offer),
+    "model offer": (OFFERS, model.pack_offer, model.parse_offer),
+    "env answer": (answers(st.none() | CONTRACTS), env.pack_answer, env.parse_answer),
+    "model answer": (answers(st.none()), model.pack_answer, model.parse_answer),
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_whatever_can_be_said_comes_back_equal(name: str, data: st.DataObject) -> None:
+    messages, pack, parse_ = ROUND_TRIPS[name]
+    message = data.draw(messages)
+
+    assert parse_(pack(message)) == message
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_damage_to_any_frame_is_refused_or_read(name: str, data: st.DataObject) -> None:
+    messages, pack, parse_ = ROUND_TRIPS[name]
+    frame = data.draw(damaged(pack(data.draw(messages))))
+
+    try:
+        read = parse_(frame)
+    except CodecError:
+        assert "request" not in name, "a request is answered whatever it is"
+        return
+
+    if not isinstance(read, m.Unreadable):
+        pack(read)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=40)
+def test_a_batch_comes_back_to_the_bit_and_is_a_message_of_the_schema(
+    data: st.DataObject, num_lanes: int
+) -> None:
+    spec = data.draw(specs())
+    columns = data.draw(batches(spec, num_lanes))
+
+    frame = values.encode_batch(spec, columns, num_lanes)
+
+    assert_identical(values.decode_batch(spec, frame, num_lanes), columns)
+    message = value_pb2.SpaceValue.FromString(frame)
+    assert message.SerializeToString() == frame
+    assert len(message.leaves) == len(leaves(spec))
+
+
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=80)
+def test_a_damaged_batch_is_refused_or_has_the_declared_form(data: st.DataObject) -> None:
+    spec = data.draw(specs())
+    frame = values.encode_batch(spec, data.draw(batches(spec, 2)), 2)
+
+    try:
+        columns = values.decode_batch(spec, data.draw(damaged(frame)), 2)
+    except CodecError:
+        return
+
+    # Encoding refuses columns of any other form.
+    values.encode_batch(spec, columns, 2)
+
+
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=40)
+def test_batches_that_are_joined_can_be_split_again(data: st.DataObject) -> None:
+    spec = data.draw(specs())
+    counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    frames = [values.encode_batch(spec, data.draw(batches(spec, n)), n) for n in counts]
+
+    columns = values.join_batches(spec, frames, counts)
+
+    assert values.split_batch(spec, columns, counts) == frames
+
+
+@given(space=gymnasium_spaces())
+@settings(deadline=None, derandomize=True, max_examples=80)
+def test_a_space_comes_back_equal_from_the_wire(space: Space) -> None:
+    spec = from_gymnasium(space)
+
+    data = spec_to_proto(spec).SerializeToString()
+    back = spec_from_proto(spaces_pb2.SpaceSpec.FromString(data))
+
+    # The wire has a shape only: MultiBinary(2) and MultiBinary((2,)) look alike.
+    assert repr(back) == re.sub(r"n=\((\d+),\)", r"n=\1", repr(spec))
+    to_gymnasium(back)
+
+
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=100)
+def test_a_damaged_description_is_refused_or_gives_a_possible_space(data: st.DataObject) -> None:
+    frame = spec_to_proto(from_gymnasium(data.draw(gymnasium_spaces()))).SerializeToString()
+
+    try:
+        spec = spec_from_proto(parse(spaces_pb2.SpaceSpec, data.draw(damaged(frame))))
+    except CodecError:
+        return
+
+    to_gymnasium(spec)
+    assert sum(leaf.lane_bytes for leaf in leaves(spec)) <= MAX_LANE_BYTES
+
+
+def test_texts_travel_as_a_count_their_lengths_and_their_bytes() -> None:
+    frame = values.encode_batch(TextSpec(0, 9, ""), [("hé",)], 1)
+
+    # As the released package was seen to write it.
+    assert frame[2:].hex() == "0100000000000000030000000000000068c3a9"
+
+
+def test_what_a_request_took_is_told_behind_its_answer() -> None:
+    frame = env.pack_response(m.Configured("r"))
+
+    message = env_pb.JoinResponse.FromString(env.timed(frame, m.EnvTimings(9, 1, 300, 2**40, 0)))
+
+    assert env.parse_response(message.SerializeToString()) == m.Configured("r")
+    told = (message.endpoint_total_ns, message.decode_ns, message.user_ns, message.encode_ns)
+    assert told == (9, 1, 300, 2**40)
+    assert message.HasField("queue_ns")
+    assert not message.HasField("lane_skew_ns")
+
+
+@given(
+    timings=st.builds(
+        a.ModelTimings, *[st.none() | UINT32 for _ in a.ModelTimings.__dataclass_fields__]
+    )
+)
+@settings(deadline=None, derandomize=True, max_examples=40)
+def test_what_a_prediction_took_is_told_and_read(timings: a.ModelTimings) -> None:
+    frame = model.timed(model.pack_response(a.AdapterReleased("r")), timings)
+
+    assert model.parse_timings(frame) == timings
+    assert model.parse_response(frame) == a.AdapterReleased("r")
+
+
+def test_every_error_code_has_the_number_of_the_schema() -> None:
+    for code in m.EnvErrorCode:
+        assert env_pb.EnvErrorCode.Value(f"ENV_ERROR_CODE_{code.name}") == code.value
+    assert len(m.EnvErrorCode) == len(env_pb.EnvErrorCode.keys())
+    assert {f"MODEL_ERROR_CODE_{code.name}" for code in m.ModelErrorCode} == set(
+        model_pb.ModelErrorCode.keys()
+    )
+
+
+def test_shutdown_comes_back_and_always_has_its_base() -> None:
+    assert shutdown.parse_shutdown_request(shutdown.pack_shutdown_request("done")).reason == "done"
+    answer = shutdown.parse_shutdown_response(
+        shutdown.pack_shutdown_response(accepted=True, message="soon")
+    )
+    assert (answer.accepted, answer.message) == (True, "soon")
+    assert shutdown.pack_shutdown_request() == b"\x0a\x00"
+
+
+def test_a_deadline_beyond_what_anybody_waits_is_none_that_overflows() -> None:
+    frame = env_pb.JoinRequest(request_id="r", step=env_pb.StepRequest(timeout_ms=2**64 - 1))
+
+    request = env.parse_request(frame.SerializeToString())
+
+    assert isinstance(request, m.Step)
+    assert request.timeout_ms == 2**63 - 1
+
+
+def test_a_handshake_without_its_base_is_none() -> None:
+    for read in (env.parse_offer, env.parse_answer, model.parse_offer, model.parse_answer):
+        with pytest.raises(CodecError, match="without its base"):
+            read(b"")
