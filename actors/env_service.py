@@ -23,6 +23,7 @@ class EnvServiceActor:
         env: A Gymnasium id or a factory; see ``EnvServer``.
         num_envs: Lanes of each session.
         env_kwargs: Passed to ``gymnasium.make``; only with an id.
+        autoreset: See ``EnvServer``.
         address: ``HOST:PORT``; default: a free port at the node's own address.
         token: What clients must show; required unless the address is loopback.
         endpoint_id: Under which it announces itself to the registry; None: it does not.
@@ -31,6 +32,7 @@ class EnvServiceActor:
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
         accept_edition_texts: See ``EnvServer``.
+        speaks: See ``EnvServer``.
     """
 
     def __init__(  # noqa: PLR0913  # the options of EnvServer, and two of its own
@@ -39,6 +41,7 @@ class EnvServiceActor:
         *,
         num_envs: int = 1,
         env_kwargs: Mapping[str, object] | None = None,
+        autoreset: str = "next_step",
         address: str | None = None,
         token: str | None = None,
         endpoint_id: str | None = None,
@@ -47,6 +50,7 @@ class EnvServiceActor:
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         accept_edition_texts: Collection[str] = (),
+        speaks: Collection[str] | None = None,
     ) -> None:
         # An exception here would reach the caller as the text of a dead actor; kept, it is
         # raised by whatever is called first, as what it is.
@@ -56,6 +60,7 @@ class EnvServiceActor:
                 env,
                 num_envs=num_envs,
                 env_kwargs=env_kwargs,
+                autoreset=autoreset,
                 address=address or f"{ray.util.get_node_ip_address()}:0",
                 token=token,
                 max_sessions=max_sessions,
@@ -63,6 +68,7 @@ class EnvServiceActor:
                 step_grace_s=step_grace_s,
                 allow_calls=allow_calls,
                 accept_edition_texts=accept_edition_texts,
+                speaks=speaks,
             ).start()
         except RlmeshError as error:
             self._failure = error

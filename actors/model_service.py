@@ -60,6 +60,7 @@ class ModelReplica:
         torch_threads: int,
         stuck_after_s: float,
         accept_edition_texts: Collection[str],
+        speaks: Collection[str] | None,
     ) -> None:
         self._endpoint_id = endpoint_id
         # Kept and raised by the first call, as what it is; see EnvServiceActor.
@@ -76,6 +77,7 @@ class ModelReplica:
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=accept_edition_texts,
+                speaks=speaks,
             )
             # Before it can be dialled: nobody meets an older version than before a restart.
             self._take_up(server)
@@ -218,6 +220,7 @@ class ModelServiceActors:
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         accept_edition_texts: Collection[str] = (),
+        speaks: Collection[str] | None = None,
     ) -> Any:
         """Start the actor; return its handle at once.
 
@@ -236,6 +239,7 @@ class ModelServiceActors:
             torch_threads: See ``ModelServer``.
             stuck_after_s: See ``ModelServer``.
             accept_edition_texts: See ``EnvServer``.
+            speaks: See ``ModelServer``.
         """
         if endpoint_id is not None:
             shared_registry()
@@ -254,6 +258,7 @@ class ModelServiceActors:
             torch_threads=torch_threads,
             stuck_after_s=stuck_after_s,
             accept_edition_texts=accept_edition_texts,
+            speaks=speaks,
         )
         _KEEPERS[actor] = kept
         return actor

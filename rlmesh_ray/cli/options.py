@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
 if TYPE_CHECKING:
@@ -17,6 +18,28 @@ if TYPE_CHECKING:
     from rlmesh_ray.server.access import ServerTls
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
+
+
+class ModelLanguage(enum.StrEnum):
+    """What clients of a policy may speak."""
+
+    PROTOCOL_V1 = PROTOCOL_V1
+    WIRE_V1 = WIRE_V1
+
+
+class EnvLanguage(enum.StrEnum):
+    """What clients of an environment may speak."""
+
+    PROTOCOL_V1 = PROTOCOL_V1
+    WIRE_V1 = WIRE_V1
+    DM_ENV_RPC = "dm_env_rpc.v1"
+
+
+class Autoreset(enum.StrEnum):
+    """What several lanes do after an episode's end."""
+
+    NEXT_STEP = "next_step"
+    DISABLED = "disabled"
 
 
 class Validation(enum.StrEnum):

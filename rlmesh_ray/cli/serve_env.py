@@ -13,7 +13,9 @@ from rlmesh_ray.cli.options import (
     AcceptedTexts,
     AddressToListen,
     AllowShutdown,
+    Autoreset,
     DebugFlag,
+    EnvLanguage,
     JsonFlag,
     TlsCertificate,
     TlsKey,
@@ -58,6 +60,14 @@ KwargsOption = Annotated[
     str | None,
     typer.Option("--env-kwargs", metavar="JSON", help="Keyword arguments of gymnasium.make."),
 ]
+AutoresetOption = Annotated[
+    Autoreset,
+    typer.Option(
+        "--autoreset",
+        help="What several lanes do on the step after an episode's end: reset, or nothing by "
+        "themselves.",
+    ),
+]
 SessionsOption = Annotated[
     int | None,
     typer.Option("--max-sessions", min=1, help="Most sessions at once.", show_default="16"),
@@ -85,6 +95,14 @@ CallsOption = Annotated[
         "repeatable.",
     ),
 ]
+SpeakOption = Annotated[
+    list[EnvLanguage] | None,
+    typer.Option(
+        "--speak",
+        help="What clients may speak; repeatable.",
+        show_default="all that are installed",
+    ),
+]
 
 
 def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
@@ -93,12 +111,14 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     num_envs: LanesOption = 1,
     address: AddressToListen = "127.0.0.1:0",
     env_kwargs: KwargsOption = None,
+    autoreset: AutoresetOption = Autoreset.NEXT_STEP,
     max_sessions: SessionsOption = None,
     validation: ValidationOption = Validation.WARN,
     step_grace: GraceOption = 5.0,
     allow_call: CallsOption = None,
     allow_shutdown: AllowShutdown = False,
     accept_edition_text: AcceptedTexts = None,
+    speak: SpeakOption = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -122,6 +142,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             num_envs=num_envs,
             address=address,
             env_kwargs=kwargs,
+            autoreset=autoreset.value,
             max_sessions=max_sessions,
             token=token,
             tls=server_tls(tls_cert, tls_key),
@@ -130,6 +151,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             allow_calls=allow_call or (),
             allow_shutdown=allow_shutdown,
             accept_edition_texts=accept_edition_text or (),
+            speaks=[language.value for language in speak] if speak else None,
         )
         _serve(context.obj, server, allow_call or [], is_protected=token is not None)
 

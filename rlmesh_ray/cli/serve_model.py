@@ -15,6 +15,7 @@ from rlmesh_ray.cli.options import (
     AllowShutdown,
     DebugFlag,
     JsonFlag,
+    ModelLanguage,
     TlsCertificate,
     TlsKey,
     TokenFile,
@@ -56,6 +57,10 @@ MaxBatchRows = Annotated[
     int,
     typer.Option("--max-batch-rows", min=1, help="Most rows in a batch that joins requests."),
 ]
+Speak = Annotated[
+    list[ModelLanguage] | None,
+    typer.Option("--speak", help="What clients may speak; repeatable.", show_default="both"),
+]
 
 
 def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
@@ -81,6 +86,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         typer.Option("--stop-on-close", help="Stop when the first client closes its session."),
     ] = False,
     accept_edition_text: AcceptedTexts = None,
+    speak: Speak = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
@@ -117,6 +123,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,
             accept_edition_texts=accept_edition_text or (),
+            speaks=[language.value for language in speak] if speak else None,
         )
         _serve(context.obj, server, checkpoint, is_protected=token is not None)
 

@@ -16,7 +16,7 @@ MESSAGES: dict[bytes, StepCommand | StepReply] = {_STEP_FRAME: _STEP, _REPLY_FRA
 
 def frame_of_command(command: Command) -> bytes:
     """Return the frame of ``command``."""
-    is_bare = type(command) is StepCommand and not command.text_columns
+    is_bare = type(command) is StepCommand and not (command.text_columns or command.lanes)
     return _STEP_FRAME if is_bare else encode(command)
 
 

@@ -22,6 +22,7 @@ from rlmesh_ray.spaces.brief import (
     left_out,
     long_cost,
 )
+from rlmesh_ray.spaces.warnings import ConformanceWarning
 
 SMALL_BYTES = 2**16
 """A frame up to this size holds nothing that takes long."""
@@ -42,7 +43,7 @@ _FREE_BYTES = 64
 _BRIEF_NODES = 16
 _BRIEF_TEXT = 4096
 _INT64 = range(-(2**63), 2**63)
-_KEPT = (np.generic, float, complex, bool, type(None))
+_KEPT = (np.generic, float, complex, bool, type(None), ConformanceWarning)
 
 
 def encode_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> bytes:

@@ -15,7 +15,7 @@ from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
 TextColumns = tuple[tuple[str, ...], ...]
-"""One entry a text leaf, each with one string a lane."""
+"""One entry a text leaf, each with one string a lane, unless something else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,27 @@ class ResetCommand:
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """Apply the actions in the block."""
+    """Apply the actions in the block, of all lanes or of some.
+
+    What the block holds of the others, observations, rewards and flags, is left as it is.
+    """
 
     text_columns: TextColumns = ()
+    """One string for each lane that is stepped."""
+    lanes: tuple[int, ...] = ()
+    """Which lanes, in any order; empty: all. Only where ``Started.steps_subsets``."""
 
     def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
         # Two messages a step: what dataclasses generate for slots takes three times as long.
-        return StepCommand, (self.text_columns,)
+        return StepCommand, (self.text_columns, self.lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class RenderCommand:
     """Ask for a picture."""
+
+    lanes: tuple[int, ...] = ()
+    """Which lanes; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,10 @@ class ResetReply:
 
 @dataclass(frozen=True, slots=True)
 class StepReply:
-    """Answers StepCommand; observations, rewards and flags are in the block."""
+    """Answers StepCommand; observations, rewards and flags are in the block.
+
+    All stand at the places of their lanes. Infos say nothing of lanes that were not stepped.
+    """
 
     infos: Infos
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
@@ -194,6 +206,8 @@ class Start:
     payload: bytes
     """``EnvSource.payload``."""
     num_envs: int
+    resets_itself: bool
+    """See ``EnvSource``."""
     is_renewable: bool
     description: str
     policy: Policy
@@ -208,6 +222,9 @@ class Started:
     """The environment exists; the parent answers with the block's descriptor."""
 
     contract: EnvContract
+    steps_subsets: bool
+    """Whether it can step any of its lanes alone: they are single environments that do not reset
+    themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,17 @@ class HostedVector:
         self.final_infos = self._final_infos(infos)
         return infos
 
+    def step_some(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
+        """Refuse to step some lanes: gymnasium's vectors cannot.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"{self._vector} steps all of its lanes or none, not {list(lanes)} with "
+            f"{len(actions)} columns of actions; serve single environments"
+        )
+
     def store(self) -> None:
         """Put the observations of the last step or reset into ``observations``.
 
@@ -143,9 +154,13 @@ class HostedVector:
             )
         return [results[lane] for lane in lanes]
 
-    def render(self) -> Any:
-        """Return what the vector renders."""
-        return self._vector.render()
+    def render_some(self, lanes: Sequence[int]) -> Any:
+        """Return what the vector renders of ``lanes``; all of it, if that is one picture."""
+        rendered: Any = self._vector.render()
+        has_one_a_lane = isinstance(rendered, (tuple, list)) or np.ndim(rendered) == 4
+        if rendered is None or not has_one_a_lane or len(rendered) != self._num_lanes:
+            return rendered
+        return tuple(rendered[lane] for lane in lanes)
 
     def close(self) -> None:
         """Close the vector."""

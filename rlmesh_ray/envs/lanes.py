@@ -16,34 +16,37 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
+from rlmesh_ray.envs.lane_infos import merge_info
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, leaves, unflatten
 from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.columns import written
 from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.spaces.infos import lane_info
 
 
 class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """Steps its environments one after the other.
 
     Autoreset is ``DISABLED`` with one lane, where a step after the end is passed on to the
-    environment, and ``NEXT_STEP`` with more.
+    environment, and with more ``NEXT_STEP``, unless they shall not reset themselves.
 
     Args:
         envs: One a lane, all different objects with equal spaces; owned from now on.
+        resets_itself: Whether several lanes reset themselves.
 
     Raises:
         ConfigurationError: The environments cannot be lanes of one vector.
         UnsupportedSpaceError: Their spaces have no place in a contract.
     """
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    def __init__(
+        self, envs: Sequence[gymnasium.Env[Any, Any]], *, resets_itself: bool = True
+    ) -> None:
         self.envs = tuple(envs)
         _check_lanes(envs)
         first = envs[0]
         self.num_envs = len(envs)
-        self._resets_itself = self.num_envs > 1
+        self._resets_itself = resets_itself and self.num_envs > 1
         self.metadata = {
             **first.metadata,
             "autoreset_mode": (
@@ -71,6 +74,11 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         )
         """What ``step_lanes`` writes."""
+
+    @property
+    def steps_subsets(self) -> bool:
+        """Whether any of the lanes can be stepped alone: they do not reset themselves."""
+        return not self._resets_itself
 
     def use(self, observations: list[Column], results: Results) -> None:
         """Write into these buffers from now on, such as those of a block."""
@@ -136,7 +144,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             observation, info = self.envs[lane].reset(seed=seed, options=own_options)
             fresh.append(observation)
             self._has_ended[lane] = False
-            self._merge_info(infos, info, lane)
+            merge_info(self._add_info, infos, info, lane, self.num_envs)
         return infos
 
     def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
@@ -156,7 +164,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         truncated.fill(False)
         self._fresh_lanes, self._fresh = range(self.num_envs), fresh
         self.final_infos = {}
-        due = self._has_ended if self._resets_itself else [False]
+        due = self._has_ended if self._resets_itself else [False] * self.num_envs
         for env, action, is_due in zip(self.envs, actions, due, strict=True):
             if not is_due:
                 observation, reward, is_terminated, is_truncated, info = env.step(action)
@@ -170,7 +178,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                 reward = 0.0
                 self._has_ended[len(fresh)] = False
             if info:
-                self._merge_info(infos, info, len(fresh))
+                merge_info(self._add_info, infos, info, len(fresh), self.num_envs)
             fresh.append(observation)
             rewards.append(reward)
         self._give(rewards)
@@ -179,6 +187,39 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
         """Step every lane with one column of actions a leaf; see ``step_lanes``."""
         return self.step_lanes(by_lane(self._action_spec, actions))
+
+    def step_some(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
+        """Step only ``lanes``; nothing changes in the others, nor in what ``results`` hold of them.
+
+        Args:
+            lanes: Indices, all different.
+            actions: One column a leaf, with one row for each of ``lanes``.
+
+        Returns:
+            Infos of these lanes, as gymnasium's vectors give them.
+
+        Raises:
+            ConfigurationError: The lanes reset themselves, together.
+        """
+        if self._resets_itself:
+            raise ConfigurationError(
+                "these lanes reset themselves and are stepped together; make them with "
+                "resets_itself=False"
+            )
+        infos: dict[str, Any] = {}
+        fresh: list[object] = []
+        self._fresh_lanes, self._fresh = lanes, fresh
+        self.final_infos = {}
+        results = self.results
+        for lane, action in zip(lanes, by_lane(self._action_spec, actions), strict=True):
+            observation, reward, is_terminated, is_truncated, info = self.envs[lane].step(action)
+            results.rewards[lane] = reward
+            results.terminated[lane], results.truncated[lane] = is_terminated, is_truncated
+            if is_terminated or is_truncated:
+                self.final_infos[lane] = info
+            merge_info(self._add_info, infos, info, lane, self.num_envs)
+            fresh.append(observation)
+        return infos
 
     def store(self) -> None:
         """Put the observations of the last step or reset into ``observations``.
@@ -216,6 +257,10 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Return one frame a lane."""
         return tuple(env.render() for env in self.envs)
 
+    def render_some(self, lanes: Sequence[int]) -> tuple[Any, ...]:
+        """Return the frames of ``lanes``."""
+        return tuple(self.envs[lane].render() for lane in lanes)
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close every environment."""
         for env in self.envs:
@@ -228,33 +273,6 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         except (TypeError, ValueError):  # among them one that NumPy takes for a sequence
             for lane, reward in enumerate(rewards):
                 self.results.rewards[lane] = reward
-
-    def _merge_info(self, infos: dict[str, Any], info: dict[str, Any], lane: int) -> None:
-        """Add ``info`` to ``infos`` as gymnasium does; what it cannot join stays an object.
-
-        It fails for integers beyond int64, for what contains itself, and where lanes have values
-        of different kinds under one key; no info is worth an episode. All keys go at once; only
-        if it fails one after the other, which takes several times as long and overwrites what
-        has been joined before the failure with the same.
-        """
-        try:
-            self._add_info(infos, info, lane)
-        except Exception:  # noqa: BLE001  # whatever users put there
-            self._merge_one_by_one(infos, info, lane)
-
-    def _merge_one_by_one(self, infos: dict[str, Any], info: dict[str, Any], lane: int) -> None:
-        for key, value in info.items():
-            try:
-                self._add_info(infos, {key: value}, lane)
-            except Exception:  # noqa: BLE001  # whatever users put there
-                array = np.full(self.num_envs, None, object)
-                own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
-                for other in np.flatnonzero(infos.get(f"_{key}", ())):
-                    array[other] = lane_info(own, int(other))[key]
-                array[lane] = value
-                mask = infos.setdefault(f"_{key}", np.zeros(self.num_envs, np.bool_))
-                mask[lane] = True
-                infos[key] = array
 
     def _copied_observation(self) -> Any:
         self.store()

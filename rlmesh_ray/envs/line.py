@@ -14,6 +14,7 @@ from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger
 from rlmesh_ray.protocol.messages import EpisodeRecord, StepDone
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.spaces.warnings import as_texts
 from rlmesh_ray.waiting import BelledSocket, Signal
 from rlmesh_ray.wire import line_v1 as frames
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
@@ -129,7 +130,7 @@ class LineEnd:
             (),
             b"",
             b"",
-            reply.infos,
+            as_texts(reply.infos),
             completed,
             self._ledger.episode_ids,
         )

@@ -9,9 +9,11 @@ import cloudpickle
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from rlmesh_ray.envs.hosted import autoreset_mode
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.contract import AutoresetMode
 
 AnyEnv = gymnasium.Env[Any, Any]
 AnyVectorEnv = VectorEnv[Any, Any, Any]
@@ -33,6 +35,8 @@ class EnvSource:
     """How many workers it may run in at once; None: any number."""
     description: str
     """For people."""
+    resets_itself: bool = True
+    """Whether lanes of single environments, if there are several, reset themselves."""
 
     @property
     def is_renewable(self) -> bool:
@@ -41,7 +45,11 @@ class EnvSource:
 
 
 def make_source(
-    env: HostedEnv, num_envs: int = 1, env_kwargs: Mapping[str, object] | None = None
+    env: HostedEnv,
+    num_envs: int = 1,
+    env_kwargs: Mapping[str, object] | None = None,
+    *,
+    resets_itself: bool = True,
 ) -> EnvSource:
     """Make ``env`` ready to run in a worker process.
 
@@ -51,6 +59,9 @@ def make_source(
             ParallelEnv; or an instance of any, of which the worker gets a copy.
         num_envs: How many lanes.
         env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
+        resets_itself: Whether several lanes reset themselves, on the step after an episode's end,
+            where they are single environments. A VectorEnv knows for itself: only one that does not
+            goes with False.
 
     Raises:
         ConfigurationError: ``env`` is nothing of that kind or cannot be sent to another
@@ -60,27 +71,32 @@ def make_source(
         raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
     kwargs = dict(env_kwargs or {})
     if isinstance(env, str):
-        return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env)
+        return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env, resets_itself)
     if isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env):
-        return _instance_source(env, num_envs, kwargs)
+        if isinstance(env, VectorEnv):
+            _check_mode(env, resets_itself)
+        return _instance_source(env, num_envs, kwargs, resets_itself)
     if callable(env):
         name = str(getattr(env, "__qualname__", None) or repr(env))
-        return EnvSource(_pickle(_FromFactory(env, kwargs), name), num_envs, None, name)
+        payload = _pickle(_FromFactory(env, kwargs), name)
+        return EnvSource(payload, num_envs, None, name, resets_itself)
     raise ConfigurationError(
         f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
         "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
     )
 
 
-def build(payload: bytes, num_envs: int) -> AnyVectorEnv:
+def build(payload: bytes, num_envs: int, *, resets_itself: bool = True) -> AnyVectorEnv:
     """Create the environment of a source; to be called in the worker.
 
     Args:
         payload: ``EnvSource.payload``.
         num_envs: ``EnvSource.num_envs``.
+        resets_itself: ``EnvSource.resets_itself``.
 
     Raises:
-        ConfigurationError: What comes out is no environment, or has another width.
+        ConfigurationError: What comes out is no environment, or has another width, or resets itself
+            although it shall not.
     """
     builder = pickle.loads(payload)
     first = builder()
@@ -90,6 +106,7 @@ def build(payload: bytes, num_envs: int) -> AnyVectorEnv:
                 f"the factory's VectorEnv has {first.num_envs} lanes, num_envs is {num_envs}; "
                 "leave num_envs out"
             )
+        _check_mode(first, resets_itself)
         return first
     if not isinstance(first, gymnasium.Env) and not is_multi_agent(first):
         raise ConfigurationError(
@@ -97,7 +114,16 @@ def build(payload: bytes, num_envs: int) -> AnyVectorEnv:
             "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv (gym "
             "and other interfaces need a wrapper)"
         )
-    return LaneVectorEnv(_lanes([first, *(builder() for _ in range(num_envs - 1))]))
+    envs = _lanes([first, *(builder() for _ in range(num_envs - 1))])
+    return LaneVectorEnv(envs, resets_itself=resets_itself)
+
+
+def _check_mode(vector: AnyVectorEnv, resets_itself: bool) -> None:
+    if not resets_itself and autoreset_mode(vector) is not AutoresetMode.DISABLED:
+        raise ConfigurationError(
+            f"{vector} resets its lanes itself, and autoreset was to be disabled; make it with "
+            "AutoresetMode.DISABLED, or give a factory of single environments and num_envs"
+        )
 
 
 def _lanes(envs: list[Any]) -> list[AnyEnv]:
@@ -132,7 +158,9 @@ class _Instance:
         return self.env
 
 
-def _instance_source(env: HostedInstance, num_envs: int, kwargs: dict[str, object]) -> EnvSource:
+def _instance_source(
+    env: HostedInstance, num_envs: int, kwargs: dict[str, object], resets_itself: bool
+) -> EnvSource:
     width = env.num_envs if isinstance(env, VectorEnv) else 1
     if num_envs not in (1, width):
         raise ConfigurationError(
@@ -146,7 +174,7 @@ def _instance_source(env: HostedInstance, num_envs: int, kwargs: dict[str, objec
         )
     spec = getattr(env, "spec", None)
     name = spec.id if spec else str(env)
-    return EnvSource(_pickle(_Instance(env), name), width, 1, name)
+    return EnvSource(_pickle(_Instance(env), name), width, 1, name, resets_itself)
 
 
 def _pickle(builder: object, name: str) -> bytes:

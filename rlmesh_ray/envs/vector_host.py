@@ -4,7 +4,7 @@ What the environment raises passes through; what its values and the client's bre
 conformance rules comes back as a Failure (edition 2026.06, "Value Conformance").
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gymnasium.vector import VectorEnv
@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CallReply,
+    RenderCommand,
     RenderReply,
     ResetCommand,
     ResetReply,
@@ -20,18 +21,17 @@ from rlmesh_ray.envs.commands import (
     TextColumns,
 )
 from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode
+from rlmesh_ray.envs.inspector import Inspector, rows_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.picture import as_frames, encode_png
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.spaces.batch import Column, leaves
+from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results
-from rlmesh_ray.spaces.conformance import Checker, Deviation, Policy
+from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
-
-WARNING_KEY = "rlmesh.conformance.warning"
-"""Reserved key of the infos (edition 2026.06, "Conformance warnings")."""
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 
 
 class Lanes(Protocol):
@@ -55,6 +55,9 @@ class Lanes(Protocol):
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
         """Step all lanes; return their infos."""
 
+    def step_some(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
+        """Step only ``lanes``, with one row of actions for each; return their infos."""
+
     def store(self) -> None:
         """Put the new observations into the buffers; the environment has done its part."""
 
@@ -63,8 +66,8 @@ class Lanes(Protocol):
     ) -> Sequence[object]:
         """Call attribute ``name`` of the environment of each of ``lanes``; return the results."""
 
-    def render(self) -> Any:
-        """Return frames."""
+    def render_some(self, lanes: Sequence[int]) -> Any:
+        """Return frames of ``lanes``."""
 
     def close(self) -> None:
         """Release the environment."""
@@ -85,12 +88,16 @@ class VectorHost:
     def __init__(self, vector: VectorEnv[Any, Any, Any], policy: Policy, name: str) -> None:
         self._lanes: Lanes = vector if isinstance(vector, LaneVectorEnv) else HostedVector(vector)
         self._draws = vector.render_mode == "rgb_array"
-        self._was_reset = False
-        self._warned: set[tuple[str, str]] = set()
-        self.contract = describe(vector, name)
+        self._begun: set[int] = set()
+        self.contract = contract = describe(vector, name)
         """What the environment is."""
-        self._action_checker = Checker(leaves(self.contract.action_space), policy)
-        self._observation_checker = Checker(leaves(self.contract.observation_space), policy)
+        self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
+        """Whether any of its lanes can be stepped alone."""
+        self._all_lanes = range(contract.num_envs)
+        self._inspectors = (
+            Inspector("action", contract.action_space, contract.num_envs, policy),
+            Inspector("observation", contract.observation_space, contract.num_envs, policy),
+        )
         self._actions: list[Column] = []
 
     def use(self, block: Block) -> None:
@@ -100,72 +107,72 @@ class VectorHost:
 
     def reset(self, command: ResetCommand) -> ResetReply | Failure:
         """Start new episodes, in all lanes or in some."""
-        lanes = command.lanes or range(self.contract.num_envs)
+        lanes = command.lanes or self._all_lanes
         infos = self._lanes.reset_lanes(lanes, command.seeds, command.options)
+        self._begun.update(lanes)
+        # There is nothing to look at yet in lanes that have never been reset.
+        is_whole = len(self._begun) == len(self._all_lanes)
         try:
-            deviations = self._stored()
+            warnings = self._stored(() if is_whole else lanes)
         except ConformanceError as error:
             return _bad_observation(error)
-        self._was_reset = True
-        return ResetReply(self._with_warnings(infos, deviations), self._texts())
+        return ResetReply(_with_warnings(infos, warnings), self._texts())
 
     def step(self, command: StepCommand) -> StepReply | Failure:
         """Apply the actions in the block, if they conform."""
-        actions = self._own_actions(command.text_columns)
+        lanes = command.lanes
+        if lanes and lanes == tuple(self._all_lanes):
+            lanes = ()
+        actions = self._own_actions(command.text_columns, lanes)
         try:
-            deviations = _prefixed("action", self._action_checker.check(actions))
+            warnings = self._inspectors[0].check(actions, lanes)
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, f"action: {error}")
-        infos = self._lanes.step_columns(actions)
+        if lanes:
+            infos = self._lanes.step_some(lanes, actions)
+        else:
+            infos = self._lanes.step_columns(actions)
         try:
-            deviations += self._stored()
+            warnings += self._stored(lanes)
         except ConformanceError as error:
             return _bad_observation(error)
-        return StepReply(
-            self._with_warnings(infos, deviations), self._lanes.final_infos, self._texts()
-        )
+        return StepReply(_with_warnings(infos, warnings), self._lanes.final_infos, self._texts())
 
     def call(self, command: CallCommand) -> CallReply:
         """Call into the lanes, also before the first reset."""
         lanes = command.lanes or range(self.contract.num_envs)
         return CallReply(tuple(self._lanes.call_lanes(command.name, command.arguments, lanes)))
 
-    def render(self) -> RenderReply:
-        """Draw all lanes; no frame before the first reset or in another render mode."""
-        if not self._draws or not self._was_reset:
+    def render(self, command: RenderCommand) -> RenderReply:
+        """Draw lanes; no frame of those never reset, and none in another render mode."""
+        lanes = [lane for lane in command.lanes or self._all_lanes if lane in self._begun]
+        if not self._draws or not lanes:
             return RenderReply(None)
-        frames = as_frames(self._lanes.render())
+        frames = as_frames(self._lanes.render_some(lanes))
         return RenderReply(encode_png(frames) if frames else None)
 
     def close(self) -> None:
         """Close the environment."""
         self._lanes.close()
 
-    def _own_actions(self, text_columns: TextColumns) -> list[Column]:
+    def _own_actions(self, text_columns: TextColumns, lanes: Sequence[int]) -> list[Column]:
         """Return copies: an environment may keep its action, the block's is overwritten."""
         texts = iter(text_columns)
+        if lanes:
+            rows = rows_of(self._actions, lanes)
+            return [next(texts) if isinstance(column, tuple) else column for column in rows]
         return [
             next(texts) if isinstance(column, tuple) else column.copy() for column in self._actions
         ]
 
-    def _stored(self) -> list[tuple[str, Deviation]]:
+    def _stored(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
+        """Put the new observations where they belong; look at those of ``lanes``, or at all."""
         self._lanes.store()
-        deviations = self._observation_checker.check(self._lanes.observations)
-        return _prefixed("observation", deviations)
+        columns = self._lanes.observations
+        return self._inspectors[1].check(rows_of(columns, lanes) if lanes else columns, lanes)
 
     def _texts(self) -> TextColumns:
         return tuple(column for column in self._lanes.observations if isinstance(column, tuple))
-
-    def _with_warnings(
-        self, infos: dict[str, Any], deviations: list[tuple[str, Deviation]]
-    ) -> dict[str, Any]:
-        """Add what this session has not been told yet (once per kind and path)."""
-        texts = []
-        for place, deviation in deviations:
-            if (deviation.kind, place) not in self._warned:
-                self._warned.add((deviation.kind, place))
-                texts.append(f"{place}: {deviation.message}")
-        return {**infos, WARNING_KEY: texts} if texts else infos
 
 
 def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
@@ -190,11 +197,8 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
     )
 
 
-def _prefixed(root: str, deviations: Iterable[Deviation]) -> list[tuple[str, Deviation]]:
-    return [
-        (f"{root}.{deviation.path}" if deviation.path else root, deviation)
-        for deviation in deviations
-    ]
+def _with_warnings(infos: dict[str, Any], warnings: list[ConformanceWarning]) -> dict[str, Any]:
+    return {**infos, WARNING_KEY: warnings} if warnings else infos
 
 
 def _bad_observation(error: ConformanceError) -> Failure:

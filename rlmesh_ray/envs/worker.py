@@ -78,7 +78,7 @@ class Worker:
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: lambda command: self._host.reset(command),
             StepCommand: lambda command: self._host.step(command),
-            RenderCommand: lambda _: self._host.render(),
+            RenderCommand: lambda command: self._host.render(command),
             CallCommand: lambda command: self._host.call(command),
             AttachCommand: lambda _: AttachReply(),
             VerdictCommand: lambda _: self._verdict(),
@@ -91,6 +91,11 @@ class Worker:
     def contract(self) -> EnvContract:
         """What the environment is."""
         return self._host.contract
+
+    @property
+    def steps_subsets(self) -> bool:
+        """See ``Started``."""
+        return self._host.steps_subsets
 
     @property
     def line(self) -> "LineEnd | None":
@@ -204,7 +209,8 @@ class Worker:
             )
         self.close()
         host = self._new_host()
-        if host.contract != self._host.contract:
+        old = self._host
+        if (host.contract, host.steps_subsets) != (old.contract, old.steps_subsets):
             raise ConfigurationError(
                 f"{self._start.description} has other spaces than before; a factory must create "
                 "the same environment every time"
@@ -216,8 +222,9 @@ class Worker:
         return RenewReply()
 
     def _new_host(self) -> VectorHost:
-        vector = build(self._start.payload, self._start.num_envs)
-        return VectorHost(vector, self._start.policy, self._start.description)
+        start = self._start
+        vector = build(start.payload, start.num_envs, resets_itself=start.resets_itself)
+        return VectorHost(vector, start.policy, start.description)
 
 
 def failure(error: BaseException) -> Failure:
@@ -235,7 +242,7 @@ def serve(channel: Channel) -> None:
     _adopt(start)
     try:
         worker = Worker(start)
-        started = encode(Started(worker.contract))
+        started = encode(Started(worker.contract, worker.steps_subsets))
     except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
         message = f"cannot create {start.description}: {explain(error)}"
         channel.send(encode(StartFailed(message, traceback.format_exc())))

@@ -36,12 +36,14 @@ from rlmesh_ray.spaces.contract import EnvContract
 class WorkerProcess:
     """A running worker; made by ``start``, ended by ``close`` or ``kill``."""
 
-    def __init__(self, process: ChildProcess, contract: EnvContract, block: Block) -> None:
+    def __init__(self, process: ChildProcess, started: Started, block: Block) -> None:
         self._process = process
         self._channel = process.channel
         self._own_block = block
-        self.contract = contract
+        self.contract = started.contract
         """What the environment is."""
+        self.steps_subsets = started.steps_subsets
+        """Whether a StepCommand may name its lanes."""
         self._use(block)
 
     def _use(self, block: Block) -> None:
@@ -73,8 +75,8 @@ class WorkerProcess:
             )
         process = ChildProcess.start()
         try:
-            contract = _handshake(process, source, policy, timeout_s)
-            return cls(process, contract, _share_block(process.channel, contract))
+            started = _handshake(process, source, policy, timeout_s)
+            return cls(process, started, _share_block(process.channel, started.contract))
         except BaseException:
             process.end(0.0)
             raise
@@ -192,10 +194,11 @@ class WorkerProcess:
 
 def _handshake(
     process: ChildProcess, source: EnvSource, policy: Policy, timeout_s: float | None
-) -> EnvContract:
+) -> Started:
     start = Start(
         payload=source.payload,
         num_envs=source.num_envs,
+        resets_itself=source.resets_itself,
         is_renewable=source.is_renewable,
         description=source.description,
         policy=policy,
@@ -219,7 +222,7 @@ def _handshake(
         ) from error
     if isinstance(answer, StartFailed):
         raise EnvStartError(answer.message, answer.traceback_text)
-    return answer.contract
+    return answer
 
 
 def _share_block(channel: Channel, contract: EnvContract) -> Block:

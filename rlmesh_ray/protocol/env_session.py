@@ -1,24 +1,26 @@
 """Ordering and accounting of one env stream, server side.
 
-Rule 1: every legal request is in REQUESTS and every consequence of a failure in FAILURES; no
-other code decides what may happen when.
+Rule 1: every legal request and every consequence of a failure stands in the dialect's rules
+(``env_rules``); no other code decides what may happen when.
 Rule 2: check, then act: a refused request changes nothing.
 Rule 3: nothing here blocks, reads a clock, logs, or looks inside a payload.
 
 The shell feeds each message to ``receive``. What comes back is either the answer, or None:
-then the host does the work and its outcome goes to ``complete``, which gives the answer.
+then the host does ``pending`` and its outcome goes to ``complete``, which gives the answer.
 Requests are processed one at a time, in arrival order (edition 2026.06, "Ordering").
 """
 
-import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger, Tally
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, EnvRules, State
+from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger, ReplacedEpisodes, Tally
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
+    Configure,
+    Configured,
     EnvErrorCode,
     EnvFailed,
     EnvRequest,
@@ -33,82 +35,18 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
     Unreadable,
 )
+from rlmesh_ray.protocol.objections import Objection, Objections
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
     Failure,
-    FailureKind,
     RenderOutcome,
     ResetOutcome,
     StepOutcome,
 )
 
+__all__ = ["EDITION_2026_06_RULES", "EnvSession", "State"]
 
-class State(enum.Enum):
-    """Where one env stream stands."""
-
-    AWAIT_RESET = enum.auto()
-    READY = enum.auto()
-    ABANDONED = enum.auto()
-    """After a non-recoverable error: nothing works any more but Close."""
-    CLOSED = enum.auto()
-
-
-# The state after the request has succeeded. A kind that is missing is refused.
-REQUESTS: Mapping[State, Mapping[type[Request], State]] = {
-    State.AWAIT_RESET: {
-        Reset: State.READY,
-        Render: State.AWAIT_RESET,
-        Close: State.CLOSED,
-    },
-    State.READY: {
-        Reset: State.READY,
-        Step: State.READY,
-        Render: State.READY,
-        Close: State.CLOSED,
-    },
-    State.ABANDONED: {
-        Close: State.CLOSED,
-    },
-    State.CLOSED: {},
-}
-
-
-class Effect(enum.Enum):
-    """What a failure does to the session."""
-
-    NONE = enum.auto()
-    INTERRUPT = enum.auto()
-    """The lanes are gone: their episodes end here, a Reset starts over."""
-    ABANDON = enum.auto()
-    """Non-recoverable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Consequence:
-    """How a kind of failure is answered."""
-
-    code: EnvErrorCode
-    effect: Effect
-
-
-@dataclass(frozen=True, slots=True)
-class EnvRules:
-    """Where dialects differ in meaning, as data."""
-
-    failures: Mapping[FailureKind, Consequence]
-
-
-# Edition 2026.06: "Timeouts and Errors"; "Structural conformance" for the two rejections.
-EDITION_2026_06_RULES = EnvRules(
-    failures={
-        FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.INTERRUPT),
-        FailureKind.CRASHED: Consequence(EnvErrorCode.CRASHED, Effect.INTERRUPT),
-        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT),
-        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.ABANDON),
-        FailureKind.BAD_OBSERVATION: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
-        FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
-    }
-)
+_MOST_REPLACED = 100  # records of episodes that Resets have ended, while no Step fetches them
 
 
 class EnvSession:
@@ -117,7 +55,9 @@ class EnvSession:
     Args:
         num_lanes: Width of the session's vector.
         new_id: Mints episode ids.
-        rules: What the dialect says about failures.
+        rules: The dialect's.
+        autoresets: Whether a lane that has ended begins anew on the next step (NEXT_STEP).
+        steps_subsets: Whether the endpoint can reset and step any of its lanes alone.
     """
 
     def __init__(
@@ -125,17 +65,30 @@ class EnvSession:
         num_lanes: int,
         new_id: Callable[[], str],
         rules: EnvRules = EDITION_2026_06_RULES,
+        *,
+        autoresets: bool = False,
+        steps_subsets: bool = False,
     ) -> None:
-        self._num_lanes = num_lanes
+        self._all_lanes = range(num_lanes)
         self._ledger = EpisodeLedger(num_lanes, new_id)
         self._rules = rules
+        self._objections = Objections(num_lanes, rules, steps_subsets=steps_subsets)
+        self._tracks_autoresets = autoresets and rules.tracks_autoresets
         self._state = State.AWAIT_RESET
         self._pending: EnvRequest | None = None
+        # The lanes that have been reset, since the beginning or since they were lost.
+        self._begun: set[int] = set()
+        self._replaced = ReplacedEpisodes(max(_MOST_REPLACED, num_lanes))
 
     @property
     def state(self) -> State:
         """Where the stream stands now."""
         return self._state
+
+    @property
+    def pending(self) -> EnvRequest | None:
+        """What the host has to do: the last request, with what the rules add to it."""
+        return self._pending
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
@@ -150,8 +103,8 @@ class EnvSession:
     def share(self, tally: Tally) -> None:
         """Keep the account of the episodes in ``tally``, where somebody else answers steps, too.
 
-        Who does so must keep the rules of this class: answer no step unless the state is READY, and
-        none while a request is in progress here.
+        Who does so must keep the rules of this class, which are the edition's: answer no step
+        unless the state is READY, and none while a request is in progress here.
         """
         self._ledger.share(tally)
 
@@ -163,7 +116,7 @@ class EnvSession:
             now_ns: Time since the epoch.
 
         Returns:
-            The answer, or None: the host must do it and ``complete`` gives the answer.
+            The answer, or None: the host must do ``pending`` and ``complete`` gives the answer.
 
         Raises:
             LocalProtocolError: The shell has not completed the former request.
@@ -172,15 +125,14 @@ class EnvSession:
             raise LocalProtocolError("a request is already in progress", request.request_id)
         if isinstance(request, Unreadable):
             return self._refuse(request, EnvErrorCode.INVALID_ACTION, request.reason)
-        if type(request) not in REQUESTS[self._state]:
+        if type(request) not in self._rules.requests[self._state]:
             return self._illegal(request)
-        objection = self._objection(request)
-        if objection:
-            return self._refuse(request, EnvErrorCode.INVALID_ACTION, objection)
-        if isinstance(request, Close):
-            self._state = State.CLOSED
-            return Closed(request.request_id, self._ledger.finalize(now_ns))
-        self._pending = request
+        objection = self._objections.to(request, self._begun)
+        if objection is not None:
+            return self._object(request, objection, now_ns)
+        if isinstance(request, (Close, Configure)):
+            return self._answered(request, now_ns)
+        self._pending = self._spread(request) if isinstance(request, Reset) else request
         return None
 
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
@@ -198,6 +150,9 @@ class EnvSession:
             case Reset(), ResetOutcome():
                 response = self._reset(request, outcome, now_ns)
             case Step(), StepOutcome():
+                breach = self._breach(request, outcome) if self._tracks_autoresets else ""
+                if breach:
+                    return self._abandon(request, EnvErrorCode.INTERNAL, breach, now_ns)
                 response = self._step(request, outcome, now_ns)
             case Render(), RenderOutcome():
                 response = Rendered(request.request_id, outcome.png)
@@ -206,26 +161,48 @@ class EnvSession:
                     f"{type(outcome).__name__} does not answer {type(request).__name__}",
                     request.request_id,
                 )
-        self._state = REQUESTS[self._state][type(request)]
+        self._state = self._rules.requests[self._state][type(request)]
         return response
 
     def interrupt(self, now_ns: int) -> None:
         """The stream ended without Close: forget the episodes, accept nothing more."""
         self._pending = None
-        self._ledger.finalize(now_ns)
+        self._all_cut_off(now_ns)
         self._state = State.CLOSED
 
+    def _answered(self, request: Close | Configure, now_ns: int) -> EnvResponse:
+        if isinstance(request, Configure):
+            return Configured(request.request_id)
+        self._state = State.CLOSED
+        return Closed(request.request_id, self._all_cut_off(now_ns))
+
     def _reset(self, request: Reset, outcome: ResetOutcome, now_ns: int) -> EnvResponse:
-        lanes = request.env_indices or range(self._num_lanes)
-        self._ledger.begin(lanes, request.seeds, now_ns)
+        lanes = request.env_indices or self._all_lanes
+        if self._rules.reports_replaced:
+            self._replaced.add(self._cut_off(lanes, now_ns))
+        ids = request.episode_ids if self._rules.client_mints_ids else ()
+        self._ledger.begin(lanes, request.seeds, now_ns, ids)
+        self._begun.update(lanes)
         return ResetDone(
-            request.request_id, outcome.observation, outcome.infos, self._ledger.episode_ids
+            request.request_id, outcome.observation, outcome.infos, self._ids_of(request)
         )
 
     def _step(self, request: Step, outcome: StepOutcome, now_ns: int) -> EnvResponse:
+        lanes = request.env_indices or self._all_lanes
+        due = self._due(lanes) if self._tracks_autoresets else {}
         completed = self._ledger.step(
-            outcome.rewards, outcome.terminated, outcome.truncated, outcome.final_infos, now_ns
+            outcome.rewards,
+            outcome.terminated,
+            outcome.truncated,
+            outcome.final_infos,
+            now_ns,
+            lanes,
         )
+        if due:
+            ids = [id_ for position, id_ in enumerate(request.episode_ids) if position in due]
+            self._ledger.begin(list(due.values()), (), now_ns, ids)
+        if self._rules.reports_replaced:
+            completed = (*self._replaced.take(lanes), *completed)
         return StepDone(
             request.request_id,
             outcome.observation,
@@ -234,26 +211,40 @@ class EnvSession:
             outcome.truncated,
             outcome.infos,
             completed,
-            self._ledger.episode_ids,
+            self._ids_of(request),
+            request.env_indices,
         )
 
     def _fail(self, request: EnvRequest, failure: Failure, now_ns: int) -> EnvResponse:
         consequence = self._rules.failures[failure.kind]
-        interrupted: tuple[EpisodeRecord, ...] = ()
+        if consequence.effect is Effect.ABANDON:
+            return self._abandon(
+                request, consequence.code, failure.message, now_ns, failure.debug_info
+            )
+        lanes: Iterable[int] = ()
         if consequence.effect is Effect.INTERRUPT:
-            interrupted = self._ledger.finalize(now_ns)
+            lanes = self._all_lanes
+        elif consequence.effect is Effect.INTERRUPT_OWN:
+            lanes = _named(request) or self._all_lanes
+        interrupted = self._cut_off(lanes, now_ns)
+        self._begun.difference_update(lanes)
+        if not self._begun:
             self._state = State.AWAIT_RESET
-        elif consequence.effect is Effect.ABANDON:
-            interrupted = self._ledger.finalize(now_ns)
-            self._state = State.ABANDONED
         return EnvFailed(
             request.request_id,
             consequence.code,
             failure.message,
-            consequence.effect is not Effect.ABANDON,
+            True,
             failure.debug_info,
             interrupted,
         )
+
+    def _abandon(
+        self, request: Request, code: EnvErrorCode, message: str, now_ns: int, debug_info: str = ""
+    ) -> EnvFailed:
+        self._state = State.ABANDONED
+        interrupted = self._all_cut_off(now_ns)
+        return EnvFailed(request.request_id, code, message, False, debug_info, interrupted)
 
     def _illegal(self, request: EnvRequest) -> EnvResponse:
         name = type(request).__name__
@@ -263,29 +254,53 @@ class EnvSession:
         message = f"{name} is not possible: an error has ended the session; open a new one"
         return EnvFailed(request.request_id, EnvErrorCode.CLOSED, message, is_recoverable=False)
 
+    def _object(self, request: Request, objection: Objection, now_ns: int) -> EnvFailed:
+        if objection.is_final:
+            return self._abandon(request, objection.code, objection.message, now_ns)
+        return self._refuse(request, objection.code, objection.message)
+
     def _refuse(self, request: Request, code: EnvErrorCode, message: str) -> EnvFailed:
         is_recoverable = self._state in (State.AWAIT_RESET, State.READY)
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
-    def _objection(self, request: EnvRequest) -> str:
-        """Return what is wrong with the request's own arguments; empty if nothing."""
-        if isinstance(request, Step) and request.env_indices:
-            return "Step.env_indices is reserved by edition 2026.06; step all lanes"
-        if isinstance(request, Reset):
-            return self._reset_objection(request)
+    def _spread(self, reset: Reset) -> Reset:
+        """Give each lane its seed, if there is a single one for all: the rules allow it then."""
+        if len(reset.seeds) != 1 or reset.env_indices:
+            return reset
+        return replace(reset, seeds=tuple(reset.seeds[0] + lane for lane in self._all_lanes))
+
+    def _breach(self, request: Step, outcome: StepOutcome) -> str:
+        """Return how the environment has broken its autoreset mode; empty if it has not."""
+        for position, lane in self._due(request.env_indices or self._all_lanes).items():
+            reward = outcome.rewards[position]
+            if reward != 0 or outcome.terminated[position] or outcome.truncated[position]:
+                return (
+                    f"lane {lane} had ended, so this step had to begin its next episode with the "
+                    f"reward 0 (NEXT_STEP), but it gave {reward} or ended again; declare the "
+                    "environment's true autoreset mode"
+                )
         return ""
 
-    def _reset_objection(self, request: Reset) -> str:
-        lanes = request.env_indices
-        if any(not 0 <= lane < self._num_lanes for lane in lanes):
-            return f"Reset.env_indices {list(lanes)} are not all in [0, {self._num_lanes})"
-        if len(set(lanes)) != len(lanes):
-            return f"Reset.env_indices {list(lanes)} name a lane twice"
-        if lanes and self._state is State.AWAIT_RESET and len(lanes) < self._num_lanes:
-            return "the first Reset (and the first after an interruption) must reset all lanes"
-        wanted = len(lanes) or self._num_lanes
-        if request.seeds and len(request.seeds) != wanted:
-            return (
-                f"Reset.seeds has {len(request.seeds)} entries; give none or one a lane ({wanted})"
-            )
-        return ""
+    def _due(self, lanes: Sequence[int]) -> dict[int, int]:
+        """Return which of ``lanes`` have ended, by position: they begin anew."""
+        tracked = self._ledger.episode_ids
+        return {position: lane for position, lane in enumerate(lanes) if not tracked[lane]}
+
+    def _cut_off(self, lanes: Iterable[int], now_ns: int) -> tuple[EpisodeRecord, ...]:
+        is_truncated = self._rules.truncates_cut_off
+        return self._ledger.cut_off(lanes, now_ns, is_truncated=is_truncated)
+
+    def _all_cut_off(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
+        """End everything; return what has not been told yet."""
+        replaced = self._replaced.take(self._all_lanes)
+        return (*replaced, *self._cut_off(self._all_lanes, now_ns))
+
+    def _ids_of(self, request: Reset | Step) -> tuple[str, ...]:
+        ids = self._ledger.episode_ids
+        if request.env_indices and self._rules.narrows_replies:
+            return tuple(ids[lane] for lane in request.env_indices)
+        return ids
+
+
+def _named(request: EnvRequest) -> tuple[int, ...]:
+    return request.env_indices if isinstance(request, (Reset, Step, Render)) else ()

@@ -1,20 +1,24 @@
 """Episode accounting: what happens in each lane between its Reset and its end.
 
-Rule 1: an episode is tracked from an explicit Reset until its lane reports terminated or
-truncated, and only then; what an autoreset starts is not tracked (edition 2026.06,
-"Episode Accounting").
+Rule 1: an episode is tracked from ``begin`` until its lane reports terminated or truncated, and
+only then. After edition 2026.06 ("Episode Accounting") only an explicit Reset begins one; what an
+autoreset starts is not tracked.
 Rule 2: an episode's record is given out exactly once.
 Rule 3: what steps change is in the tally and nowhere else, so that two processes can keep one
 account: whichever answers a step writes to it, and only one of them does at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos
 
 T = TypeVar("T")
+
+MAX_ID_CHARACTERS = 2**10
+"""Of the name that a client gives an episode, or a route: it is kept as long as that runs."""
 
 
 class Counters(Protocol[T]):
@@ -59,6 +63,7 @@ class EpisodeLedger:
     def __init__(self, num_lanes: int, new_id: Callable[[], str]) -> None:
         # By lane: the latest; it may have ended.
         self._episodes: list[Episode] = [Episode("", None, 0)] * num_lanes
+        self._all_lanes = range(num_lanes)
         self._tally = Tally.empty(num_lanes)
         self._new_id = new_id
 
@@ -97,18 +102,27 @@ class EpisodeLedger:
         self._tally = tally
         self._episodes = list(episodes)
 
-    def begin(self, lanes: Sequence[int], seeds: Sequence[int], now_ns: int) -> None:
+    def begin(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int],
+        now_ns: int,
+        episode_ids: Sequence[str] = (),
+    ) -> None:
         """Track a new episode in each of ``lanes``; one that was running there is forgotten.
 
         Args:
             lanes: Indices.
             seeds: Empty, or one for each of ``lanes``.
             now_ns: Time since the epoch.
+            episode_ids: Of the new ones, in the order of ``lanes``; those that are missing or empty
+                are minted.
         """
         tally = self._tally
         for position, lane in enumerate(lanes):
             seed = seeds[position] if seeds else None
-            self._episodes[lane] = Episode(self._new_id(), seed, now_ns)
+            given = episode_ids[position] if position < len(episode_ids) else ""
+            self._episodes[lane] = Episode(given or self._new_id(), seed, now_ns)
             tally.step_counts[lane], tally.cumulative_rewards[lane] = 0, 0.0
             tally.is_tracked[lane] = 1
 
@@ -119,6 +133,7 @@ class EpisodeLedger:
         truncated: Sequence[int],
         final_infos: Mapping[int, Infos],
         now_ns: int,
+        lanes: Sequence[int] = (),
     ) -> tuple[EpisodeRecord, ...]:
         """Account one vector step; return the episodes that it ended.
 
@@ -126,30 +141,44 @@ class EpisodeLedger:
             rewards: One a lane.
             terminated: One flag a lane.
             truncated: One flag a lane.
-            final_infos: Last infos of the lanes that ended.
+            final_infos: Last infos of the lanes that ended, by lane.
             now_ns: Time since the epoch.
+            lanes: Those that were stepped, if not all: there is one reward and flag for each.
         """
-        tally = self._tally
-        completed = []
-        for lane, is_tracked in enumerate(tally.is_tracked):
-            if not is_tracked:
+        tally, completed = self._tally, []
+        is_tracked, step_counts = tally.is_tracked, tally.step_counts
+        cumulative_rewards = tally.cumulative_rewards
+        for position, lane in enumerate(lanes or self._all_lanes):
+            if not is_tracked[lane]:
                 continue
-            tally.step_counts[lane] += 1
-            tally.cumulative_rewards[lane] += rewards[lane]
-            if terminated[lane] or truncated[lane]:
-                flags = (bool(terminated[lane]), bool(truncated[lane]))
+            step_counts[lane] += 1
+            cumulative_rewards[lane] += rewards[position]
+            if terminated[position] or truncated[position]:
+                flags = (bool(terminated[position]), bool(truncated[position]))
                 completed.append(self._record(lane, flags, final_infos.get(lane, {}), now_ns))
-                tally.is_tracked[lane] = 0
+                is_tracked[lane] = 0
         return tuple(completed)
+
+    def cut_off(
+        self, lanes: Iterable[int], now_ns: int, *, is_truncated: bool = False
+    ) -> tuple[EpisodeRecord, ...]:
+        """Stop tracking in ``lanes``; return what ran there, with nothing in its final info.
+
+        Args:
+            lanes: Indices.
+            now_ns: Time since the epoch.
+            is_truncated: Whether that counts as truncation.
+        """
+        cut_off = []
+        for lane in lanes:
+            if self._tally.is_tracked[lane]:
+                cut_off.append(self._record(lane, (False, is_truncated), {}, now_ns))
+                self._tally.is_tracked[lane] = 0
+        return tuple(cut_off)
 
     def finalize(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
         """Stop tracking everywhere; return what was cut off, neither terminated nor truncated."""
-        cut_off = []
-        for lane, is_tracked in enumerate(self._tally.is_tracked):
-            if is_tracked:
-                cut_off.append(self._record(lane, (False, False), {}, now_ns))
-                self._tally.is_tracked[lane] = 0
-        return tuple(cut_off)
+        return self.cut_off(self._all_lanes, now_ns)
 
     def _record(
         self, lane: int, flags: tuple[bool, bool], final_info: Infos, now_ns: int
@@ -168,6 +197,33 @@ class EpisodeLedger:
             seed=episode.seed,
             final_info=final_info,
         )
+
+
+class ReplacedEpisodes:
+    """Records of episodes that Resets have ended, until a Step fetches them.
+
+    Args:
+        max_records: How many to keep; of more the oldest are dropped, since nobody who goes on
+            resetting asks for them.
+    """
+
+    def __init__(self, max_records: int) -> None:
+        self._records: deque[EpisodeRecord] = deque(maxlen=max_records)
+
+    def add(self, records: Iterable[EpisodeRecord]) -> None:
+        """Keep ``records``, in the order of the Resets."""
+        self._records.extend(records)
+
+    def take(self, lanes: Collection[int]) -> tuple[EpisodeRecord, ...]:
+        """Give out those of ``lanes``, in order."""
+        if not self._records:
+            return ()
+        own = set(lanes)
+        taken = tuple(record for record in self._records if record.env_index in own)
+        kept = [record for record in self._records if record.env_index not in own]
+        self._records.clear()
+        self._records.extend(kept)
+        return taken
 
 
 def _copy(source: Counters[T], target: Counters[T]) -> None:

@@ -3,65 +3,38 @@
 Rule 1: requests of one route are worked on one at a time, in arrival order; requests of
 different routes at once (edition 2026.06, "Ordering and Errors";
 capability rlmesh.model.concurrent_predict.v1).
-Rule 2: every legal request is in REQUESTS; a refused one changes nothing, and is answered
-when its turn on its route comes, so that its answer cannot overtake an earlier one's.
+Rule 2: every legal request is in the table of the rules; a refused one changes nothing, and is
+answered when its turn on its route comes, so that its answer cannot overtake an earlier one's.
 Rule 3: Close is answered after everything that came before it.
 Rule 4: nothing here blocks, reads a clock, logs, or looks inside a payload.
+Rule 5: what generations disagree about is data (``model_rules``).
 
 The shell feeds each message to ``receive`` and each result to ``complete``. Both return what
 to do next: responses to send, in order, and requests that the host may work on now.
 """
 
-import enum
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     CloseModel,
-    CloseRoute,
-    ConfigureRoute,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
-    ModelRequest,
-    ModelResponse,
-    Predict,
-    Predicted,
     Request,
-    Response,
-    RouteClosed,
-    RouteConfigured,
     RouteRequest,
     Unreadable,
 )
-
-
-class RouteState(enum.Enum):
-    """Where one route stands."""
-
-    ABSENT = enum.auto()
-    CONFIGURED = enum.auto()
-
-
-# The state after the request has succeeded. A kind that is missing is refused.
-REQUESTS: Mapping[RouteState, Mapping[type[Request], RouteState]] = {
-    RouteState.ABSENT: {
-        ConfigureRoute: RouteState.CONFIGURED,
-    },
-    RouteState.CONFIGURED: {
-        ConfigureRoute: RouteState.CONFIGURED,
-        Predict: RouteState.CONFIGURED,
-        CloseRoute: RouteState.ABSENT,
-    },
-}
-
-ANSWERS: Mapping[type[Request], type[Response]] = {
-    ConfigureRoute: RouteConfigured,
-    Predict: Predicted,
-    CloseRoute: RouteClosed,
-}
+from rlmesh_ray.protocol.model_rules import (
+    ANSWERS,
+    EDITION_2026_06_RULES,
+    ModelRules,
+    RouteState,
+    SessionRequest,
+    SessionResponse,
+)
 
 
 @dataclass(slots=True)
@@ -75,16 +48,22 @@ class _Route:
 class Todo:
     """What the shell does next."""
 
-    responses: list[ModelResponse] = field(default_factory=list)
+    responses: list[SessionResponse] = field(default_factory=list)
     """To send, in this order."""
     ready: list[RouteRequest] = field(default_factory=list)
     """To work on; each one's result goes to ``complete``, in whatever order they finish."""
 
 
 class ModelSession:
-    """State of one model stream."""
+    """State of one model stream.
 
-    def __init__(self) -> None:
+    Args:
+        rules: Of the stream's generation.
+    """
+
+    def __init__(self, rules: ModelRules = EDITION_2026_06_RULES) -> None:
+        self._requests = rules.requests
+        self._remedy = rules.remedy
         self._routes: dict[str, _Route] = {}
         self._outstanding: set[str] = set()
         self._closing: CloseModel | None = None
@@ -105,7 +84,7 @@ class ModelSession:
         """How many routes are configured, or have requests that have not been answered."""
         return len(self._routes)
 
-    def receive(self, request: ModelRequest | Unreadable) -> Todo:
+    def receive(self, request: SessionRequest | Unreadable) -> Todo:
         """Take the next message of the stream, in arrival order."""
         todo = Todo()
         refusal = self._refusal(request)
@@ -124,7 +103,7 @@ class ModelSession:
             self._advance(route_id, todo)
         return todo
 
-    def complete(self, request: RouteRequest, response: ModelResponse) -> Todo:
+    def complete(self, request: RouteRequest, response: SessionResponse) -> Todo:
         """Take the host's answer to a request that was ready.
 
         Args:
@@ -145,7 +124,7 @@ class ModelSession:
             )
         route.working_on = None
         if not isinstance(response, ModelFailed):
-            route.state = REQUESTS[route.state][type(request)]
+            route.state = self._requests[route.state][type(request)]
         todo = Todo()
         self._answer(response, todo)
         self._advance(request.context.route_id, todo)
@@ -155,15 +134,15 @@ class ModelSession:
         route = self._routes[route_id]
         while route.waiting and route.working_on is None:
             request = route.waiting.popleft()
-            if type(request) in REQUESTS[route.state]:
+            if type(request) in self._requests[route.state]:
                 route.working_on = request
                 todo.ready.append(request)
             else:
-                self._answer(_not_configured(request), todo)
+                self._answer(self._not_configured(request), todo)
         if route.state is RouteState.ABSENT and route.working_on is None:
             del self._routes[route_id]
 
-    def _answer(self, response: ModelResponse, todo: Todo) -> None:
+    def _answer(self, response: SessionResponse, todo: Todo) -> None:
         self._outstanding.discard(response.request_id)
         todo.responses.append(response)
         self._maybe_close(todo)
@@ -174,7 +153,7 @@ class ModelSession:
             self._is_closed = True
             self._closing = None
 
-    def _refusal(self, request: ModelRequest | Unreadable) -> ModelFailed | None:
+    def _refusal(self, request: SessionRequest | Unreadable) -> ModelFailed | None:
         if self._closing is not None or self._is_closed:
             return ModelFailed(
                 request.request_id,
@@ -188,17 +167,16 @@ class ModelSession:
             return _invalid(request, "this request_id is still outstanding")
         return None
 
+    def _not_configured(self, request: RouteRequest) -> ModelFailed:
+        return ModelFailed(
+            request.request_id,
+            ModelErrorCode.NOT_CONFIGURED,
+            f"route {quoted(request.context.route_id)!r} is not configured; {self._remedy}",
+            is_recoverable=True,
+        )
+
 
 def _invalid(request: Request, reason: str) -> ModelFailed:
     return ModelFailed(
         request.request_id, ModelErrorCode.INVALID_REQUEST, reason, is_recoverable=True
-    )
-
-
-def _not_configured(request: RouteRequest) -> ModelFailed:
-    return ModelFailed(
-        request.request_id,
-        ModelErrorCode.NOT_CONFIGURED,
-        f"route {request.context.route_id!r} is not configured; send ConfigureRoute first",
-        is_recoverable=True,
     )

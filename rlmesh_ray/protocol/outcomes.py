@@ -44,18 +44,19 @@ class ResetOutcome:
     """The lanes were reset."""
 
     observation: bytes
-    """A batch over all lanes, encoded by the dialect."""
+    """A batch over all lanes, encoded by the dialect; over those that were reset where the rules
+    narrow replies."""
     infos: Infos
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The lanes were stepped; every sequence has one entry a lane."""
+    """The lanes were stepped; every sequence has one entry for each lane that was."""
 
     observation: bytes
     rewards: Sequence[float]
     terminated: bytes
-    """One byte a lane, nonzero means set."""
+    """One byte each, nonzero means set."""
     truncated: bytes
     infos: Infos
     final_infos: Mapping[int, Infos] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from rlmesh_ray.models.batcher import Item
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server.batch_run import guarded
+from rlmesh_ray.server.batch_values import BatchValues
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
@@ -29,7 +30,6 @@ from rlmesh_ray.spaces.batch import leaves, unflatten
 from rlmesh_ray.spaces.conformance import Policy as Validation
 from rlmesh_ray.spaces.conformance import check, coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 
@@ -112,6 +112,8 @@ class _Request:
 
     contract: EnvContract
     slots: Sequence[PredictSlot]
+    values: BatchValues
+    """Of whoever asks."""
     answer: Answer
     arrived_ns: int
     choice: Future[Choice] | None = None
@@ -134,13 +136,13 @@ class _AskedHost(ModelHost):
         contract: EnvContract,
         observation: bytes,
         slots: Sequence[PredictSlot],
+        values: BatchValues,
         answer: Answer,
     ) -> Item[Any]:
-        request = _Request(contract, slots, answer, time.monotonic_ns())
+        request = _Request(contract, slots, values, answer, time.monotonic_ns())
         try:
-            rows = Rows(
-                _observations(contract, observation, len(slots)), [RouteRows(route_key, slots)]
-            )
+            observations = _observations(contract, values, observation, len(slots))
+            rows = Rows(observations, [RouteRows(route_key, slots)])
             request.choice = guarded(self._asked.ask, rows)
         except RlmeshError as error:
             # Whoever asks has not noted yet that it has.
@@ -165,7 +167,7 @@ class _AskedHost(ModelHost):
             return
         choice = request.choice.result()
         try:
-            actions = _encoded(request.contract, choice.actions, len(request.slots))
+            actions = _encoded(request, choice.actions)
         except RlmeshError as misfit:
             self._answer(request, misfit, choice.version)
         else:
@@ -193,7 +195,7 @@ def _at_once(take: Any, data: bytes) -> None:
     take(data)
 
 
-def _observations(contract: EnvContract, data: bytes, num_rows: int) -> Any:
+def _observations(contract: EnvContract, values: BatchValues, data: bytes, num_rows: int) -> Any:
     space = contract.observation_space
     columns = values.decode_batch(space, data, num_rows)
     try:
@@ -205,7 +207,8 @@ def _observations(contract: EnvContract, data: bytes, num_rows: int) -> Any:
     return unflatten(space, columns)
 
 
-def _encoded(contract: EnvContract, actions: object, num_rows: int) -> bytes:
+def _encoded(request: _Request, actions: object) -> bytes:
+    contract, num_rows = request.contract, len(request.slots)
     space = contract.action_space
     try:
         columns = coerce_batch(space, actions, num_rows)
@@ -214,7 +217,7 @@ def _encoded(contract: EnvContract, actions: object, num_rows: int) -> bytes:
         raise PolicyError(
             f"the policy's actions do not fit {contract.id}'s action space: {error}"
         ) from error
-    return values.encode_batch(space, columns, num_rows)
+    return request.values.encode_batch(space, columns, num_rows)
 
 
 def _as_ours(error: BaseException) -> RlmeshError:

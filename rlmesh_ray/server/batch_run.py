@@ -1,5 +1,7 @@
 """One batch of predictions, from bytes to bytes; runs in the policy's thread.
 
+Those who share a batch need not speak alike: each part is read and answered in its own language.
+
 Those who share a batch do not share what is wrong with one of them: a batch that fails is run
 again request by request, as far as the policy allows that.
 """
@@ -12,13 +14,13 @@ from typing import TypeVar
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
 from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.server.batch_values import BatchValues, JoinedValues, MixedValues
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import split
 from rlmesh_ray.spaces.conformance import Policy as Validation
 from rlmesh_ray.spaces.conformance import check, coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.rlmesh_v1.values import join_batches, split_batch
 
 ResultT = TypeVar("ResultT")
 
@@ -32,6 +34,8 @@ class Part:
     """A batch with one row a slot, from the wire."""
     route_key: str
     slots: Sequence[PredictSlot]
+    values: BatchValues
+    """Of whoever asks."""
 
     @property
     def num_rows(self) -> int:
@@ -41,19 +45,23 @@ class Part:
 
 @dataclass(slots=True)
 class BatchRunner:
-    """Runs batches, and measures what the policy takes of the time."""
+    """Runs batches, and measures where the time goes."""
 
     policy: Policy
+    decode_ns: int = 0
+    """Time that the latest batch took to become columns."""
     forward_ns: int = 0
     """Time within ``Policy.predict`` in the latest batch."""
+    encode_ns: int = 0
+    """Time that its actions took to become bytes."""
 
-    def run(self, parts: Sequence[Part]) -> list[bytes | RlmeshError]:
+    def run(self, parts: Sequence[Part]) -> Sequence[bytes | RlmeshError]:
         """Return each part's actions for the wire, or why there are none. Never raises.
 
         Args:
             parts: At least one; their contracts agree in the spaces.
         """
-        self.forward_ns = 0
+        self.decode_ns = self.forward_ns = self.encode_ns = 0
         try:
             return self._run(parts)
         except BaseException as error:  # noqa: BLE001  # whoever waits gets an answer
@@ -61,14 +69,16 @@ class BatchRunner:
             failure = PolicyError(f"the batch could not be run, {name}: {text_of(error)}")
             return [failure] * len(parts)
 
-    def _run(self, parts: Sequence[Part]) -> list[bytes | RlmeshError]:
-        contract = parts[0].contract
+    def _run(self, parts: Sequence[Part]) -> Sequence[bytes | RlmeshError]:
+        contract, values = parts[0].contract, _joined_values(parts)
         counts = [len(part.slots) for part in parts]
+        arrived_ns = time.perf_counter_ns()
         try:
-            rows = guarded(_rows, contract, parts, counts)
+            rows = guarded(_rows, contract, values, parts, counts)
         except RlmeshError as error:
             return self._one_by_one(parts, error)
         start_ns = time.perf_counter_ns()
+        self.decode_ns += start_ns - arrived_ns
         try:
             actions = guarded(self.policy.predict, contract, rows)
         except RlmeshError as error:
@@ -76,14 +86,19 @@ class BatchRunner:
                 return [error] * len(parts)
             return self._one_by_one(parts, error)
         finally:
-            self.forward_ns += time.perf_counter_ns() - start_ns
+            chosen_ns = time.perf_counter_ns()
+            self.forward_ns += chosen_ns - start_ns
         try:
             # What the policy returned may be anything, and raise when it is looked at.
-            return guarded(_answers, contract, actions, counts)
+            return guarded(_answers, contract, values, actions, counts)
         except RlmeshError as error:
             return [error] * len(parts)
+        finally:
+            self.encode_ns += time.perf_counter_ns() - chosen_ns
 
-    def _one_by_one(self, parts: Sequence[Part], error: RlmeshError) -> list[bytes | RlmeshError]:
+    def _one_by_one(
+        self, parts: Sequence[Part], error: RlmeshError
+    ) -> Sequence[bytes | RlmeshError]:
         if len(parts) == 1:
             return [error]
         return [result for part in parts for result in self._run([part])]
@@ -104,9 +119,23 @@ def guarded(function: Callable[..., ResultT], *arguments: object) -> ResultT:
         raise PolicyError(f"the policy raised {name}: {text_of(error)}") from error
 
 
-def _rows(contract: EnvContract, parts: Sequence[Part], counts: Sequence[int]) -> Rows:
+def _joined_values(parts: Sequence[Part]) -> JoinedValues:
+    """Return how to read and write the batch; much cheaper if its parts all speak alike."""
+    first = parts[0].values
+    for part in parts:
+        if part.values is not first:
+            return MixedValues([part.values for part in parts])
+    return first
+
+
+def _rows(
+    contract: EnvContract,
+    values: JoinedValues,
+    parts: Sequence[Part],
+    counts: Sequence[int],
+) -> Rows:
     space = contract.observation_space
-    columns = join_batches(space, [part.observation for part in parts], counts)
+    columns = values.join_batches(space, [part.observation for part in parts], counts)
     try:
         # What is in no space the policy would make nonsense of, or remember.
         check(leaves(space), columns, Validation.OFF)
@@ -119,18 +148,20 @@ def _rows(contract: EnvContract, parts: Sequence[Part], counts: Sequence[int]) -
 
 
 def _answers(
-    contract: EnvContract, actions: object, counts: Sequence[int]
-) -> list[bytes | RlmeshError]:
+    contract: EnvContract, values: JoinedValues, actions: object, counts: Sequence[int]
+) -> Sequence[bytes | RlmeshError]:
     space = contract.action_space
     try:
         columns = coerce_batch(space, actions, sum(counts))
     except ConformanceError as error:
         raise _misfit(contract, error) from error
-    encoded: list[bytes | RlmeshError] = [*split_batch(space, columns, counts)]
+    encoded = values.split_batch(space, columns, counts)
     if _nonsense(contract, columns) is None:
         return encoded
-    parts = split(columns, counts)
-    return [_nonsense(contract, part) or data for part, data in zip(parts, encoded, strict=True)]
+    return [
+        _nonsense(contract, part) or data
+        for part, data in zip(split(columns, counts), encoded, strict=True)
+    ]
 
 
 def _nonsense(contract: EnvContract, columns: list[Column]) -> PolicyError | None:

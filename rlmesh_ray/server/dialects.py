@@ -1,11 +1,12 @@
-"""The other languages that an endpoint of an environment speaks besides the edition."""
+"""The other languages that an endpoint of an environment speaks besides RLMesh's."""
 
-import importlib.util
 import math
+from collections.abc import Collection
 
 import grpc
 
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.speaks import DM_ENV_RPC
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import leaves
@@ -25,17 +26,22 @@ def max_dialect_request_bytes(contract: EnvContract) -> int:
 
 
 def env_dialects(
-    pool: WorkerPool, contract: EnvContract, step_grace_s: float, drain: Drain
+    speaks: Collection[str],
+    pool: WorkerPool,
+    contract: EnvContract,
+    step_grace_s: float,
+    drain: Drain,
 ) -> list[grpc.GenericRpcHandler]:
-    """Return what a gRPC server dispatches to, as far as it is installed.
+    """Return what a gRPC server dispatches to.
 
     Args:
+        speaks: What the endpoint shall speak, and what is installed for it.
         pool: Started; where environments come from.
         contract: What the endpoint promises.
         step_grace_s: See ``EnvServer``.
         drain: The endpoint's.
     """
-    if importlib.util.find_spec("dm_env_rpc") is None:
+    if DM_ENV_RPC not in speaks:
         return []
     # The only place that needs the extra.
     from rlmesh_ray.server.dm_env_rpc.service import EnvironmentService

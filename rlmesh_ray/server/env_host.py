@@ -16,7 +16,7 @@ from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import Episode
-from rlmesh_ray.protocol.messages import EnvRequest, Render, Reset, Step
+from rlmesh_ray.protocol.messages import EnvRequest, Infos, Render, Reset, Step
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
     Failure,
@@ -25,29 +25,33 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from rlmesh_ray.server.env_dialects import EnvDialect
 from rlmesh_ray.server.session_line import SessionLine
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
-from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.lanes_v1 import LaneCall
-from rlmesh_ray.wire.rlmesh_v1 import values
+
+Lanes = tuple[int, ...]
+"""Some of the lanes, in any order; empty: all of them, in theirs."""
 
 
 class EnvHost:
     """The environment of one session, from the first Reset on.
 
     Args:
-        pool: Where workers come from; it has a place for the session.
+        worker: The session's.
         contract: What the endpoint promised.
-        grace_s: How long a request may go on after its deadline, for nobody, before its worker
-            is killed.
+        dialect: What the client speaks.
     """
 
-    def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:
+    def __init__(self, worker: SessionWorker, contract: EnvContract, dialect: EnvDialect) -> None:
         self._contract = contract
-        self._worker = SessionWorker(pool, grace_s)
+        self._dialect = dialect
+        self._all_lanes = tuple(range(contract.num_envs))
+        self._worker = worker
         self._line = SessionLine(self._worker)
+        self._is_running = False
         self._is_released = False
 
     async def run(self, request: EnvRequest) -> EnvOutcome:
@@ -58,7 +62,7 @@ class EnvHost:
             case Step():
                 return await self._step(request, Deadline.after(request.timeout_ms))
             case Render():
-                return await self._render(Deadline.after(request.timeout_ms))
+                return await self._render(request, Deadline.after(request.timeout_ms))
         raise AssertionError(f"the session lets no {type(request).__name__} through")
 
     async def call(self, call: LaneCall, deadline: Deadline) -> tuple[object, ...] | Failure:
@@ -97,7 +101,11 @@ class EnvHost:
         return await self._line.lend(timeout_ms, tag_arrays=tag_arrays)
 
     def track(self, episodes: tuple[Episode, ...]) -> None:
-        """See ``SessionLine.track``."""
+        """Take notice of what runs: the latest episode of each lane; none: nothing does any more.
+
+        See also ``SessionLine.track``.
+        """
+        self._is_running = bool(episodes)
         self._line.track(episodes)
 
     async def end_line(self) -> None:
@@ -109,16 +117,25 @@ class EnvHost:
         return await self._worker.make_ready(deadline, self._line.cut)
 
     async def _reset(self, request: Reset, deadline: Deadline) -> EnvOutcome:
+        former = self._worker.process
         obstacle = await self._make_ready(deadline)
         if obstacle is not None:
             return obstacle
+        lanes = self._some(request.env_indices)
+        is_another = self._worker.process is not former
+        if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
+            # The other lanes have gone with the former one, which the client does not know yet.
+            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         command = ResetCommand(
-            seeds=request.seeds, options=dict(request.options) or None, lanes=request.env_indices
+            seeds=request.seeds, options=dict(request.options) or None, lanes=lanes
         )
         reply = await self._worker.call(command, deadline)
         if not isinstance(reply, ResetReply):
             return as_failure(reply)
-        return ResetOutcome(self._observation(reply.text_columns), reply.infos)
+        shown = lanes if self._dialect.rules.narrows_replies else ()
+        return ResetOutcome(
+            self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
+        )
 
     async def _step(self, request: Step, deadline: Deadline) -> EnvOutcome:
         verdict = await self._line.verdict(request.request_id, deadline)
@@ -128,51 +145,74 @@ class EnvHost:
             return Failure(
                 FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
             )
+        lanes = self._some(request.env_indices) if request.env_indices else ()
         try:
             worker = self._worker.require()
-            text_columns = self._write_action(worker, request.action)
+            text_columns = self._write_action(worker, request.action, lanes)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
-        reply = await self._worker.call(StepCommand(text_columns), deadline)
+        reply = await self._worker.call(StepCommand(text_columns, lanes), deadline)
         if not isinstance(reply, StepReply):
             return as_failure(reply)
         block = worker.results
+        rewards, terminated, truncated = block.rewards, block.terminated, block.truncated
+        if lanes:
+            rows = list(lanes)
+            rewards, terminated, truncated = rewards[rows], terminated[rows], truncated[rows]
         return StepOutcome(
-            observation=self._observation(reply.text_columns),
-            rewards=block.rewards.tolist(),
-            terminated=block.terminated.tobytes(),
-            truncated=block.truncated.tobytes(),
-            infos=reply.infos,
+            observation=self._observation(reply.text_columns, lanes),
+            rewards=rewards.tolist(),
+            terminated=terminated.tobytes(),
+            truncated=truncated.tobytes(),
+            infos=self._infos(reply.infos, lanes) if reply.infos else reply.infos,
             final_infos=reply.final_infos,
         )
 
-    async def _render(self, deadline: Deadline) -> EnvOutcome:
+    async def _render(self, request: Render, deadline: Deadline) -> EnvOutcome:
         obstacle = await self._worker.make_idle(deadline)
         if obstacle is not None:
             return obstacle
         process = self._worker.process
         if process is None or not process.is_alive:
             return RenderOutcome(None)
-        reply = await self._worker.call(RenderCommand(), deadline)
+        reply = await self._worker.call(RenderCommand(request.env_indices), deadline)
         return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
 
-    def _write_action(self, worker: WorkerProcess, action: bytes) -> tuple[tuple[str, ...], ...]:
+    def _some(self, named: tuple[int, ...]) -> Lanes:
+        return () if named == self._all_lanes else named
+
+    def _write_action(
+        self, worker: WorkerProcess, action: bytes, lanes: Lanes
+    ) -> tuple[tuple[str, ...], ...]:
         """Put the array columns into the block of ``worker``; return the text columns."""
-        columns = values.decode_batch(self._contract.action_space, action, self._contract.num_envs)
+        num_rows = len(lanes) or self._contract.num_envs
+        columns = self._dialect.values.decode_batch(self._contract.action_space, action, num_rows)
+        rows = list(lanes) if lanes else ...
         texts = []
         for target, column in zip(worker.action_columns, columns, strict=True):
             if isinstance(column, tuple):
                 texts.append(column)
             else:
-                target[...] = column  # type: ignore[index]  # array leaves have array columns
+                target[rows] = column  # type: ignore[index]  # array leaves have array columns
         return tuple(texts)
 
-    def _observation(self, text_columns: Sequence[tuple[str, ...]]) -> bytes:
+    def _observation(self, text_columns: Sequence[tuple[str, ...]], lanes: Lanes) -> bytes:
         texts = iter(text_columns)
         columns: list[Column] = [
             next(texts) if isinstance(column, tuple) else column
             for column in self._worker.require().observation_columns
         ]
-        return values.encode_batch(
-            self._contract.observation_space, columns, self._contract.num_envs
+        if lanes:
+            columns = [_rows(column, lanes) for column in columns]
+        return self._dialect.values.encode_batch(
+            self._contract.observation_space, columns, len(lanes) or self._contract.num_envs
         )
+
+    def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
+        return self._dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
+
+
+def _rows(column: Column, lanes: Lanes) -> Column:
+    if isinstance(column, tuple):
+        return tuple(column[lane] for lane in lanes)
+    return column[list(lanes)]

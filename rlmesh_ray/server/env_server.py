@@ -18,6 +18,7 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.server.speaks import ENV_LANGUAGES, checked_languages
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.block import is_fixed_size
 from rlmesh_ray.spaces.conformance import Policy
@@ -44,10 +45,12 @@ class EnvServer:
         env: A Gymnasium id (``"CartPole-v1"``, ``"module:Env-v0"``), a factory that returns an
             Env or VectorEnv, or an instance. A factory or instance reaches the worker by pickle.
         num_envs: Lanes of each session. One lane resets only when told to (autoreset mode
-            DISABLED), several reset on the next step (NEXT_STEP); a VectorEnv keeps its own
-            width and mode.
+            DISABLED), several as ``autoreset`` says; a VectorEnv keeps its own width and mode.
         address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
         env_kwargs: Passed to ``gymnasium.make``; only with an id.
+        autoreset: What several lanes do on the step after an episode's end, where they are single
+            environments: ``"next_step"``, they reset; ``"disabled"``, nothing by themselves. Then
+            clients that know how (rlmesh 0.1.0) may step each of them alone.
         max_sessions: How many sessions may be open at once. Default: 16, or 1 for an instance,
             which cannot be made twice.
         token: What clients must show; required unless ``address`` is loopback.
@@ -65,6 +68,8 @@ class EnvServer:
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
         shared_memory: Whether clients on this machine may step through shared memory, which is
             several times as fast; Linux, and spaces without text.
+        speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
+            released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.
 
     Raises:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
@@ -77,6 +82,7 @@ class EnvServer:
         num_envs: int = 1,
         address: str = "127.0.0.1:0",
         env_kwargs: Mapping[str, object] | None = None,
+        autoreset: str = "next_step",
         max_sessions: int | None = None,
         token: str | None = None,
         tls: ServerTls | None = None,
@@ -86,6 +92,7 @@ class EnvServer:
         allow_shutdown: bool = False,
         accept_edition_texts: Collection[str] = (),
         shared_memory: bool = True,
+        speaks: Collection[str] | None = None,
     ) -> None:
         if not 0 <= step_grace_s < math.inf:
             raise ConfigurationError(
@@ -94,13 +101,16 @@ class EnvServer:
         self._step_grace_s = step_grace_s
         self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)
-        self._source = make_source(env, num_envs, env_kwargs)
+        languages = checked_languages(speaks, ENV_LANGUAGES)
+        resets_itself = _resets_itself(autoreset)
+        self._source = make_source(env, num_envs, env_kwargs, resets_itself=resets_itself)
         allowed = _num_sessions(max_sessions, self._source.max_sessions)
         self._pool = WorkerPool(self._source, _policy(validation), allowed)
         self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=self._close_pool)
         self._rules = HouseRules(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             accept_texts=frozenset(map(resolve_text, accept_edition_texts)),
+            speaks=languages,
         )
         self._contract: EnvContract | None = None
 
@@ -145,7 +155,9 @@ class EnvServer:
             limit_bytes = max(
                 max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
             )
-            dialects = env_dialects(self._pool, self._contract, self._step_grace_s, drain)
+            dialects = env_dialects(
+                self._rules.speaks, self._pool, self._contract, self._step_grace_s, drain
+            )
             handlers = [service.handlers(), *calls.handlers(), *dialects]
             self._endpoint.start(handlers, max_receive_bytes=limit_bytes)
             desk.start()
@@ -207,6 +219,13 @@ def _policy(validation: str) -> Policy:
     except ValueError:
         choices = ", ".join(policy.value for policy in Policy)
         raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
+
+
+def _resets_itself(autoreset: str) -> bool:
+    choices = {"next_step": True, "disabled": False}
+    if autoreset not in choices:
+        raise ConfigurationError(f"autoreset={autoreset!r} is not one of {', '.join(choices)}")
+    return choices[autoreset]
 
 
 def _num_sessions(wanted: int | None, possible: int | None) -> int:

@@ -1,30 +1,29 @@
-"""The shell of EnvService: bytes in, session, host, bytes out.
+"""The shell of EnvService: each stream that comes gets an exchange, in the language it begins with.
 
 Handlers take raw bytes, so that a malformed frame is answered in band instead of breaking
 the stream.
 """
 
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
 import grpc
 
-from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.env_session import EnvSession, State
-from rlmesh_ray.protocol.messages import EnvResponse, ResetDone
+from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.env_calls import EnvCalls, session_id_of
-from rlmesh_ray.server.env_host import EnvHost
+from rlmesh_ray.server.env_calls import EnvCalls, OpenSession, session_id_of
+from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvDialect
+from rlmesh_ray.server.env_exchange import EnvExchange, Exchanges
+from rlmesh_ray.server.first_words import Resumed
 from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
+from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_frames
 
 SERVICE = "rlmesh.env.v1.EnvService"
 _ABLE = {
@@ -73,16 +72,26 @@ class EnvService:
         doors: SideDoors,
     ) -> None:
         self._pool = pool
-        self._contract = contract
-        self._step_grace_s = step_grace_s
+        self._exchanges = Exchanges(pool, contract, step_grace_s)
         self._drain = drain
         self._calls, self._desk = doors.calls, doors.desk
         # The edition reserves this mode: a client that does not know it would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
-        able = {**_ABLE, **own, **doors.calls.able, **doors.desk.able}
-        self._reception = Reception(wire, able, rules, contract)
+        subsets = (
+            {capabilities.SUBSET_STEP: capabilities.YES} if self._exchanges.steps_subsets else {}
+        )
+        self._reception = Reception(
+            {PROTOCOL_V1: edition_frames, WIRE_V1: released_frames},
+            {
+                PROTOCOL_V1: {**_ABLE, **own, **doors.calls.able, **doors.desk.able},
+                WIRE_V1: subsets,
+            },
+            rules,
+            contract,
+            {WIRE_V1: _SAME_STEP_REFUSAL} if self._is_same_step else {},
+        )
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
@@ -90,82 +99,85 @@ class EnvService:
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: one response for each request, in arrival order."""
-        # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
-        await context.send_initial_metadata(())
         offered = self._reception.capabilities_of(context)
         if self._is_same_step and capabilities.SAME_STEP not in offered:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _SAME_STEP_REFUSAL)
-        try:
-            await self._pool.reserve()
-        except CapacityError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
-        host = EnvHost(self._pool, self._contract, self._step_grace_s)
-        session = EnvSession(self._contract.num_envs, _new_episode_id)
-        lanes = self._calls.open(context, host)
-        tags = capabilities.NDARRAY in offered
+        begun = await self._begin(requests, context)
+        if begun is None:
+            return
+        dialect, frames = begun
+        exchange = self._exchanges.open(dialect, tag_arrays=capabilities.NDARRAY in offered)
+        lanes = self._calls.open(context, exchange.host)
         leave_desk: Callable[[], None] = _nothing
         if capabilities.SHARED_MEMORY in offered:
-            leave_desk = self._desk.open(
-                session_id_of(context),
-                lambda timeout_ms: lanes.between(
-                    partial(_lend_line, session, host, timeout_ms, tag_arrays=tags)
-                ),
-                lambda: lanes.between(host.end_line),
-            )
+            leave_desk = self._wait_at_desk(session_id_of(context), exchange, lanes)
         try:
-            async for data in requests:
+            async for data in exchange.requests(frames):
                 self._drain.owe()
                 try:
-                    response = await lanes.in_turn(partial(_answer, session, host, data))
-                    if session.state is State.CLOSED:
+                    answer = await lanes.in_turn(partial(exchange.answer, data))
+                    if exchange.is_over:
                         leave_desk()
                         self._calls.close(context, lanes)
                         # Before the answer: whoever reads it may open the next session at once.
-                        host.release()
-                    await context.write(wire.pack_response(response, tag_arrays=tags))
+                        exchange.host.release()
+                    await context.write(answer)
                 finally:
                     self._drain.settle()
-                if session.state is State.CLOSED:
+                if exchange.is_over:
                     break
                 if self._drain.is_wanted:
                     # Not an orderly end: there may be requests that were never taken.
                     await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
         finally:
-            session.interrupt(time.time_ns())
+            exchange.interrupt()
             leave_desk()
             self._calls.close(context, lanes)
-            host.release()
+            exchange.host.release()
 
+    async def _begin(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> tuple[EnvDialect, AsyncIterator[bytes]] | None:
+        """Take a place; return what the client speaks, and all its messages.
 
-async def _answer(session: EnvSession, host: EnvHost, data: bytes) -> EnvResponse:
-    request = wire.parse_request(data)
-    refusal = session.receive(request, time.time_ns())
-    if refusal is not None:
-        return refusal
-    outcome = await host.run(request)  # type: ignore[arg-type]  # the session refuses Unreadable
-    response = session.complete(outcome, time.time_ns())
-    if session.state is not State.READY:
-        host.track(())
-    elif isinstance(response, ResetDone):
-        host.track(session.episodes)
-    return response
+        None: it has left without a word, and the place is free again.
+        """
+        # Only the edition's handshake gives session ids. Who has one may call into the lanes, or
+        # come for a line, before anything is said here.
+        is_known = bool(session_id_of(context))
+        if is_known:
+            await self._reception.require_spoken(PROTOCOL_V1, context)
+        await self._reserve(context)
+        begun = None
+        try:
+            # Some clients wait for the headers before they send anything; and if their call ends
+            # just after these, they may not see why (rlmesh 0.1.0, both).
+            await context.send_initial_metadata(())
+            if is_known:
+                begun = ENV_DIALECTS[PROTOCOL_V1], requests
+            elif words := await self._reception.first_words(requests, context):
+                begun = ENV_DIALECTS[words.generation], Resumed(words.frame, requests)
+        finally:
+            if begun is None:
+                self._pool.release(None, is_idle=True)
+        return begun
 
+    async def _reserve(self, context: grpc.aio.ServicerContext) -> None:
+        try:
+            await self._pool.reserve()
+        except CapacityError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
 
-async def _lend_line(
-    session: EnvSession, host: EnvHost, timeout_ms: int, *, tag_arrays: bool
-) -> LentLine | None:
-    if session.state is not State.READY:
-        return None
-    line = await host.lend_line(timeout_ms, tag_arrays=tag_arrays)
-    if line is not None:
-        session.share(line.control.tally)
-        host.track(session.episodes)
-    return line
+    def _wait_at_desk(
+        self, session_id: str, exchange: EnvExchange, lanes: OpenSession
+    ) -> Callable[[], None]:
+        """Let the client come for a line, until what is returned is called."""
+        return self._desk.open(
+            session_id,
+            lambda timeout_ms: lanes.between(partial(exchange.lend_line, timeout_ms)),
+            lambda: lanes.between(exchange.host.end_line),
+        )
 
 
 def _nothing() -> None:
     """Leave a desk where one never was."""
-
-
-def _new_episode_id() -> str:
-    return uuid.uuid4().hex

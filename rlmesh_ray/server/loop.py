@@ -68,9 +68,18 @@ class LoopThread:
         self._asked_s = None
 
 
-@functools.cache
+_START = threading.Lock()
+
+
 def shared_loop() -> LoopThread:
-    """Return the process's loop; the first call starts it."""
+    """Return the process's loop; the first call, from whatever thread, starts it."""
+    # The cache alone would start one for each thread that comes before the first has returned.
+    with _START:
+        return _the_loop()
+
+
+@functools.cache
+def _the_loop() -> LoopThread:
     return LoopThread()
 
 

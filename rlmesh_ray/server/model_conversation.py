@@ -1,4 +1,4 @@
-"""One Join stream of a model endpoint: bytes in, session, host, bytes out.
+"""One Join stream of a model endpoint: bytes in, dialect, session, host, dialect, bytes out.
 
 Requests of different routes are worked on at once and answered in completion order
 (capability rlmesh.model.concurrent_predict.v1).
@@ -6,30 +6,32 @@ Requests of different routes are worked on at once and answered in completion or
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from rlmesh_ray.errors import CodecError, RlmeshError
+from rlmesh_ray.errors import CapacityError, CodecError, RlmeshError
+from rlmesh_ray.protocol.adapter_messages import EpisodesForgotten
 from rlmesh_ray.protocol.messages import (
     BatchRun,
     ConfigureRoute,
     ModelClosed,
     ModelFailed,
-    ModelResponse,
     Predict,
     Predicted,
+    PredictSlot,
     RouteClosed,
     RouteConfigured,
     RouteRequest,
 )
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, Todo
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.model_dialects import ModelDialect
 from rlmesh_ray.server.model_failures import failed
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.model_routes import ModelRoutes, check_slots
+from rlmesh_ray.server.model_routes import ModelRoutes
 from rlmesh_ray.server.outbox import Outbox
 from rlmesh_ray.server.predictions import Ticket
-from rlmesh_ray.wire.rlmesh_v1 import model as wire
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,9 +45,11 @@ class ModelConversation:
     Args:
         host: Runs the policy.
         drain: The endpoint's.
+        dialect: What the stream speaks; its own.
+        first: The stream's first frame, which is owed an answer from now on.
     """
 
-    def __init__(self, host: ModelHost, drain: Drain) -> None:
+    def __init__(self, host: ModelHost, drain: Drain, dialect: ModelDialect, first: bytes) -> None:
         self.outbox = Outbox()
         """Frames to send; None after the last one."""
         self.is_closed = False
@@ -54,24 +58,36 @@ class ModelConversation:
         """Whether a fault of this package has ended it: not every request will be answered."""
         self._host = host
         self._drain = drain
-        self._session = ModelSession()
-        self._routes = ModelRoutes(host)
+        # What each message goes through: looking it up by name every time would show.
+        self._heard, self._frame = dialect.heard, dialect.frame
+        self._values = dialect.values
+        self._session = ModelSession(dialect.rules)
+        self._routes = ModelRoutes(host, dialect.lanes, keeps_same=dialect.rules.keeps_same_route)
         self._predicting: dict[str, Ticket] = {}
         self._working: set[asyncio.Task[None]] = set()
-        self._num_owed = 0
-        self._num_untaken = 0
+        self._first = first
+        self._num_owed = 1
+        self._num_untaken = 1
+        drain.owe()
         self._is_reading = True
         self._is_released = False
         self._taken = asyncio.Event()
 
-    async def read(self, requests: AsyncIterator[bytes]) -> None:
-        """Take requests until the client sends no more, or the endpoint wants to stop."""
+    async def read(self, rest: AsyncIterator[bytes]) -> None:
+        """Take requests until the client sends no more, or the endpoint wants to stop.
+
+        Args:
+            rest: The frames after the first.
+        """
         try:
-            async for data in requests:
+            self._host.soon(self._take, self._first)
+            if self._drain.is_wanted:
+                return
+            async for frame in rest:
                 self._num_owed += 1
                 self._drain.owe()
                 self._num_untaken += 1
-                self._host.soon(self._take, data)
+                self._host.soon(self._take, frame)
                 while self._num_owed >= MAX_UNANSWERED:
                     # A client that only sends shall wait, not fill this process's memory.
                     self._taken.clear()
@@ -82,13 +98,13 @@ class ModelConversation:
             self._is_reading = False
             self._end_if_done()
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, frame: bytes) -> None:
         """Work on a request; together with those of other streams that came at the same time."""
         if self._is_released:
             return
         self._num_untaken -= 1
         try:
-            self._follow(self._session.receive(wire.parse_request(data)))
+            self._follow(self._heard(self._session, frame))
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
 
@@ -116,12 +132,13 @@ class ModelConversation:
         self.has_failed = True
         self.outbox.put(None)
 
-    def _follow(self, todo: Todo) -> None:
+    def _follow(self, following: list[Todo]) -> None:
         """Do what the session says, and what follows from that."""
-        following = [todo]
         for todo in following:  # which may grow on the way
             for response in todo.responses:
-                self.outbox.put(wire.pack_response(response))
+                frame = self._frame(response)
+                if frame is not None:
+                    self.outbox.put(frame)
                 if isinstance(response, ModelClosed):
                     self.is_closed = True
                     self.outbox.put(None)
@@ -145,36 +162,42 @@ class ModelConversation:
             return None
         # No task for each of these: it would cost as much as the rest together.
         context = request.context
-        key, contract = self._routes.by_id[context.route_id]
-        slots = context.slots
+        key, contract, lanes = self._routes.by_id[context.route_id]
         try:
-            check_slots(slots, contract)
-        except CodecError as error:
+            slots = lanes.seated(context.slots)
+        except (CapacityError, CodecError) as error:
             return failed(request, error)
         self._predicting[request.request_id] = self._host.predict(
             key,
             contract,
             request.observation,
             slots,
-            partial(self._finish_predict, request),
+            self._values,
+            partial(self._finish_predict, request, slots),
         )
         return None
 
     def _finish_predict(
-        self, request: Predict, result: bytes | RlmeshError, run: BatchRun, queue_ns: int
+        self,
+        request: Predict,
+        slots: Sequence[PredictSlot],
+        result: bytes | RlmeshError,
+        run: BatchRun,
+        queue_ns: int,
     ) -> None:
         if self._is_released:
             return
         del self._predicting[request.request_id]
-        response: ModelResponse
+        response: SessionResponse
         try:
             if isinstance(result, bytes):
                 response = Predicted(
                     request.request_id, request.context, result, run, queue_ns, request.mirror
                 )
             else:
+                self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
                 response = failed(request, result)
-            self._follow(self._session.complete(request, response))
+            self._follow([self._session.complete(request, response)])
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
 
@@ -184,15 +207,18 @@ class ModelConversation:
                 response = await self._answer(request)
             except RlmeshError as error:
                 response = failed(request, error)
-            self._follow(self._session.complete(request, response))
+            self._follow([self._session.complete(request, response)])
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
 
-    async def _answer(self, request: RouteRequest) -> ModelResponse:
+    async def _answer(self, request: RouteRequest) -> SessionResponse:
         route_id = request.context.route_id
         if isinstance(request, ConfigureRoute):
             num_routes = self._session.num_routes
             await self._routes.configure(route_id, request.contract, num_routes)
             return RouteConfigured(request.request_id)
+        if isinstance(request, ForgetEpisodes):
+            await self._routes.forget(route_id, request.episode_ids)
+            return EpisodesForgotten(request.request_id)
         await self._routes.close(route_id)
         return RouteClosed(request.request_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from rlmesh_ray.errors import EndpointTimeoutError, RlmeshError
 from rlmesh_ray.models.batcher import BatcherStatistics
@@ -105,6 +106,14 @@ class ModelHost:
         await asyncio.wrap_future(self._calls.make(self._policy.forget, route_key, None))
         self._gathering.num_routes -= 1
 
+    async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
+        """Free what the policy remembers about some lanes of a route, which goes on.
+
+        Raises:
+            RlmeshError: The policy could not; it may remember some of them.
+        """
+        await asyncio.wrap_future(self._calls.make(self._forget_lanes, route_key, lanes))
+
     async def abandon(self, route_key: str) -> None:
         """End a route whose client has gone, whatever the policy says; to be run to its end.
 
@@ -135,6 +144,10 @@ class ModelHost:
         """End the thread, after what it is doing; calls that wait are cancelled. Does not block."""
         self._thread.end()
         self._calls.close()
+
+    def _forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
+        for lane in lanes:
+            self._policy.forget(route_key, lane)
 
     def _renew(self, route_key: str, contract: EnvContract) -> None:
         self._policy.check_contract(contract)

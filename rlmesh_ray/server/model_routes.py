@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
-from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
+from rlmesh_ray.protocol.route_lanes import RouteLanes
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -24,6 +25,7 @@ class Route(NamedTuple):
     key: str
     """Its name over all sessions of the server."""
     contract: EnvContract
+    lanes: RouteLanes
 
 
 class ModelRoutes:
@@ -31,12 +33,23 @@ class ModelRoutes:
 
     Args:
         host: Runs the policy.
+        make_lanes: Returns the lanes of a route, by its contract.
+        keeps_same: Whether a route goes on as it is when it is configured once more for the
+            environment that it is for.
     """
 
-    def __init__(self, host: ModelHost) -> None:
+    def __init__(
+        self,
+        host: ModelHost,
+        make_lanes: Callable[[EnvContract], RouteLanes],
+        *,
+        keeps_same: bool,
+    ) -> None:
         self.by_id: dict[str, Route] = {}
         """Those that are there."""
         self._host = host
+        self._make_lanes = make_lanes
+        self._keeps_same = keeps_same
         self._key = uuid.uuid4().hex
         self._num_lanes: dict[str, int] = {}
         """Of the routes that are there, and of those about to be."""
@@ -51,31 +64,59 @@ class ModelRoutes:
 
         Raises:
             ContractMismatchError: The policy cannot act there, or there is no contract.
+            CodecError: The route's name is too long.
             CapacityError: The session would have too many routes, or too many lanes.
             PolicyError: The policy could not forget what the route was before.
         """
         if not isinstance(contract, EnvContract):
             raise ContractMismatchError("ConfigureRoute came without an environment contract")
+        if len(route_id) > MAX_ID_CHARACTERS:
+            raise CodecError(
+                f"the route's name has {len(route_id)} characters, and {MAX_ID_CHARACTERS} are the "
+                "limit: choose a shorter one"
+            )
         if num_routes > MAX_ROUTES:
             raise CapacityError(
                 f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
                 "open another session"
             )
-        key = f"{self._key}/{route_id}"
-        with self._room_for(route_id, contract.num_envs):
-            if route_id in self.by_id:
-                await self._host.reconfigure(key, contract)
-            else:
+        key, before = f"{self._key}/{route_id}", self.by_id.get(route_id)
+        if before is not None and self._keeps_same and _acts_alike(contract, before.contract):
+            return
+        lanes = self._make_lanes(contract)
+        with self._room_for(route_id, lanes.num_claimed):
+            if before is None:
                 await self._host.configure(contract)
-        self.by_id[route_id] = Route(key, contract)
+            else:
+                await self._host.reconfigure(key, contract)
+                before.lanes.clear()
+        self.by_id[route_id] = Route(key, contract, lanes)
+
+    async def forget(self, route_id: str, episode_ids: Sequence[str]) -> None:
+        """Forget episodes of a route, if it is there.
+
+        Raises:
+            RlmeshError: The policy could not; their lanes are still theirs.
+        """
+        route = self.by_id.get(route_id)
+        if route is None:
+            return
+        lanes = route.lanes.lanes_of(episode_ids)
+        if lanes:
+            await self._host.forget_lanes(route.key, lanes)
+            route.lanes.free(episode_ids)
 
     async def close(self, route_id: str) -> None:
-        """End a route that is there.
+        """End a route, if it is there.
 
         Raises:
             RlmeshError: The policy could not forget it; it is still there.
         """
-        await self._host.forget(self.by_id[route_id].key)
+        route = self.by_id.get(route_id)
+        if route is None:
+            return
+        await self._host.forget(route.key)
+        route.lanes.clear()
         # Not before: whoever releases the session meanwhile has to forget the route.
         del self.by_id[route_id], self._num_lanes[route_id]
 
@@ -91,8 +132,8 @@ class ModelRoutes:
     @contextlib.contextmanager
     def _room_for(self, route_id: str, num_lanes: int) -> Iterator[None]:
         """Count a route's lanes, unless the context raises."""
-        before = self._num_lanes.get(route_id, 0)
-        total = sum(self._num_lanes.values()) - before + num_lanes
+        before = self._num_lanes.get(route_id)
+        total = sum(self._num_lanes.values()) - (before or 0) + num_lanes
         if total > MAX_LANES:
             raise CapacityError(
                 f"the session's routes would have {total} lanes, and {MAX_LANES} are the limit: "
@@ -102,27 +143,17 @@ class ModelRoutes:
         try:
             yield
         except BaseException:
-            self._num_lanes[route_id] = before
-            if not before:
+            if before is None:
                 del self._num_lanes[route_id]
+            else:
+                self._num_lanes[route_id] = before
             raise
 
 
-def check_slots(slots: Sequence[PredictSlot], contract: EnvContract) -> None:
-    """Refuse slots that would make the policy's state ambiguous, or grow without bound.
-
-    Raises:
-        CodecError: There are none, or they are not different lanes of the route.
-    """
-    if len(slots) == 1 and 0 <= slots[0].env_index < contract.num_envs:
-        return
-    if not slots:
-        raise CodecError("Predict names no slots; give one a row of the observation")
-    lanes = {slot.env_index for slot in slots}
-    if len(lanes) < len(slots):
-        raise CodecError("Predict names an env_index twice; each slot needs one of its own")
-    if min(lanes) < 0 or max(lanes) >= contract.num_envs:
-        raise CodecError(
-            f"Predict names env_index {min(lanes)} to {max(lanes)}; the route's contract has "
-            f"num_envs = {contract.num_envs}"
-        )
+def _acts_alike(one: EnvContract, other: EnvContract) -> bool:
+    # Their metadata may hold arrays, which do not say whether they are equal.
+    return (one.id, one.observation_space, one.action_space) == (
+        other.id,
+        other.observation_space,
+        other.action_space,
+    )

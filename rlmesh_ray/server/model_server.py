@@ -15,6 +15,7 @@ from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.server.speaks import MODEL_LANGUAGES, checked_languages
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 
@@ -36,10 +37,12 @@ class ModelServer:
         stop_on_close: Whether a client's Close stops the server after that client's session. By
             default it ends the session only: other clients may be at work.
         accept_edition_texts: See ``EnvServer``.
+        speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
+            released rlmesh 0.1.0). Default: both.
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, or an
-            edition text is not known.
+            edition text or a name in ``speaks`` is not known.
         AddressError: ``address`` is malformed, or open to strangers without a token.
     """
 
@@ -56,10 +59,12 @@ class ModelServer:
         allow_shutdown: bool = False,
         stop_on_close: bool = False,
         accept_edition_texts: Collection[str] = (),
+        speaks: Collection[str] | None = None,
     ) -> None:
         # What can be refused without the policy comes first: a host begins with a thread.
         checked_address(address, token)
         accept_texts = frozenset(map(resolve_text, accept_edition_texts))
+        languages = checked_languages(speaks, MODEL_LANGUAGES)
         self._host = ModelHost(
             as_policy(policy),
             max_batch_rows,
@@ -74,6 +79,7 @@ class ModelServer:
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
             accept_texts=accept_texts,
+            speaks=languages,
         )
 
     @property

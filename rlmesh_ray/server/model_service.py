@@ -5,19 +5,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.model_conversation import ModelConversation
+from rlmesh_ray.server.model_dialects import ABLE, DIALECTS, HANDSHAKES
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.reception import HouseRules, Reception
-from rlmesh_ray.wire.rlmesh_v1 import model as wire
 
 SERVICE = "rlmesh.model.v1.ModelService"
-_ABLE = {
-    capabilities.MODEL_SERVICE: "",
-    capabilities.CONCURRENT_PREDICT: "",
-    capabilities.SPACES_CORE: "",
-}
 _FAULT = "this session has come upon a fault of the server, which its log tells; open another one"
 
 
@@ -34,7 +28,7 @@ class ModelService:
         self._host = host
         self._on_close = rules.on_close
         self._drain = drain
-        self._reception = Reception(wire, _ABLE, rules)
+        self._reception = Reception(HANDSHAKES, ABLE, rules)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
@@ -44,7 +38,11 @@ class ModelService:
         """Serve one session: each request answered once, each route's in order."""
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
-        conversation = ModelConversation(self._host, self._drain)
+        words = await self._reception.first_words(requests, context)
+        if words is None:
+            return
+        dialect = DIALECTS[words.generation]()
+        conversation = ModelConversation(self._host, self._drain, dialect, words.frame)
         reader = asyncio.ensure_future(conversation.read(requests))
         try:
             while (frame := await conversation.outbox.get()) is not None:

@@ -15,8 +15,10 @@ from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch_threads import limit_torch_threads
+from rlmesh_ray.protocol.adapters import TimedRun
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server.batch_run import BatchRunner, Part
+from rlmesh_ray.server.batch_values import BatchValues
 from rlmesh_ray.server.gathering import Gathering
 from rlmesh_ray.server.pace import Pace
 from rlmesh_ray.server.policy_health import PolicyHealth
@@ -99,6 +101,7 @@ class Predictions:
         contract: EnvContract,
         observation: bytes,
         slots: Sequence[PredictSlot],
+        values: BatchValues,
         answer: Answer,
     ) -> Ticket:
         """Have actions chosen, with the rows of whoever else waits. From the serving loop.
@@ -108,17 +111,19 @@ class Predictions:
             contract: The route's.
             observation: A batch with one row a slot, from the wire.
             slots: At least one.
+            values: Of the language that the observation is in, and the actions shall be.
             answer: Called in the serving loop, unless the ticket is cancelled before. Gets the
                 actions, one row a slot, for the wire.
         """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             limit_torch_threads(self._torch_threads)  # for what it will run itself
-        job = _Job(contract, observation, route_key, slots, answer, time.monotonic_ns())
+        arrived_ns = time.monotonic_ns()
+        job = _Job(contract, observation, route_key, slots, values, answer, arrived_ns)
         group = (contract.observation_space, contract.action_space)
         ticket = Item(group, route_key, len(slots), job)
         with self._lock:
-            self._batcher.offer(ticket, job.arrived_ns * 1e-9)
+            self._batcher.offer(ticket, arrived_ns * 1e-9)
         self.gathering.note_asked()
         return ticket
 
@@ -169,7 +174,14 @@ class Predictions:
         begun_ns = time.monotonic_ns()
         results = self._runner.run(jobs)
         num_rows = sum([len(job.slots) for job in jobs])
-        run = BatchRun(self._weights.version, num_rows, self._runner.forward_ns, self._name)
+        run = TimedRun(
+            self._weights.version,
+            num_rows,
+            self._runner.forward_ns,
+            self._name,
+            self._runner.decode_ns,
+            self._runner.encode_ns,
+        )
         ended_ns = time.monotonic_ns()
         with self._lock:
             self._batcher.done(ended_ns * 1e-9)

@@ -1,4 +1,4 @@
-"""What the services have in common: dispatch, Handshake and Shutdown.
+"""What the services have in common: dispatch, Handshake and Shutdown, in each generation.
 
 A service keeps a Reception and says what differs: its name, its frames, its capabilities.
 """
@@ -6,6 +6,7 @@ A service keeps a Reception and says what differs: its name, its frames, its cap
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import grpc
@@ -13,9 +14,19 @@ import grpc
 from rlmesh_ray import __version__
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.generations import GENERATIONS, PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import Answer, Offer, answer_offer
+from rlmesh_ray.protocol.wire_handshake import answer_wire_offer, wire_answer
+from rlmesh_ray.server.first_words import FirstWords, first_frame
 from rlmesh_ray.server.offers import Offers
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response, parse_shutdown_request
+from rlmesh_ray.wire.recognition import (
+    generation_of_handshake,
+    generation_of_request,
+    generation_of_shutdown,
+)
+from rlmesh_ray.wire.rlmesh_v1 import shutdown as edition_shutdown
+from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownRequest
+from rlmesh_ray.wire.rlmesh_wire_v1 import shutdown as released_shutdown
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,6 +49,17 @@ class HandshakeFrames(Protocol):
         """Return the frame of the answer."""
 
 
+class _ShutdownFrames(Protocol):
+    def parse_shutdown_request(self, data: bytes) -> ShutdownRequest: ...
+    def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes: ...
+
+
+_SHUTDOWN_FRAMES: Mapping[str, _ShutdownFrames] = {
+    PROTOCOL_V1: edition_shutdown,
+    WIRE_V1: released_shutdown,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class HouseRules:
     """What the operator allows clients."""
@@ -48,30 +70,40 @@ class HouseRules:
     """Called after each model session that a Close has ended; None: that ends nothing more."""
     accept_texts: frozenset[str] = frozenset()
     """The sha256 of edition texts that count as this package's own."""
+    speaks: frozenset[str] = frozenset(GENERATIONS)
+    """The generations whose clients are served; names of other languages tell those who are not."""
 
 
 class Reception:
     """Answers the calls that open and end things, for one service.
 
     Args:
-        frames: The service's wire module.
-        able: What the endpoint can do beyond the edition, by capability.
+        frames: The service's wire module of each generation.
+        able: What the endpoint can do beyond the edition, by capability, in each generation.
         rules: What clients may do.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
+        obstacles: Why there can be no session, by generation; for none that can have one.
     """
 
     def __init__(
         self,
-        frames: HandshakeFrames,
-        able: Mapping[str, str],
+        frames: Mapping[str, HandshakeFrames],
+        able: Mapping[str, Mapping[str, str]],
         rules: HouseRules,
         contract: object = None,
+        obstacles: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._frames = frames
-        self._able = dict(able)
+        self._able = able
         self._rules = rules
         self._contract = contract
+        self._unspoken = {each: _unspoken(each, rules) for each in {*frames} - rules.speaks}
+        self._obstacles = {**obstacles, **self._unspoken}
         self._offers = Offers()
+        self._answers: Mapping[str, Callable[[Offer], Answer]] = {
+            PROTOCOL_V1: self._answer_edition,
+            WIRE_V1: self._answer_released,
+        }
 
     def handlers(self, service: str, join: Join) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to; frames stay raw bytes.
@@ -91,34 +123,95 @@ class Reception:
 
     async def handshake(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Negotiate the edition; tell the contract when compatible."""
+        generation = generation_of_handshake(data)
+        frames = self._frames[generation]
         try:
-            offer = self._frames.parse_offer(data)
+            offer = frames.parse_offer(data)
         except CodecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        answer = answer_offer(
-            offer,
-            server_version=__version__,
-            capabilities={**self._able, capabilities.SESSION: self._offers.remember(offer)},
-            contract=self._contract,
-            accept_texts=self._rules.accept_texts,
-        )
-        return self._frames.pack_answer(answer)
+        return frames.pack_answer(self._answers[generation](offer))
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Stop the endpoint, after the answer, if the operator allows it."""
+        generation = generation_of_shutdown(data)
+        frames = _SHUTDOWN_FRAMES[generation]
         try:
-            reason = parse_shutdown_request(data).reason
+            reason = frames.parse_shutdown_request(data).reason
         except CodecError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         stop = self._rules.shutdown
-        if stop is None:
+        if stop is None or generation in self._unspoken:
             _LOG.info("a client's Shutdown was refused (reason given: %.200r)", reason)
-            return pack_shutdown_response(accepted=False, message=_REFUSAL)
+            message = self._unspoken.get(generation, _REFUSAL)
+            return frames.pack_shutdown_response(accepted=False, message=message)
         _LOG.warning("shutting down, as a client wants (reason given: %.200r)", reason)
         context.add_done_callback(lambda _: stop())
-        return pack_shutdown_response(accepted=True, message="stopping after what is outstanding")
+        return frames.pack_shutdown_response(
+            accepted=True, message="stopping after what is outstanding"
+        )
 
     def capabilities_of(self, context: grpc.aio.ServicerContext) -> frozenset[str]:
         """Return what the client of a Join has offered; empty for a stranger, and the next time."""
         metadata = dict(context.invocation_metadata() or ())
         return self._offers.claim(str(metadata.get(capabilities.SESSION_METADATA_KEY, "")))
+
+    async def first_words(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> FirstWords | None:
+        """Return what the client of a Join says first; aborts the call if that is not spoken here.
+
+        The message is not given again: who goes on with ``async for`` gets those after it.
+
+        Returns:
+            None: the stream has ended before it has begun.
+        """
+        frame = await first_frame(requests)
+        if frame is None:
+            return None
+        generation = generation_of_request(frame)
+        await self.require_spoken(generation, context)
+        return FirstWords(generation, frame)
+
+    async def require_spoken(self, generation: str, context: grpc.aio.ServicerContext) -> None:
+        """Abort the call of a client whose generation is not spoken here."""
+        if generation in self._obstacles:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
+
+    def _answer_edition(self, offer: Offer) -> Answer:
+        obstacle = self._obstacles.get(PROTOCOL_V1)
+        if obstacle is not None:
+            spoken = ", ".join(sorted(self._rules.speaks))
+            return Answer(
+                compatible=False,
+                generation=spoken,
+                min_generation=spoken,
+                server_version=__version__,
+                editions=(),
+                error_message=obstacle,
+            )
+        able = self._able[PROTOCOL_V1]
+        return answer_offer(
+            offer,
+            server_version=__version__,
+            capabilities={**able, capabilities.SESSION: self._offers.remember(offer)},
+            contract=self._contract,
+            accept_texts=self._rules.accept_texts,
+        )
+
+    def _answer_released(self, offer: Offer) -> Answer:
+        obstacle = self._obstacles.get(WIRE_V1)
+        if obstacle is not None:
+            return wire_answer(__version__, reason=obstacle)
+        return answer_wire_offer(
+            offer,
+            server_version=__version__,
+            capabilities=self._able[WIRE_V1],
+            contract=self._contract,
+        )
+
+
+def _unspoken(generation: str, rules: HouseRules) -> str:
+    return (
+        f"this endpoint does not speak {generation}, only {' and '.join(sorted(rules.speaks))}: "
+        "its operator has named these (speaks=…, --speak)"
+    )

@@ -41,6 +41,8 @@ class WorkerPool:
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
+        self.steps_subsets = False
+        """Whether the workers can step some of their lanes; only after ``start``."""
 
     @property
     def num_sessions(self) -> int:
@@ -54,6 +56,7 @@ class WorkerPool:
             EnvStartError: The environment could not be created.
         """
         self._spare = WorkerProcess.start(self._source, policy=self._policy)
+        self.steps_subsets = self._spare.steps_subsets
         return self._spare.contract
 
     async def reserve(self) -> None:

@@ -1,6 +1,6 @@
-"""Infos of one lane, out of those of a vector."""
+"""Infos of one lane, or of some, out of those of a vector."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,6 +29,29 @@ def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
     return own
 
 
+def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, object]:
+    """Return what ``infos`` say of ``lanes``, in the form that a vector of just these would give.
+
+    Args:
+        infos: See ``lane_info``.
+        lanes: Indices, in the order of the new vector.
+
+    Returns:
+        Values and masks with one entry for each of ``lanes``. Keys that none of them has are left
+        out; those without a mask are kept as they are.
+    """
+    own: dict[str, object] = {}
+    for key, value in infos.items():
+        if key.startswith("_") and _flag(infos, key[1:], lanes[0]) is not None:
+            continue
+        flags = [_flag(infos, key, lane) for lane in lanes]
+        if None in flags:
+            own[key] = lanes_infos(value, lanes) if isinstance(value, Mapping) else value
+        elif any(flags):
+            own[key], own[f"_{key}"] = _entries(value, lanes), np.array(flags, np.bool_)
+    return own
+
+
 def _flag(infos: Mapping[str, object], key: str, lane: int) -> bool | None:
     """Return what the mask of ``key`` says of ``lane``; None if there is none, or no mask.
 
@@ -48,6 +71,16 @@ def _entry(value: object, lane: int) -> object:
         return value
     entry = value[lane]  # type: ignore[index]
     return entry.item() if isinstance(entry, np.generic) else entry
+
+
+def _entries(value: object, lanes: Sequence[int]) -> object:
+    if isinstance(value, Mapping):
+        return lanes_infos(value, lanes)
+    if not all(_has_entry(value, lane) for lane in lanes):
+        return value
+    if isinstance(value, np.ndarray):
+        return value[list(lanes)]
+    return [value[lane] for lane in lanes]  # type: ignore[index]  # it has those entries
 
 
 def _has_entry(value: object, lane: int) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from rlmesh_ray.client.evaluation.result import success_of
+from rlmesh_ray.client.released.infos import as_vector_infos
 from rlmesh_ray.errors import CodecError, HandshakeRefusedError
 from rlmesh_ray.protocol import adapter_messages as a
 from rlmesh_ray.protocol import messages as m
@@ -15,12 +17,15 @@ from rlmesh_ray.protocol.wire_handshake import (
 )
 from rlmesh_ray.spaces.batch import leaves, stack
 from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.infos import lane_info
 from rlmesh_ray.wire import recognition
+from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_service_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2, value_pb2
 from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_wire_v1 import env, model
 from rlmesh_ray.wire.rlmesh_wire_v1.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.wire.rlmesh_wire_v1.values import decode_batch, encode_batch
@@ -199,6 +204,38 @@ def values_seeds() -> Iterator[bytes]:
         yield bytes([number]) + encode_batch(own, batch, NUM_LANES)
 
 
+def infos(data: bytes) -> None:
+    """Read infos as a client does: of all lanes, of some and of one; each lane can be asked."""
+    try:
+        own = decode_meta(parse(meta_pb2.MetaMap, data))
+    except CodecError:
+        return
+    for lanes in ((0, 1), (1, 0), (0,), (1,)):
+        _read_infos(own, lanes, NUM_LANES)
+    _read_infos(own, (0,), 1)
+
+
+def _read_infos(told: dict[str, Any], lanes: tuple[int, ...], num_lanes: int) -> None:
+    found = as_vector_infos(told, lanes, num_lanes)
+    for lane in range(num_lanes):
+        lane_info(found, lane)
+        success_of(found, lane)
+
+
+def infos_seeds() -> Iterator[bytes]:
+    """Yield infos in every form that released endpoints tell."""
+    warning = {"path": "$", "kind": "observation", "detail": "$: out of bounds"}
+    each = [{"steps": 1, "deep": {"x": 0.5}}, {"steps": 2, "is_success": True}]
+    mask = [True, False]
+    for own in (
+        {"steps": 1, "is_success": True, "rlmesh.conformance.warning": [warning]},
+        {"final_info": each, "_final_info": mask, "rlmesh.conformance.warning": [warning]},
+        {"q": [1, 2], "_q": mask, "d": {"x": [[1.0], [2.0]], "_x": mask}, "_d": mask},
+        {"final_info": {"steps": [1, 0], "_steps": mask}, "_final_info": mask, "o": ["a", None]},
+    ):
+        yield encode_meta(own, tag_arrays=False).SerializeToString()
+
+
 RELEASED_TARGETS = {
     "released_env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
     "released_env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
@@ -207,5 +244,6 @@ RELEASED_TARGETS = {
     "released_offer": Target(offer, offer_seeds, env_service_pb.HandshakeRequest),
     "released_answer": Target(answer, answer_seeds, env_service_pb.HandshakeResponse),
     "released_spec": Target(spec, spec_seeds, spaces_pb2.SpaceSpec),
+    "released_infos": Target(infos, infos_seeds, meta_pb2.MetaMap),
     "released_values": Target(values, values_seeds, value_pb2.SpaceValue, prefix_bytes=1),
 }

@@ -23,6 +23,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from tests.loopback.released_join import ReleasedJoin
 
 COMMAND = [sys.executable, "-m", "rlmesh_ray"]
 POLICY = """
@@ -113,15 +114,21 @@ def started(
 
 
 def test_serve_env_says_what_it_serves_and_serves_it(folder: Path) -> None:
-    arguments = ["--num-envs", "3", "--env-kwargs", '{"render_mode": "rgb_array"}']
+    arguments = [
+        "--num-envs", "3", "--env-kwargs", '{"render_mode": "rgb_array"}',
+        "--autoreset", "disabled", "--speak", "rlmesh.protocol.v1", "--speak", "dm_env_rpc.v1",
+    ]  # fmt: skip
     with (
         started("serve-env", "CartPole-v1", *arguments, folder=folder) as (_, serving),
         contextlib.closing(RemoteVectorEnv(serving["address"])) as env,
     ):
         observation, _ = env.reset(seed=0)
+        with pytest.raises(grpc.RpcError, match="does not speak rlmesh-wire-v1"):
+            ReleasedJoin(serving["address"])
 
     assert serving["event"] == "serving"
     assert serving["service"] == "env"
+    assert serving["autoreset_mode"] == "Disabled"
     assert serving["env"] == "CartPole-v1"
     assert serving["action_space"] == {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
     assert serving["num_envs"] == 3

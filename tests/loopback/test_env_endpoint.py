@@ -187,6 +187,26 @@ def test_a_partial_reset_restarts_exactly_its_lanes(cartpole: EnvServer) -> None
     env.close()
 
 
+def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died() -> None:
+    with EnvServer(Moody, num_envs=2) as server:
+        client = EnvClient(Dial(server.address))
+        pid = int(np.asarray(client.reset().infos["pid"])[0])
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+        with pytest.raises(RemoteEnvError) as hidden:
+            client.reset(lanes=[0])
+        with pytest.raises(RemoteEnvError) as early:
+            client.step([np.array([0, 0])])
+        client.reset()
+        done = client.step([np.array([0, 0])])
+        client.close()
+
+    assert hidden.value.code == "CRASHED"
+    assert early.value.code == "NOT_READY"
+    np.testing.assert_array_equal(done.observation[0], [1, 1])
+
+
 def test_episodes_are_tracked_from_an_explicit_reset_to_their_end() -> None:
     with EnvServer(Moody, num_envs=2) as server:
         client = EnvClient(Dial(server.address))

@@ -34,13 +34,13 @@ from rlmesh_ray.envs.commands import (
     StepReply,
 )
 from rlmesh_ray.envs.source import HostedEnv, make_source
-from rlmesh_ray.envs.vector_host import WARNING_KEY
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import Policy, coerce_batch
+from rlmesh_ray.spaces.warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 

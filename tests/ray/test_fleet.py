@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import ray
+from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
@@ -23,6 +24,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.training import Progress, train
+from tests.loopback.released_join import shake_hands
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -134,12 +136,19 @@ def test_configure_starts_a_fleet_for_an_id() -> None:
 def test_an_env_service_actor_can_be_used_by_itself() -> None:
     actor_class: Any = EnvServiceActor
     actor = actor_class.options(num_cpus=0.1).remote(
-        "CartPole-v1", num_envs=2, address="127.0.0.1:0"
+        "CartPole-v1",
+        num_envs=2,
+        address="127.0.0.1:0",
+        autoreset="disabled",
+        speaks=["rlmesh.protocol.v1"],
     )
-    env = RemoteVectorEnv(ray.get(actor.address.remote()))
+    address = ray.get(actor.address.remote())
+    env = RemoteVectorEnv(address)
     env.reset()
 
     assert ray.get(actor.describe.remote())["num_sessions"] == 1
+    assert env.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    assert not shake_hands(address).compatible
     env.close()
     ray.kill(actor)
 
@@ -148,7 +157,7 @@ def test_a_model_service_actor_serves_what_was_trained(
     trained: tuple[list[Progress], Path],
 ) -> None:
     actor_class: Any = ModelServiceActor
-    actor = actor_class.options(num_cpus=0.1).remote(str(trained[1]))
+    actor = actor_class.options(num_cpus=0.1).remote(str(trained[1]), speaks=["rlmesh.protocol.v1"])
 
     with RemoteModel(ray.get(actor.address.remote())) as model:
         model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=4))

@@ -1,8 +1,9 @@
 """The requests of a session with an environment: bytes to messages and back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import (
     Close,
     Configure,
@@ -48,7 +49,7 @@ def _reset(message: pb.JoinRequest) -> Reset:
         options=decode_meta(body.options),
         timeout_ms=min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
         env_indices=tuple(body.env_indices),
-        episode_ids=tuple(body.episode_ids),
+        episode_ids=_ids(body.episode_ids),
     )
 
 
@@ -59,7 +60,7 @@ def _step(message: pb.JoinRequest) -> Step:
         body.action.SerializeToString(),
         min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
         tuple(body.env_indices),
-        tuple(body.episode_ids),
+        _ids(body.episode_ids),
     )
 
 
@@ -71,6 +72,16 @@ def _render(message: pb.JoinRequest) -> Render:
 
 def _close(message: pb.JoinRequest) -> Close:
     return Close(message.request_id, message.close.reason)
+
+
+def _ids(told: Iterable[str]) -> tuple[str, ...]:
+    ids = tuple(told)
+    longest = max(map(len, ids), default=0)
+    if longest > MAX_ID_CHARACTERS:
+        raise CodecError(
+            f"an episode_id has {longest} characters, and {MAX_ID_CHARACTERS} are the limit"
+        )
+    return ids
 
 
 _REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {

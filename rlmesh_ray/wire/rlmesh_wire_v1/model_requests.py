@@ -20,6 +20,12 @@ from rlmesh_ray.wire.joined import read_request
 from rlmesh_ray.wire.rlmesh_wire_v1.adapter_context import context_from_proto, context_to_proto
 from rlmesh_ray.wire.rlmesh_wire_v1.contract import env_spec_from_proto, env_spec_to_proto
 
+# What a request asks is read in the serving loop, where every other session waits for it.
+MAX_ROWS = 2**14
+"""Episodes that one request may name, over all its groups."""
+MAX_GROUPS = 2**10
+"""Adapters that one request may ask."""
+
 
 def parse_request(data: bytes) -> AnyAdapterRequest | Unreadable:
     """Return the request in ``data``. Never raises: every frame gets an answer in band."""
@@ -64,8 +70,15 @@ def _predict(request_id: str, body: pb.PredictRequest) -> AdapterPredict:
     )
 
 
+def _predict_alone(message: pb.JoinRequest) -> AdapterPredict:
+    _check_count("episodes", len(message.predict.episode_info), MAX_ROWS)
+    return _predict(message.request_id, message.predict)
+
+
 def _grouped(message: pb.JoinRequest) -> GroupedPredict:
     groups = message.grouped_predict.groups
+    _check_count("groups", len(groups), MAX_GROUPS)
+    _check_count("episodes", sum(len(group.episode_info) for group in groups), MAX_ROWS)
     return GroupedPredict(
         message.request_id, tuple(_predict(group.context.request_id, group) for group in groups)
     )
@@ -78,14 +91,20 @@ def _release(message: pb.JoinRequest) -> ReleaseAdapter:
 
 def _reset(message: pb.JoinRequest) -> ResetAdapter:
     body = message.reset_adapter
+    _check_count("episodes", len(body.episode_ids), MAX_ROWS)
     return ResetAdapter(
         message.request_id, context_from_proto(body.context), tuple(body.episode_ids)
     )
 
 
+def _check_count(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise CodecError(f"{count} {what}, and {most} are the limit: ask in several requests")
+
+
 _REQUESTS: dict[str, Callable[[pb.JoinRequest], AnyAdapterRequest]] = {
     "resolve_adapter": _resolve,
-    "predict": lambda message: _predict(message.request_id, message.predict),
+    "predict": _predict_alone,
     "grouped_predict": _grouped,
     "release_adapter": _release,
     "reset_adapter": _reset,

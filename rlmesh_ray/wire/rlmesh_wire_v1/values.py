@@ -58,9 +58,7 @@ def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
         CodecError: ``data`` is no batch of ``num_lanes`` such values.
     """
     own = leaves(spec)
-    parts = _parts(data)
-    if len(parts) != len(own):
-        raise CodecError(f"the value has {len(parts)} leaves, expected {len(own)}")
+    parts = _parts(data, len(own))
     return [_column(leaf, part, num_lanes) for leaf, part in zip(own, parts, strict=True)]
 
 
@@ -116,9 +114,13 @@ def _slab(texts: tuple[str, ...]) -> bytes:
     return words + b"".join(encoded)
 
 
-def _parts(data: bytes) -> list[memoryview]:
-    view, at, parts = memoryview(data), 0, []
+def _parts(data: bytes, count: int) -> list[memoryview]:
+    """Return the leaves of a value, which has ``count`` of them."""
+    view, at = memoryview(data), 0
+    parts: list[memoryview] = []
     while at < len(data):
+        if len(parts) == count:  # there may be millions more
+            raise CodecError(f"the value has more leaves than the {count} expected")
         if data[at] != _LEAF:
             raise CodecError(f"{len(data)} bytes are no SpaceValue: a field that is no leaf")
         size, start = _length(data, at + 1)
@@ -126,6 +128,8 @@ def _parts(data: bytes) -> list[memoryview]:
         if at > len(data):
             raise CodecError(f"{len(data)} bytes are no SpaceValue: a leaf is cut short")
         parts.append(view[start:at])
+    if len(parts) < count:
+        raise CodecError(f"the value has {len(parts)} leaves, expected {count}")
     return parts
 
 

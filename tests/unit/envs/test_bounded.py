@@ -15,6 +15,7 @@ from rlmesh_ray.envs.bounded import (
 from rlmesh_ray.envs.commands import RenderReply, ResetReply, StepReply
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.brief import LEFT_OUT_KEY
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.testing.equality import assert_identical
 
 
@@ -148,3 +149,11 @@ def test_an_error_keeps_the_start_of_its_message_and_the_end_of_its_traceback() 
 
 def test_pictures_are_no_infos() -> None:
     assert sent(RenderReply(bytes(10**6))) == RenderReply(bytes(10**6))
+
+
+def test_warnings_are_kept_among_infos_that_are_not() -> None:
+    warning = ConformanceWarning("action", "range", "", "3.0 is above 1.0")
+
+    reply = sent(ResetReply({"x": nested(100_000), WARNING_KEY: [warning]}))
+
+    assert reply.infos[WARNING_KEY] == [warning]

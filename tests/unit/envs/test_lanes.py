@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
@@ -9,8 +10,11 @@ from gymnasium.vector.utils import iterate
 
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.errors import ConfigurationError, ConformanceError
+from rlmesh_ray.spaces.batch import stack
+from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.infos import lane_info
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -94,6 +98,79 @@ def test_the_autoreset_mode_follows_the_width(width: int, mode: AutoresetMode) -
 
     assert lanes.metadata == {**metadata, "autoreset_mode": mode}
     assert env.metadata == metadata
+
+
+def test_several_lanes_can_be_left_to_be_reset_one_by_one() -> None:
+    lanes = LaneVectorEnv([EchoEnv(SPACES["box"]) for _ in range(2)], resets_itself=False)
+
+    assert lanes.metadata["autoreset_mode"] is AutoresetMode.DISABLED
+    assert lanes.steps_subsets
+
+
+@pytest.mark.parametrize(("width", "steps_subsets"), [(1, True), (2, False)])
+def test_only_lanes_that_do_not_reset_themselves_are_stepped_alone(
+    width: int, steps_subsets: bool
+) -> None:
+    lanes = LaneVectorEnv([EchoEnv(SPACES["discrete"]) for _ in range(width)])
+    lanes.reset()
+
+    assert lanes.steps_subsets == steps_subsets
+    if not steps_subsets:
+        with pytest.raises(ConfigurationError, match="resets_itself=False"):
+            lanes.step_some((0,), [np.array([0])])
+
+
+def test_lanes_that_do_not_reset_themselves_equal_a_sync_vector_env_of_that_mode() -> None:
+    make = partial(EchoEnv, SPACES["dict"], max_length=30)
+    ours = LaneVectorEnv([make() for _ in range(NUM_LANES)], resets_itself=False)
+    theirs = SyncVectorEnv([make] * NUM_LANES, autoreset_mode=AutoresetMode.DISABLED)
+    theirs.action_space.seed(1)
+
+    assert_identical(ours.reset(seed=7), theirs.reset(seed=7))
+    for _ in range(60):
+        actions = theirs.action_space.sample()
+        results: Any = theirs.step(actions)
+        assert_identical(ours.step(actions), results)
+        over = results[2] | results[3]
+        if over.any():
+            options = {"reset_mask": over}
+            assert_identical(ours.reset(options=options), theirs.reset(options=options))
+
+
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_lanes_stepped_alone_equal_bare_environments(space: gymnasium.Space[Any]) -> None:
+    ours = LaneVectorEnv([EchoEnv(space) for _ in range(NUM_LANES)], resets_itself=False)
+    bare = [EchoEnv(space) for _ in range(NUM_LANES)]
+    spec = from_gymnasium(space)
+    expected: list[Any] = [env.reset(seed=lane)[0] for lane, env in enumerate(bare)]
+    ours.reset_lanes((2, 0, 1), (2, 0, 1), None)
+    ours.store()
+    space.seed(3)
+
+    for lanes in [(1,), (2, 0), (0,), (1, 2), (1,), (0, 2, 1), (1,)] * 4:
+        before = [value.copy() for value in vars_of(ours.results)]
+        actions = [space.sample() for _ in lanes]
+        infos = ours.step_some(lanes, stack(spec, actions))
+        ours.store()
+
+        others = [lane for lane in range(NUM_LANES) if lane not in lanes]
+        for old, new in zip(before, vars_of(ours.results), strict=True):
+            assert_identical(new[others], old[others])
+        ended = {}
+        for lane, action in zip(lanes, actions, strict=True):
+            expected[lane], reward, terminated, truncated, info = bare[lane].step(action)
+            flags = (ours.results.terminated[lane], ours.results.truncated[lane])
+            assert (ours.results.rewards[lane], *flags) == (reward, terminated, truncated)
+            assert_identical(lane_info(infos, lane), info)
+            if terminated or truncated:
+                ended[lane] = info
+        assert_identical(ours.final_infos, ended)
+        assert all(lane_info(infos, lane) == {} for lane in others)
+        assert_identical(ours.observations, stack(spec, expected))
+
+
+def vars_of(results: Results) -> list[Any]:
+    return [results.rewards, results.terminated, results.truncated]
 
 
 def test_the_last_info_of_an_ended_episode_is_kept_for_one_step() -> None:

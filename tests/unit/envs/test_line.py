@@ -17,6 +17,7 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.waiting import BelledSocket, Waiting
 from rlmesh_ray.wire import line_v1 as frames
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
@@ -91,6 +92,17 @@ def test_infos_and_ended_episodes_come_as_the_edition_s_frame(rig: Rig) -> None:
     (record,) = done.completed_episodes
     assert (record.episode_id, record.final_info) == ("a", {"last": 1})
     assert done.episode_ids == ("", "b")
+
+
+def test_warnings_come_in_the_edition_s_words(rig: Rig) -> None:
+    rig.end.open(EPISODES)
+    warning = ConformanceWarning("action", "range", "", "3.0 is above 1.0")
+    rig.outcomes = [StepReply({WARNING_KEY: [warning]})]
+
+    done = parse_response(rig.ask(1)[2])
+
+    assert isinstance(done, StepDone)
+    assert done.infos == {WARNING_KEY: ["action: 3.0 is above 1.0"]}
 
 
 def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_left(

@@ -1,9 +1,10 @@
 import threading
+from functools import partial
 from typing import Any
 
 import gymnasium
 import pytest
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.source import EnvSource, build, make_source
@@ -16,7 +17,7 @@ def sync_vector() -> SyncVectorEnv:
 
 
 def built(source: EnvSource) -> VectorEnv[Any, Any, Any]:
-    return build(source.payload, source.num_envs)
+    return build(source.payload, source.num_envs, resets_itself=source.resets_itself)
 
 
 def test_an_id_becomes_lanes() -> None:
@@ -136,3 +137,30 @@ def test_at_least_one_lane_is_needed(num_envs: int) -> None:
 def test_what_is_no_environment_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cannot host 5; give a Gymnasium id"):
         make_source(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("resets_itself", [True, False])
+def test_lanes_reset_themselves_or_not_as_they_are_told(resets_itself: bool) -> None:
+    source = make_source("CartPole-v1", 2, resets_itself=resets_itself)
+
+    expected = AutoresetMode.NEXT_STEP if resets_itself else AutoresetMode.DISABLED
+    assert built(source).metadata["autoreset_mode"] is expected
+
+
+def test_a_vector_that_resets_itself_cannot_be_told_not_to() -> None:
+    source = make_source(sync_vector, resets_itself=False)
+
+    with pytest.raises(ConfigurationError, match="resets its lanes itself"):
+        built(source)
+    with pytest.raises(ConfigurationError, match="resets its lanes itself"):
+        make_source(LaneVectorEnv([EchoEnv(SPACES["box"]) for _ in range(2)]), resets_itself=False)
+
+
+def test_a_vector_that_does_not_reset_itself_may_be_told_so() -> None:
+    def disabled() -> SyncVectorEnv:
+        make = partial(EchoEnv, SPACES["box"])
+        return SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.DISABLED)
+
+    assert isinstance(built(make_source(disabled, resets_itself=False)), SyncVectorEnv)
+    instance = LaneVectorEnv([EchoEnv(SPACES["box"])])
+    assert make_source(instance, resets_itself=False).num_envs == 1

@@ -11,6 +11,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from PIL import Image
 
 from rlmesh_ray.envs.commands import (
+    RenderCommand,
     RenderReply,
     ResetCommand,
     ResetReply,
@@ -19,13 +20,14 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.memory import create_block
-from rlmesh_ray.envs.vector_host import WARNING_KEY, VectorHost
+from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.conformance import Policy, coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -150,7 +152,9 @@ def test_under_warn_an_observation_out_of_range_is_delivered_with_one_warning() 
     second = step(host, block, np.array([0]))
 
     assert isinstance(first, StepReply)
-    assert first.infos[WARNING_KEY] == ["observation: 2.0 is above 1.0 (lane 0, element (0,))"]
+    assert first.infos[WARNING_KEY] == [
+        ConformanceWarning("observation", "range", "", "2.0 is above 1.0 (lane 0, element (0,))")
+    ]
     assert_identical(delivered, np.array([2.0], np.float32))
     assert isinstance(second, StepReply)
     assert WARNING_KEY not in second.infos
@@ -180,7 +184,7 @@ def test_warnings_of_action_and_observation_are_told_apart() -> None:
     assert isinstance(reply, StepReply)
     warnings = reply.infos[WARNING_KEY]
     assert isinstance(warnings, list)
-    assert [text.split(":")[0] for text in warnings] == ["action", "observation"]
+    assert [warning.side for warning in warnings] == ["action", "observation"]
 
 
 def test_each_kind_of_deviation_is_reported() -> None:
@@ -195,7 +199,7 @@ def test_each_kind_of_deviation_is_reported() -> None:
     assert isinstance(reply, ResetReply)
     warnings = reply.infos[WARNING_KEY]
     assert isinstance(warnings, list)
-    assert len(warnings) == 2
+    assert [warning.kind for warning in warnings] == ["length", "charset"]
     assert reply.text_columns == (("zzzzz",),)
 
 
@@ -256,7 +260,7 @@ def test_rendering_tiles_the_lanes(width: int, size: tuple[int, int]) -> None:
     host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode="rgb_array"), width))
     host.reset(ResetCommand())
 
-    png = host.render().png
+    png = host.render(RenderCommand()).png
 
     assert png is not None
     with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
@@ -266,7 +270,7 @@ def test_rendering_tiles_the_lanes(width: int, size: tuple[int, int]) -> None:
 def test_there_is_no_frame_before_the_first_reset() -> None:
     host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode="rgb_array"), 1))
 
-    assert host.render() == RenderReply(None)
+    assert host.render(RenderCommand()) == RenderReply(None)
 
 
 @pytest.mark.parametrize("mode", [None, "human", "ansi"])
@@ -274,7 +278,7 @@ def test_there_is_no_frame_in_other_render_modes(mode: str | None) -> None:
     host, _ = hosted(lanes(lambda: EchoEnv(SPACES["box"], render_mode=mode), 1))
     host.reset(ResetCommand())
 
-    assert host.render() == RenderReply(None)
+    assert host.render(RenderCommand()) == RenderReply(None)
 
 
 def test_the_contract_tells_what_the_environment_is() -> None:

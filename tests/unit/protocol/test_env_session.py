@@ -4,13 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_session import (
-    EDITION_2026_06_RULES,
-    REQUESTS,
-    Effect,
-    EnvSession,
-    State,
-)
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, State
+from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -36,6 +31,7 @@ from rlmesh_ray.protocol.outcomes import (
 )
 
 NUM_LANES = 2
+REQUESTS = EDITION_2026_06_RULES.requests
 KINDS: list[type[EnvRequest]] = [Reset, Step, Render, Close]
 LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
 ILLEGAL = [pair for pair in itertools.product(State, KINDS) if pair not in LEGAL]

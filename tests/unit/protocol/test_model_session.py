@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.protocol.adapter_messages import EpisodesForgotten
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
@@ -12,8 +13,6 @@ from rlmesh_ray.protocol.messages import (
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
-    ModelRequest,
-    ModelResponse,
     Predict,
     PredictContext,
     Predicted,
@@ -23,13 +22,17 @@ from rlmesh_ray.protocol.messages import (
     RouteRequest,
     Unreadable,
 )
-from rlmesh_ray.protocol.model_session import (
+from rlmesh_ray.protocol.model_rules import (
     ANSWERS,
-    REQUESTS,
-    ModelSession,
+    EDITION_2026_06_RULES,
+    RELEASED_2026_06_RULES,
+    ForgetEpisodes,
+    ModelRules,
     RouteState,
-    Todo,
+    SessionRequest,
+    SessionResponse,
 )
+from rlmesh_ray.protocol.model_session import ModelSession, Todo
 
 
 def context(route: str, request_id: str) -> PredictContext:
@@ -48,16 +51,22 @@ def close_route(request_id: str, route: str = "a") -> CloseRoute:
     return CloseRoute(request_id, context(route, request_id))
 
 
-def answer(request: RouteRequest) -> ModelResponse:
+def forget(request_id: str, route: str = "a") -> ForgetEpisodes:
+    return ForgetEpisodes(request_id, context(route, request_id), ("e",))
+
+
+def answer(request: RouteRequest) -> SessionResponse:
     if isinstance(request, ConfigureRoute):
         return RouteConfigured(request.request_id)
     if isinstance(request, Predict):
         return Predicted(request.request_id, request.context, b"")
+    if isinstance(request, ForgetEpisodes):
+        return EpisodesForgotten(request.request_id)
     return RouteClosed(request.request_id)
 
 
-def configured(*routes: str) -> ModelSession:
-    session = ModelSession()
+def configured(*routes: str, rules: ModelRules = EDITION_2026_06_RULES) -> ModelSession:
+    session = ModelSession(rules)
     for route in routes or ("a",):
         request = configure(f"configure-{route}", route)
         session.receive(request)
@@ -65,21 +74,28 @@ def configured(*routes: str) -> ModelSession:
     return session
 
 
-AnyRouteRequest = ConfigureRoute | Predict | CloseRoute
+AnyRouteRequest = ConfigureRoute | Predict | CloseRoute | ForgetEpisodes
 KINDS: dict[type[RouteRequest], Callable[[str, str], AnyRouteRequest]] = {
     ConfigureRoute: configure,
     Predict: predict,
+    ForgetEpisodes: forget,
     CloseRoute: close_route,
 }
-LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
-EVERYTHING = [*KINDS, CloseModel, Unreadable]
+RULES = {"edition": EDITION_2026_06_RULES, "released": RELEASED_2026_06_RULES}
+KINDS_OF = {
+    "edition": [ConfigureRoute, Predict, CloseRoute],
+    "released": [ConfigureRoute, Predict, ForgetEpisodes, CloseRoute],
+}
+"""What each generation has messages for."""
+EVERYTHING = [(name, kind) for name in RULES for kind in [*KINDS_OF[name], CloseModel, Unreadable]]
 
 
-def session_with(state: RouteState) -> ModelSession:
-    return configured("a") if state is RouteState.CONFIGURED else ModelSession()
+def session_with(state: RouteState, rules: ModelRules = EDITION_2026_06_RULES) -> ModelSession:
+    is_configured = state is RouteState.CONFIGURED
+    return configured("a", rules=rules) if is_configured else ModelSession(rules)
 
 
-def message(kind: type[Request], request_id: str, route: str = "a") -> ModelRequest | Unreadable:
+def message(kind: type[Request], request_id: str, route: str = "a") -> SessionRequest | Unreadable:
     if kind is Unreadable:
         return Unreadable(request_id, "not a JoinRequest")
     if kind is CloseModel:
@@ -87,77 +103,84 @@ def message(kind: type[Request], request_id: str, route: str = "a") -> ModelRequ
     return KINDS[kind](request_id, route)  # type: ignore[index]
 
 
-def test_the_tables_know_every_state_and_request() -> None:
-    assert set(REQUESTS) == set(RouteState)
-    assert {kind for row in REQUESTS.values() for kind in row} == set(KINDS) == set(ANSWERS)
+@pytest.mark.parametrize("name", RULES)
+def test_the_tables_know_every_state_and_request(name: str) -> None:
+    table = RULES[name].requests
+
+    assert set(table) == set(RouteState)
+    assert {kind for row in table.values() for kind in row} == set(KINDS_OF[name])
+    assert set(ANSWERS) == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in RULES for kind in KINDS])
 @pytest.mark.parametrize("state", RouteState)
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_each_request_moves_its_route_as_the_table_says(
-    state: RouteState, kind: type[RouteRequest], succeeds: bool
+    name: str, state: RouteState, kind: type[RouteRequest], succeeds: bool
 ) -> None:
-    session = session_with(state)
+    table, session = RULES[name].requests, session_with(state, RULES[name])
     request = KINDS[kind]("r", "a")
     todo = session.receive(request)
     after = state
 
-    if kind in REQUESTS[state]:
+    if kind in table[state]:
         assert todo == Todo(ready=[request])
         failed = ModelFailed("r", ModelErrorCode.INTERNAL, "no", True)
         response = answer(request) if succeeds else failed
         assert session.complete(request, response) == Todo([response])
-        after = REQUESTS[state][kind] if succeeds else state
+        after = table[state][kind] if succeeds else state
     else:
         (refusal,) = todo.responses
         assert isinstance(refusal, ModelFailed)
         assert (refusal.request_id, refusal.code) == ("r", ModelErrorCode.NOT_CONFIGURED)
         assert refusal.is_recoverable
+        assert RULES[name].remedy in refusal.message
         assert todo.ready == []
 
     # Predict tells where the route stands now.
     assert bool(session.receive(predict("after")).ready) == (after is RouteState.CONFIGURED)
 
 
-@pytest.mark.parametrize("late", EVERYTHING)
-@pytest.mark.parametrize(("state", "working"), LEGAL)
+@pytest.mark.parametrize(("name", "late"), EVERYTHING)
+@pytest.mark.parametrize("state", RouteState)
 def test_what_comes_while_its_route_works_waits_or_is_refused_at_once(
-    state: RouteState, working: type[RouteRequest], late: type[Request]
+    name: str, state: RouteState, late: type[Request]
 ) -> None:
-    session = session_with(state)
-    first = KINDS[working]("1", "a")
-    session.receive(first)
+    table = RULES[name].requests
+    for working in table[state]:
+        session = session_with(state, RULES[name])
+        first = KINDS[working]("1", "a")  # type: ignore[index]  # all of them are route requests
+        session.receive(first)
 
-    at_once = session.receive(message(late, "2"))
-    then = session.complete(first, answer(first))
+        at_once = session.receive(message(late, "2"))
+        then = session.complete(first, answer(first))
 
-    if late is Unreadable:
-        assert [type(response) for response in at_once.responses] == [ModelFailed]
-        assert then == Todo([answer(first)])
-    elif late is CloseModel:
-        assert at_once == Todo()
-        assert then == Todo([answer(first), ModelClosed("2")])
-    elif late in REQUESTS[REQUESTS[state][working]]:
-        assert at_once == Todo()
-        assert (then.responses, [ready.request_id for ready in then.ready]) == (
-            [answer(first)],
-            ["2"],
-        )
-    else:
-        assert at_once == Todo()
-        assert [response.request_id for response in then.responses] == ["1", "2"]
-        assert isinstance(then.responses[1], ModelFailed)
-        assert then.responses[1].code is ModelErrorCode.NOT_CONFIGURED
+        if late is Unreadable:
+            assert [type(response) for response in at_once.responses] == [ModelFailed]
+            assert then == Todo([answer(first)])
+        elif late is CloseModel:
+            assert at_once == Todo()
+            assert then == Todo([answer(first), ModelClosed("2")])
+        elif late in table[table[state][working]]:
+            assert at_once == Todo()
+            assert (then.responses, [ready.request_id for ready in then.ready]) == (
+                [answer(first)],
+                ["2"],
+            )
+        else:
+            assert at_once == Todo()
+            assert [response.request_id for response in then.responses] == ["1", "2"]
+            assert isinstance(then.responses[1], ModelFailed)
+            assert then.responses[1].code is ModelErrorCode.NOT_CONFIGURED
 
 
-@pytest.mark.parametrize("late", EVERYTHING)
+@pytest.mark.parametrize(("name", "late"), EVERYTHING)
 @pytest.mark.parametrize("is_draining", [True, False])
 @pytest.mark.parametrize("state", RouteState)
 def test_nothing_may_follow_close_whether_or_not_it_has_been_answered(
-    state: RouteState, is_draining: bool, late: type[Request]
+    name: str, state: RouteState, is_draining: bool, late: type[Request]
 ) -> None:
-    session = session_with(state)
+    session = session_with(state, RULES[name])
     unfinished = configure("1", "b")
     if is_draining:
         session.receive(unfinished)
@@ -201,7 +224,7 @@ def test_an_id_that_is_outstanding_is_refused_on_every_route_and_for_every_kind(
 def test_only_an_answer_of_its_own_kind_completes_a_request(
     state: RouteState, request_kind: type[RouteRequest], response_kind: type[RouteRequest]
 ) -> None:
-    session = session_with(state)
+    session = session_with(state, RELEASED_2026_06_RULES)
     request = KINDS[request_kind]("1", "a")
     is_working = bool(session.receive(request).ready)
     response = answer(KINDS[response_kind]("1", "a"))

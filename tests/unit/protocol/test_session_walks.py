@@ -26,7 +26,6 @@ from rlmesh_ray.protocol.messages import (
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
-    ModelResponse,
     Predict,
     PredictContext,
     Predicted,
@@ -38,6 +37,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
     Unreadable,
 )
+from rlmesh_ray.protocol.model_rules import SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, Todo
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
@@ -218,7 +218,7 @@ class ModelWalk(RuleBasedStateMachine):
         self._session = ModelSession()
         self._sent: dict[str, list[str]] = {}
         self._kinds: dict[str, str] = {}
-        self._answers: dict[str, list[ModelResponse]] = {}
+        self._answers: dict[str, list[SessionResponse]] = {}
         self._order: list[str] = []
         self._working: list[RouteRequest] = []
         self._succeeded: dict[str, bool] = {}
@@ -328,7 +328,7 @@ class ModelWalk(RuleBasedStateMachine):
             assert self._answers[self._order[-1]] == [ModelClosed(self._order[-1])]
 
 
-def _result(request: RouteRequest, succeeds: bool) -> ModelResponse:
+def _result(request: RouteRequest, succeeds: bool) -> SessionResponse:
     if not succeeds:
         return ModelFailed(request.request_id, ModelErrorCode.INTERNAL, "no", True)
     if isinstance(request, Predict):

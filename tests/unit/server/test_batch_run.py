@@ -9,10 +9,13 @@ from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_run import BatchRunner, Part
+from rlmesh_ray.server.batch_values import BatchValues
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from rlmesh_ray.wire.rlmesh_wire_v1 import values as released_values
 
 
 def contract(observations: Any, actions: Any) -> EnvContract:
@@ -51,7 +54,7 @@ class Doubling:
 
 def part(*first: float, contract: EnvContract = BOX) -> Part:
     data = np.array([[value, 0.0] for value in first], np.float32).tobytes()
-    return Part(contract, data, "route", slots(len(first)))
+    return Part(contract, data, "route", slots(len(first)), values)
 
 
 def slots(count: int) -> list[PredictSlot]:
@@ -83,14 +86,14 @@ def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
             observations: Any = rows.observations
             return ((observations["here"][:, 0] * 8).astype(np.int64), observations["name"])
 
-    def observed(*values: tuple[float, str]) -> Part:
-        here = np.array([[value] for value, _ in values], np.float32)
-        names = tuple(name for _, name in values)
+    def part_of(*observed: tuple[float, str]) -> Part:
+        here = np.array([[value] for value, _ in observed], np.float32)
+        names = tuple(name for _, name in observed)
         columns = flatten(spoken.observation_space, {"here": here, "name": names})
-        data = encode_batch(spoken.observation_space, columns, len(values))
-        return Part(spoken, data, "route", slots(len(values)))
+        data = encode_batch(spoken.observation_space, columns, len(observed))
+        return Part(spoken, data, "route", slots(len(observed)), values)
 
-    parts = [observed((0.5, "a"), (1.0, "b")), observed((0.25, "c"))]
+    parts = [part_of((0.5, "a"), (1.0, "b")), part_of((0.25, "c"))]
 
     first, second = BatchRunner(Echo(is_repeatable=False)).run(parts)
 
@@ -106,7 +109,7 @@ def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
 def test_an_observation_that_cannot_be_read_fails_alone_and_is_never_shown(bad: bytes) -> None:
     policy = Doubling(is_repeatable=False)
 
-    results = BatchRunner(policy).run([part(1), Part(BOX, bad, "route", slots(1)), part(2)])
+    results = BatchRunner(policy).run([part(1), Part(BOX, bad, "route", slots(1), values), part(2)])
 
     assert floats(results) == [[2], CodecError, [4]]
     assert policy.seen == [[1], [2]]
@@ -164,10 +167,77 @@ def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
 
     runner.run([part(1)])
     first_ns = runner.forward_ns
-    runner.run([Part(BOX, b"short", "route", slots(1))])
+    runner.run([Part(BOX, b"short", "route", slots(1), values)])
 
     assert first_ns > 0
     assert runner.forward_ns == 0
+
+
+def test_what_a_batch_takes_beside_the_policy_is_measured_too() -> None:
+    runner = BatchRunner(Doubling(is_repeatable=False))
+
+    runner.run([part(1)])
+    both = runner.decode_ns, runner.encode_ns
+    runner.run([Part(BOX, b"short", "route", slots(1), values)])
+
+    assert min(both) > 0
+    assert (runner.decode_ns, runner.encode_ns) == (0, 0)
+
+
+NESTED = spaces.Dict({"here": spaces.Box(-10.0, 10.0, (2,), np.float64), "name": spaces.Text(9)})
+ARRAY = spaces.Box(-10.0, 10.0, (2,), np.float32)
+
+
+def observed(space: Any, first: Sequence[float]) -> Any:
+    here = np.array([[value, -value] for value in first])
+    if space is ARRAY:
+        return here.astype(np.float32)
+    return {"here": here, "name": tuple(f"é{value}" for value in first)}
+
+
+class Mirror(Doubling):
+    """Acts what it observes."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        self.seen.append([])
+        return rows.observations
+
+
+@pytest.mark.parametrize("space", [ARRAY, NESTED], ids=["array", "nested"])
+@pytest.mark.parametrize(
+    "languages", [[0, 1], [1, 1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 1]], ids=["2", "5", "4", "alike"]
+)
+def test_each_part_of_a_batch_is_read_and_answered_in_its_own_language(
+    space: Any, languages: Sequence[int]
+) -> None:
+    spoken: Sequence[BatchValues] = [values, released_values]
+    spec = contract(space, space)
+    firsts = [[number + row / 8 for row in range(1 + number % 3)] for number in range(9)]
+    parts, expected = [], []
+    for language, first in zip(languages, firsts, strict=False):
+        columns = flatten(spec.observation_space, observed(space, first))
+        data = spoken[language].encode_batch(spec.observation_space, columns, len(first))
+        parts.append(Part(spec, data, "route", slots(len(first)), spoken[language]))
+        expected.append(data)
+    policy = Mirror(is_repeatable=False)
+
+    assert BatchRunner(policy).run(parts) == expected
+    assert len(policy.seen) == 1
+
+
+def test_what_cannot_be_read_in_its_language_fails_alone() -> None:
+    # The bytes of the one are none of the other.
+    other = released_values.encode_batch(BOX.observation_space, [np.ones((1, 2), np.float32)], 1)
+    wrong = Part(BOX, other, "route", slots(1), values)
+    right = Part(BOX, other, "route", slots(1), released_values)
+
+    first, second, third = BatchRunner(Doubling(is_repeatable=False)).run([part(3), wrong, right])
+
+    assert floats([first, second]) == [[6], CodecError]
+    assert isinstance(third, bytes)
+    assert np.asarray(released_values.decode_batch(BOX.action_space, third, 1)[0]).tolist() == [
+        [2.0]
+    ]
 
 
 class Unspeakable(Exception):

@@ -11,9 +11,16 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from gymnasium import spaces
 
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server import dialects
 from rlmesh_ray.server.dm_env_rpc.service import EnvironmentService
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.speaks import (
+    DM_ENV_RPC,
+    ENV_LANGUAGES,
+    MODEL_LANGUAGES,
+    checked_languages,
+)
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
@@ -24,8 +31,10 @@ POOL = cast("WorkerPool", None)  # nobody joins
 
 
 def test_an_endpoint_speaks_dm_env_rpc() -> None:
-    (handler,) = dialects.env_dialects(POOL, CONTRACT, 1.0, Drain())
+    languages = checked_languages(None, ENV_LANGUAGES)
+    (handler,) = dialects.env_dialects(languages, POOL, CONTRACT, 1.0, Drain())
 
+    assert languages == set(ENV_LANGUAGES)
     assert handler.service_name() == "dm_env_rpc.v1.Environment"
 
 
@@ -73,7 +82,12 @@ def test_without_the_extra_an_endpoint_goes_without(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", find)
     monkeypatch.setitem(sys.modules, "dm_env_rpc", None)
 
-    assert dialects.env_dialects(POOL, CONTRACT, 1.0, Drain()) == []
+    languages = checked_languages(None, ENV_LANGUAGES)
+
+    assert languages == set(MODEL_LANGUAGES)
+    assert dialects.env_dialects(languages, POOL, CONTRACT, 1.0, Drain()) == []
+    with pytest.raises(ConfigurationError, match=r"not installed: pip install .*\[dm-env-rpc\]"):
+        checked_languages([DM_ENV_RPC], ENV_LANGUAGES)
 
 
 def test_a_request_may_be_as_large_as_its_integers_can_become() -> None:

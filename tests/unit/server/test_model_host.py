@@ -16,6 +16,7 @@ from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_thread import Work
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.wire.rlmesh_v1 import values
 
 CONTRACT = EnvContract(
     id="Toy-v0",
@@ -94,7 +95,7 @@ class Stage:
         """Have a request arrive now, as from a stream."""
 
         def take(data: bytes) -> None:
-            self.host.predict(key, CONTRACT, data, SLOTS, self._answer)
+            self.host.predict(key, CONTRACT, data, SLOTS, values, self._answer)
 
         self.host.soon(take, np.array([value], np.float32).tobytes())
 

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.spaces.infos import lane_info, lanes_infos
 from rlmesh_ray.testing.equality import assert_identical
 
 
@@ -70,3 +70,59 @@ def test_what_a_peer_sends_in_place_of_a_mask_is_an_info_of_its_own(mask: Any) -
 @pytest.mark.parametrize("value", ["text", None, [1], np.array(3), np.zeros(1)])
 def test_a_value_without_an_entry_for_the_lane_is_kept_whole(value: Any) -> None:
     assert_identical(lane_info({"x": value, "_x": [True, True]}, 1), {"x": value})
+
+
+def test_some_lanes_get_the_form_of_a_vector_of_their_own() -> None:
+    infos = {
+        "speed": np.array([1.5, 0.0, 2.5]),
+        "_speed": np.array([True, False, True]),
+        "names": ["a", "b", "c"],
+        "_names": [True, True, True],
+        "hits": np.array([0, 3, 0]),
+        "_hits": np.array([False, True, False]),
+        "physics": {"contacts": np.array([4, 0, 6]), "_contacts": np.array([True, False, True])},
+        "_physics": np.array([True, False, True]),
+        "note": "shared",
+    }
+
+    assert_identical(
+        lanes_infos(infos, (2, 0)),
+        {
+            "speed": np.array([2.5, 1.5]),
+            "_speed": np.array([True, True]),
+            "names": ["c", "a"],
+            "_names": np.array([True, True]),
+            "physics": {"contacts": np.array([6, 4]), "_contacts": np.array([True, True])},
+            "_physics": np.array([True, True]),
+            "note": "shared",
+        },
+    )
+
+
+@pytest.mark.parametrize("lanes", [(0,), (1,), (1, 0)])
+def test_each_of_some_lanes_has_the_infos_that_it_had(lanes: tuple[int, ...]) -> None:
+    infos = {
+        "speed": np.array([1.5, 0.0]),
+        "_speed": np.array([True, False]),
+        "lists": np.array([[1], None], object),
+        "_lists": np.array([True, False]),
+        "deep": {"x": {"y": np.array([1, 2]), "_y": np.array([False, True])}},
+    }
+
+    own = lanes_infos(infos, lanes)
+
+    for position, lane in enumerate(lanes):
+        assert_identical(lane_info(own, position), lane_info(infos, lane))
+
+
+@pytest.mark.parametrize("mask", ["text", 5, [], [[True]], np.array(True), {"a": 1}])
+def test_what_is_no_mask_is_an_info_of_some_lanes_too(mask: Any) -> None:
+    infos = {"x": [1, 2], "_x": mask, "_alone": [True, True]}
+
+    assert_identical(lanes_infos(infos, (1, 0)), infos)
+
+
+def test_a_value_without_an_entry_for_each_lane_is_kept_whole() -> None:
+    infos = {"x": [1], "_x": [True, True]}
+
+    assert lanes_infos(infos, (1,))["x"] == [1]

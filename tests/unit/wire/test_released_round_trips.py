@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import adapter_messages as a
 from rlmesh_ray.protocol import messages as m
+from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.generations import WIRE_V1
 from rlmesh_ray.protocol.handshake import Answer, Offer
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import Space, from_gymnasium, to_gymnasium
-from rlmesh_ray.spaces.spec import MAX_LANE_BYTES, TextSpec
+from rlmesh_ray.spaces.spec import MAX_LANE_BYTES, DiscreteSpec, TextSpec
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.strategies import (
     batches,
@@ -29,7 +30,7 @@ from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2, value_pb2
 from rlmesh_ray.wire.rlmesh_v1.frames import parse
-from rlmesh_ray.wire.rlmesh_wire_v1 import env, model, shutdown, values
+from rlmesh_ray.wire.rlmesh_wire_v1 import env, model, model_requests, shutdown, values
 from rlmesh_ray.wire.rlmesh_wire_v1.specs import spec_from_proto, spec_to_proto
 
 TEXT = st.text(max_size=8)
@@ -348,3 +349,62 @@ def test_a_handshake_without_its_base_is_none() -> None:
     for read in (env.parse_offer, env.parse_answer, model.parse_offer, model.parse_answer):
         with pytest.raises(CodecError, match="without its base"):
             read(b"")
+
+
+def predict(num_rows: int) -> a.AdapterPredict:
+    rows = tuple(a.RowEpisode(str(row)) for row in range(num_rows))
+    return a.AdapterPredict("r", a.AdapterContext("s", "e", "r"), b"", rows)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        predict(model_requests.MAX_ROWS + 1),
+        a.GroupedPredict("r", (predict(model_requests.MAX_ROWS), predict(1))),
+        a.GroupedPredict("r", (predict(1),) * (model_requests.MAX_GROUPS + 1)),
+        a.ResetAdapter(
+            "r", a.AdapterContext("s", "e", "r"), ("e",) * (model_requests.MAX_ROWS + 1)
+        ),
+    ],
+    ids=["rows", "rows of groups", "groups", "episodes that end"],
+)
+def test_a_request_that_would_hold_everybody_up_is_refused_under_its_id(
+    request_: a.AnyAdapterRequest,
+) -> None:
+    refused = model.parse_request(model.pack_request(request_))
+
+    assert isinstance(refused, m.Unreadable)
+    assert refused.request_id == "r"
+    assert "are the limit" in refused.reason
+
+
+def test_what_is_within_the_limits_is_read() -> None:
+    request = a.GroupedPredict("r", (predict(model_requests.MAX_ROWS),))
+
+    read = model.parse_request(model.pack_request(request))
+
+    assert isinstance(read, a.GroupedPredict)
+    assert len(read.groups[0].episodes) == model_requests.MAX_ROWS
+
+
+@pytest.mark.parametrize("kind", [m.Reset, m.Step])
+def test_an_id_that_would_be_kept_is_refused_when_it_is_long(kind: Any) -> None:
+    action = {"action": b""} if kind is m.Step else {}
+    longest, longer = ("x" * length for length in (MAX_ID_CHARACTERS, MAX_ID_CHARACTERS + 1))
+
+    read = env.parse_request(env.pack_request(kind("r", episode_ids=("", longest), **action)))
+    refused = env.parse_request(env.pack_request(kind("r", episode_ids=("", longer), **action)))
+
+    assert isinstance(read, kind)
+    assert isinstance(refused, m.Unreadable)
+    assert refused.request_id == "r"
+
+
+def test_a_value_is_not_read_to_its_end_when_it_has_more_leaves_than_its_space() -> None:
+    # What comes after the leaf that is one too many is no leaf at all.
+    data = b"\x0a\x08" + bytes(8) + b"\x0a\x00" + b"\xff"
+
+    with pytest.raises(CodecError, match="more leaves than the 1 expected"):
+        values.decode_batch(DiscreteSpec(2, 0, "int64"), data, 1)
+    with pytest.raises(CodecError, match="0 leaves, expected 1"):
+        values.decode_batch(DiscreteSpec(2, 0, "int64"), b"", 1)

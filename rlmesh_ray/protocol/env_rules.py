@@ -1,0 +1,141 @@
+"""What may happen when on an env stream, and what follows from a failure, by dialect.
+
+Dialects share the states and the machinery (``env_session``). Where they differ in meaning, it is
+data here, and no other code asks which of them is spoken.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlmesh_ray.protocol.generations import EDITION_NAME
+from rlmesh_ray.protocol.messages import (
+    Close,
+    Configure,
+    EnvErrorCode,
+    Render,
+    Request,
+    Reset,
+    Step,
+)
+from rlmesh_ray.protocol.outcomes import FailureKind
+
+
+class State(enum.Enum):
+    """Where one env stream stands."""
+
+    AWAIT_RESET = enum.auto()
+    READY = enum.auto()
+    """At least one lane has been reset; with most rules then all have."""
+    ABANDONED = enum.auto()
+    """After a non-recoverable error: nothing works any more but Close."""
+    CLOSED = enum.auto()
+
+
+Requests = Mapping[State, Mapping[type[Request], State]]
+"""The state after the request has succeeded. A kind that is missing is refused."""
+
+_REQUESTS: Requests = {
+    State.AWAIT_RESET: {
+        Reset: State.READY,
+        Render: State.AWAIT_RESET,
+        Close: State.CLOSED,
+    },
+    State.READY: {
+        Reset: State.READY,
+        Step: State.READY,
+        Render: State.READY,
+        Close: State.CLOSED,
+    },
+    State.ABANDONED: {
+        Close: State.CLOSED,
+    },
+    State.CLOSED: {},
+}
+_REQUESTS_WITH_CONFIGURE: Requests = {
+    **_REQUESTS,
+    State.AWAIT_RESET: {**_REQUESTS[State.AWAIT_RESET], Configure: State.AWAIT_RESET},
+    State.READY: {**_REQUESTS[State.READY], Configure: State.READY},
+}
+
+
+class Effect(enum.Enum):
+    """What a failure does to the session."""
+
+    NONE = enum.auto()
+    INTERRUPT = enum.auto()
+    """The lanes are gone: their episodes end here, a Reset starts over."""
+    INTERRUPT_OWN = enum.auto()
+    """Likewise, but only the request's own lanes; the others go on."""
+    ABANDON = enum.auto()
+    """Non-recoverable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """How a kind of failure is answered."""
+
+    code: EnvErrorCode
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvRules:
+    """Where dialects differ in meaning, as data."""
+
+    requests: Requests
+    failures: Mapping[FailureKind, Consequence]
+    editions: frozenset[str] = frozenset()
+    """What a Configure may name, if it names any."""
+    subsets_are_advertised: bool = False
+    """Whether Reset and Step may name their lanes, any at any time, where the endpoint says so, and
+    nowhere else. If not, only a Reset may, but for the first one."""
+    narrows_replies: bool = False
+    """Whether the answer to a request that names its lanes has entries for these only, in the
+    request's order. If not, it has them for all lanes."""
+    client_mints_ids: bool = False
+    """Whether episodes have the ids that requests give them."""
+    spreads_one_seed: bool = False
+    """Whether a Reset of several lanes may have a single seed, from which they count up."""
+    tracks_autoresets: bool = False
+    """Whether what an autoreset begins is an episode like any other."""
+    reports_replaced: bool = False
+    """Whether the records of episodes that a Reset ends come with the next Step."""
+    truncates_cut_off: bool = False
+    """Whether an episode that is ended from outside counts as truncated."""
+    ends_when_abandoned: bool = False
+    """Whether the stream ends after the answer that tells of a non-recoverable error."""
+
+
+# Edition 2026.06: "Timeouts and Errors"; "Structural conformance" for the two rejections.
+EDITION_2026_06_RULES = EnvRules(
+    requests=_REQUESTS,
+    failures={
+        FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.INTERRUPT),
+        FailureKind.CRASHED: Consequence(EnvErrorCode.CRASHED, Effect.INTERRUPT),
+        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT),
+        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.ABANDON),
+        FailureKind.BAD_OBSERVATION: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
+        FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
+    },
+)
+
+# What rlmesh 0.1.0 was seen to do, where it is not worse: its servers end the session when the
+# environment raises. An edition without a name, and those of its release candidates, it takes, too.
+RELEASED_2026_06_RULES = EnvRules(
+    requests=_REQUESTS_WITH_CONFIGURE,
+    failures={
+        **EDITION_2026_06_RULES.failures,
+        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT_OWN),
+        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
+    },
+    editions=frozenset({EDITION_NAME}),
+    subsets_are_advertised=True,
+    narrows_replies=True,
+    client_mints_ids=True,
+    spreads_one_seed=True,
+    tracks_autoresets=True,
+    reports_replaced=True,
+    truncates_cut_off=True,
+    ends_when_abandoned=True,
+)

@@ -1,0 +1,183 @@
+"""The lanes of one model route: those of its contract, or one for each episode that runs.
+
+``rlmesh.protocol.v1`` tells a route's width when it is configured, and each row's lane.
+``rlmesh-wire-v1`` tells neither, only the episode of each row: a lane is what its episode gets
+here from its first row until its end is told.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlmesh_ray.errors import CapacityError, CodecError
+from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
+from rlmesh_ray.protocol.messages import PredictSlot
+
+MAX_EPISODES = 2**16
+"""Episodes that one session may have at the same time. A policy may remember something about each
+of them, and a client that never tells of an end would let them grow without bound."""
+
+
+class RouteLanes(Protocol):
+    """What a route's requests may be about."""
+
+    @property
+    def num_claimed(self) -> int:
+        """How many lanes the route has from the start; 0: they come and go."""
+
+    def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
+        """Return the rows of a Predict with the lanes that the policy knows them by.
+
+        Raises:
+            CodecError: They would make the policy's state ambiguous, or grow without bound.
+            CapacityError: There are too many lanes already; nothing has changed.
+        """
+
+    def note_failed(self, slots: Sequence[PredictSlot]) -> None:
+        """Note that a Predict whose rows were seated so has not been answered with actions."""
+
+    def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
+        """Return the lanes of those episodes that are known, each once."""
+
+    def free(self, episode_ids: Sequence[str]) -> None:
+        """Take the lanes of episodes back, which the policy has forgotten."""
+
+    def clear(self) -> None:
+        """Take all lanes back, since the policy has forgotten the route."""
+
+
+class ContractLanes:
+    """As many lanes as the contract says; each row names its own.
+
+    Args:
+        num_envs: The contract's.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_claimed = num_envs
+
+    def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
+        """Return ``slots`` as they are, which are different lanes of the route."""
+        num_envs = self.num_claimed
+        if len(slots) == 1 and 0 <= slots[0].env_index < num_envs:
+            return slots
+        if not slots:
+            raise CodecError("Predict names no slots; give one a row of the observation")
+        lanes = {slot.env_index for slot in slots}
+        if len(lanes) < len(slots):
+            raise CodecError("Predict names an env_index twice; each slot needs one of its own")
+        if min(lanes) < 0 or max(lanes) >= num_envs:
+            raise CodecError(
+                f"Predict names env_index {min(lanes)} to {max(lanes)}; the route's contract has "
+                f"num_envs = {num_envs}"
+            )
+        return slots
+
+    def note_failed(self, slots: Sequence[PredictSlot]) -> None:
+        """Nothing to be noted: the client says where episodes begin."""
+
+    def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
+        """Return none: lanes are not known by their episodes."""
+        return []
+
+    def free(self, episode_ids: Sequence[str]) -> None:
+        """Nothing to be freed: the lanes are the contract's."""
+
+    def clear(self) -> None:
+        """Nothing to be freed: the lanes are the contract's."""
+
+
+class HeldEpisodes:
+    """Counts the episodes that have a lane, over all routes of a session.
+
+    Args:
+        limit: How many there may be.
+    """
+
+    def __init__(self, limit: int = MAX_EPISODES) -> None:
+        self.count = 0
+        self._limit = limit
+
+    def add(self, count: int) -> None:
+        """Count ``count`` more. Raises CapacityError when they are too many."""
+        if self.count + count > self._limit:
+            raise CapacityError(
+                f"the session would have {self.count + count} episodes, and {self._limit} are the "
+                "limit: tell which ones have ended (reset_adapter), or open another session"
+            )
+        self.count += count
+
+
+@dataclass(slots=True)
+class _Seat:
+    lane: int
+    has_begun: bool = False
+    """Whether the policy has chosen an action for the episode."""
+
+
+class EpisodeLanes:
+    """A lane for each episode that runs; those that are freed are used again.
+
+    A row is its episode's first until one has been answered with actions.
+
+    Args:
+        held: The session's.
+    """
+
+    num_claimed = 0
+
+    def __init__(self, held: HeldEpisodes) -> None:
+        self._held = held
+        self._seats: dict[str, _Seat] = {}
+        self._free: list[int] = []
+
+    def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
+        """Give each row its episode's lane, and say which rows are first ones."""
+        episodes = [slot.episode_id for slot in slots]
+        _check_episodes(episodes)
+        new = [episode for episode in episodes if episode not in self._seats]
+        if any(len(episode) > MAX_ID_CHARACTERS for episode in new):
+            raise CodecError(
+                f"predict has an episode_id of more than {MAX_ID_CHARACTERS} characters"
+            )
+        self._held.add(len(new))
+        for episode in new:
+            # Without a gap in them, there are as many lanes as episodes.
+            self._seats[episode] = _Seat(self._free.pop() if self._free else len(self._seats))
+        return tuple(self._seated(slot) for slot in slots)
+
+    def note_failed(self, slots: Sequence[PredictSlot]) -> None:
+        """Let the next row of an episode that has not begun be its first one again."""
+        for slot in slots:
+            self._seats[slot.episode_id].has_begun = not slot.reset
+
+    def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
+        """Return the lanes of those episodes that are known, each once."""
+        return [self._seats[episode].lane for episode in self._known(episode_ids)]
+
+    def free(self, episode_ids: Sequence[str]) -> None:
+        """Take the lanes of episodes back, which the policy has forgotten."""
+        known = self._known(episode_ids)
+        self._free += [self._seats.pop(episode).lane for episode in known]
+        self._held.count -= len(known)
+
+    def clear(self) -> None:
+        """Take all lanes back, since the policy has forgotten the route."""
+        self.free(tuple(self._seats))
+
+    def _known(self, episode_ids: Sequence[str]) -> list[str]:
+        return [episode for episode in dict.fromkeys(episode_ids) if episode in self._seats]
+
+    def _seated(self, slot: PredictSlot) -> PredictSlot:
+        seat = self._seats[slot.episode_id]
+        is_first, seat.has_begun = not seat.has_begun, True
+        return PredictSlot(seat.lane, slot.episode_id, slot.step, is_first)
+
+
+def _check_episodes(episodes: Sequence[str]) -> None:
+    if not episodes:
+        raise CodecError("predict names no episodes; give episode_info for each row")
+    if "" in episodes:
+        raise CodecError("predict has an empty episode_id; each row needs the id of its episode")
+    if len(set(episodes)) < len(episodes):
+        raise CodecError("predict names an episode twice; each row needs one of its own")

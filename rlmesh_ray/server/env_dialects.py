@@ -1,0 +1,85 @@
+"""What a session with an environment's endpoint is spoken in: one value a generation.
+
+What differs in meaning stands in the rules, which the session keeps. Nothing asks which generation
+it is, but for the choice of the dialect when a stream begins.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, RELEASED_2026_06_RULES, EnvRules
+from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.messages import (
+    EnvRequest,
+    EnvResponse,
+    EnvTimings,
+    Infos,
+    Unreadable,
+)
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.infos import lane_info, lanes_infos
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.warnings import as_maps, as_texts
+from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
+from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
+from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_frames
+from rlmesh_ray.wire.rlmesh_wire_v1 import values as released_values
+
+
+class EnvFrames(Protocol):
+    """The part of a wire module that a session needs."""
+
+    def parse_request(self, data: bytes) -> EnvRequest | Unreadable:
+        """Return the request in a frame; never raises."""
+
+    def pack_response(self, response: EnvResponse, *, tag_arrays: bool) -> bytes:
+        """Return the frame of a response; arrays in infos keep their dtype if they are tagged."""
+
+
+class BatchFrames(Protocol):
+    """How batches of values are written and read."""
+
+    def encode_batch(self, spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
+        """Return the bytes of a batch. Raises CodecError when a column is not what it must be."""
+
+    def decode_batch(self, spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
+        """Return the columns of a batch. Raises CodecError when ``data`` is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvDialect:
+    """How to speak with the client of a session."""
+
+    frames: EnvFrames
+    values: BatchFrames
+    rules: EnvRules
+    infos: Callable[[Infos, Sequence[int], int], Infos]
+    """Makes of the infos of a vector what the client is told: given the lanes that its answer is
+    about, and the width of the vector."""
+    timed: Callable[[bytes, EnvTimings], bytes] | None = None
+    """Adds to a response what it took; None: clients are not told."""
+
+
+def _edition_infos(infos: Infos, _lanes: Sequence[int], _num_lanes: int) -> Infos:
+    return as_texts(infos)
+
+
+def _released_infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos:
+    """Return a lane's own infos as they are, and those of several as gymnasium's vectors do."""
+    if len(lanes) == 1:
+        return as_maps(lane_info(infos, lanes[0]))
+    return as_maps(infos if len(lanes) == num_lanes else lanes_infos(infos, lanes))
+
+
+ENV_DIALECTS: Mapping[str, EnvDialect] = {
+    PROTOCOL_V1: EnvDialect(edition_frames, edition_values, EDITION_2026_06_RULES, _edition_infos),
+    WIRE_V1: EnvDialect(
+        released_frames,
+        released_values,
+        RELEASED_2026_06_RULES,
+        _released_infos,
+        released_frames.timed,
+    ),
+}
+"""By generation."""

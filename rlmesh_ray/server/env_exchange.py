@@ -1,0 +1,155 @@
+"""One session with an environment: a frame in, a frame out."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+from rlmesh_ray.envs.lent_line import LentLine
+from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.messages import EnvTimings, ResetDone
+from rlmesh_ray.server.env_dialects import EnvDialect, EnvFrames
+from rlmesh_ray.server.env_host import EnvHost
+from rlmesh_ray.server.session_worker import SessionWorker
+from rlmesh_ray.server.stopwatch import Stopwatch, TimedWorker, WatchedFrames
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+
+
+class EnvExchange:
+    """Answers the requests of one session, one at a time, in arrival order.
+
+    Args:
+        session: Its ordering and accounts.
+        host: Of its environment.
+        dialect: What the client speaks.
+        tag_arrays: Whether the client knows arrays in infos.
+    """
+
+    def __init__(
+        self, session: EnvSession, host: EnvHost, dialect: EnvDialect, *, tag_arrays: bool
+    ) -> None:
+        self.host = host
+        self.is_over = False
+        """Whether the stream ends after the answer that was given last."""
+        self._session = session
+        self._frames: EnvFrames = dialect.frames
+        ends_early = dialect.rules.ends_when_abandoned
+        self._last_states = (State.CLOSED, State.ABANDONED) if ends_early else (State.CLOSED,)
+        self._tag_arrays = tag_arrays
+
+    def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return the messages of the stream ``frames``, as they are to be taken off it."""
+        return frames
+
+    async def answer(self, data: bytes) -> bytes:
+        """Return the answer to the request in ``data``."""
+        session = self._session
+        response = session.receive(self._frames.parse_request(data), time.time_ns())
+        if response is None:
+            request = session.pending
+            assert request is not None, "the session wants it done"
+            outcome = await self.host.run(request)
+            response = session.complete(outcome, time.time_ns())
+            if session.state is not State.READY:
+                self.host.track(())
+            elif isinstance(response, ResetDone):
+                self.host.track(session.episodes)
+        self.is_over = session.state in self._last_states
+        return self._frames.pack_response(response, tag_arrays=self._tag_arrays)
+
+    async def lend_line(self, timeout_ms: int) -> LentLine | None:
+        """Lend the client a line, between two requests; see ``SessionLine.lend``."""
+        if self._session.state is not State.READY:
+            return None
+        line = await self.host.lend_line(timeout_ms, tag_arrays=self._tag_arrays)
+        if line is not None:
+            self._session.share(line.control.tally)
+            self.host.track(self._session.episodes)
+        return line
+
+    def interrupt(self) -> None:
+        """Take notice that the stream has ended, in whatever way."""
+        self._session.interrupt(time.time_ns())
+
+
+class TimedExchange(EnvExchange):
+    """Tells the client what each of its requests has taken, too.
+
+    Args:
+        session: See ``EnvExchange``.
+        host: See ``EnvExchange``.
+        dialect: See ``EnvExchange``.
+        tag_arrays: See ``EnvExchange``.
+        watch: What the host's worker tells when it is asked.
+    """
+
+    def __init__(
+        self,
+        session: EnvSession,
+        host: EnvHost,
+        dialect: EnvDialect,
+        *,
+        tag_arrays: bool,
+        watch: Stopwatch,
+    ) -> None:
+        super().__init__(session, host, dialect, tag_arrays=tag_arrays)
+        assert dialect.timed is not None, "the dialect has a place for times"
+        self._timed: Callable[[bytes, EnvTimings], bytes] = dialect.timed
+        self._watch = watch
+
+    def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return the messages of the stream ``frames``, as they are to be taken off it."""
+        return WatchedFrames(frames, self._watch)
+
+    async def answer(self, data: bytes) -> bytes:
+        """Return the answer to the request in ``data``, with what it has taken."""
+        self._watch.begin()
+        return self._timed(await super().answer(data), self._watch.timings())
+
+
+class Exchanges:
+    """Opens the sessions of one endpoint.
+
+    Args:
+        pool: Started; where sessions get their workers.
+        contract: What the endpoint promises.
+        step_grace_s: See ``EnvServer``.
+    """
+
+    def __init__(self, pool: WorkerPool, contract: EnvContract, step_grace_s: float) -> None:
+        self._pool = pool
+        self._contract = contract
+        self._step_grace_s = step_grace_s
+
+    @property
+    def steps_subsets(self) -> bool:
+        """Whether clients may reset and step any lanes alone, where their dialect knows that."""
+        is_free = self._contract.autoreset_mode is AutoresetMode.DISABLED
+        return is_free and self._pool.steps_subsets
+
+    def open(self, dialect: EnvDialect, *, tag_arrays: bool) -> EnvExchange:
+        """Return a new session, for which there is a place in the pool.
+
+        Args:
+            dialect: What its client speaks.
+            tag_arrays: Whether its client knows arrays in infos.
+        """
+        contract = self._contract
+        session = EnvSession(
+            contract.num_envs,
+            _new_episode_id,
+            dialect.rules,
+            autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
+            steps_subsets=self.steps_subsets,
+        )
+        if dialect.timed is None:
+            host = EnvHost(SessionWorker(self._pool, self._step_grace_s), contract, dialect)
+            return EnvExchange(session, host, dialect, tag_arrays=tag_arrays)
+        watch = Stopwatch()
+        host = EnvHost(TimedWorker(self._pool, self._step_grace_s, watch), contract, dialect)
+        return TimedExchange(session, host, dialect, tag_arrays=tag_arrays, watch=watch)
+
+
+def _new_episode_id() -> str:
+    return uuid.uuid4().hex

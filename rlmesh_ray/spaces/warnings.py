@@ -1,0 +1,67 @@
+"""Conformance warnings: what the infos say of values that are delivered out of their range.
+
+Inside an endpoint they are ``ConformanceWarning`` values under ``WARNING_KEY``; how clients see
+them is their dialect's affair (edition 2026.06, "Conformance warnings").
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rlmesh_ray.spaces.conformance import Deviation
+
+WARNING_KEY = "rlmesh.conformance.warning"
+"""Reserved key of the infos."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceWarning:
+    """A value that has been delivered although it is out of its range."""
+
+    side: str
+    """Whose it is: ``"action"`` or ``"observation"``."""
+    kind: str
+    """See ``Deviation``."""
+    path: str
+    """See ``Deviation``."""
+    detail: str
+    """See ``Deviation.message``."""
+
+    @classmethod
+    def of(cls, side: str, deviation: Deviation) -> "ConformanceWarning":
+        """Return the warning that tells of ``deviation``."""
+        return cls(side, deviation.kind, deviation.path, deviation.message)
+
+    @property
+    def text(self) -> str:
+        """One line, for people."""
+        place = f"{self.side}.{self.path}" if self.path else self.side
+        return f"{place}: {self.detail}"
+
+    @property
+    def entries(self) -> dict[str, str]:
+        """Entries that name the side and the place, the root being ``$``."""
+        path = f"$.{self.path}" if self.path else "$"
+        return {"path": path, "kind": self.side, "detail": f"{path}: {self.detail}"}
+
+
+def as_texts(infos: Mapping[str, object]) -> Mapping[str, object]:
+    """Return ``infos`` with a text for each warning; the same object if there is none."""
+    return _with(infos, lambda warning: warning.text)
+
+
+def as_maps(infos: Mapping[str, object]) -> Mapping[str, object]:
+    """Return ``infos`` with a map for each warning, as rlmesh 0.1.0 gives them.
+
+    The same object if there is none.
+    """
+    return _with(infos, lambda warning: warning.entries)
+
+
+def _with(
+    infos: Mapping[str, object], shown: Callable[[ConformanceWarning], object]
+) -> Mapping[str, object]:
+    told = infos.get(WARNING_KEY)
+    # Anything else an environment has put there by itself.
+    if not isinstance(told, list) or not all(isinstance(one, ConformanceWarning) for one in told):
+        return infos
+    return {**infos, WARNING_KEY: [shown(warning) for warning in told]}

@@ -1,0 +1,89 @@
+"""A client of generation rlmesh-wire-v1, made of nothing but frames."""
+
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from rlmesh_ray.protocol.generations import EDITION_NAME
+from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.protocol.messages import Configure, EnvRequest, EnvResponse, Reset, Step
+from rlmesh_ray.protocol.wire_handshake import make_wire_offer
+from rlmesh_ray.wire.rlmesh_wire_v1 import env as wire
+from tests.loopback.raw_join import ENV_JOIN, RawJoin
+
+ENV_HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
+LONG_MS = 60_000
+
+
+def shake_hands(address: str, token: str | None = None) -> Answer:
+    """Return what an environment's endpoint answers to the handshake."""
+    offer = wire.pack_offer(make_wire_offer("test", "0", {}))
+    metadata = None if token is None else (("authorization", token),)
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(ENV_HANDSHAKE)
+        return wire.parse_answer(call(offer, timeout=LONG_MS / 1000, metadata=metadata))
+
+
+class ReleasedJoin:
+    """One session with an environment.
+
+    Args:
+        address: Of the endpoint.
+        configure: Whether to name the edition at once, as clients do.
+    """
+
+    def __init__(self, address: str, *, configure: bool = True) -> None:
+        self._channel = grpc.insecure_channel(address)
+        self._stream = RawJoin(self._channel, ENV_JOIN)
+        self._ids = count(1)
+        if configure:
+            self.ask(Configure(self.next_id(), EDITION_NAME))
+
+    def next_id(self) -> str:
+        """Return the id of another request."""
+        return f"grpc-req-{next(self._ids)}"
+
+    def send(self, *requests: EnvRequest) -> None:
+        """Send ``requests``; do not wait."""
+        self._stream.send([wire.pack_request(request) for request in requests])
+
+    def receive(self) -> EnvResponse | None:
+        """Return the next response; None: the stream has ended properly."""
+        frame = self._stream.receive()
+        return None if frame is None else wire.parse_response(frame)
+
+    def ask(self, request: EnvRequest) -> Any:
+        """Send ``request`` and return its response, which must be there."""
+        response = wire.parse_response(self.ask_frame(wire.pack_request(request)))
+        assert response.request_id == request.request_id
+        return response
+
+    def ask_frame(self, frame: bytes) -> bytes:
+        """Send a frame and return that of its answer."""
+        return self._stream.ask(frame)
+
+    def reset(self, *seeds: int, lanes: tuple[int, ...] = (), ids: tuple[str, ...] = ()) -> Any:
+        """Reset; return the response."""
+        return self.ask(Reset(self.next_id(), seeds, {}, LONG_MS, lanes, ids))
+
+    def step(self, action: bytes, *, lanes: tuple[int, ...] = (), ids: tuple[str, ...] = ()) -> Any:
+        """Step; return the response."""
+        return self.ask(Step(self.next_id(), action, LONG_MS, lanes, ids))
+
+    def close(self) -> None:
+        """Leave, without Close."""
+        self._stream.close()
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,50 @@
+"""What the infos of a session's lanes look like to its client."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.server.env_dialects import ENV_DIALECTS
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+
+INFOS = {
+    "speed": np.array([1.5, 2.5, 3.5]),
+    "_speed": np.array([True, True, False]),
+    WARNING_KEY: [ConformanceWarning("observation", "range", "cam", "too high")],
+}
+MAPS = [{"path": "$.cam", "kind": "observation", "detail": "$.cam: too high"}]
+
+
+def plain(infos: object) -> object:
+    """Return ``infos`` with lists for arrays."""
+    assert isinstance(infos, dict)
+    return {
+        key: value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in infos.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("lanes", "told"),
+    [
+        ((0, 1, 2), {"speed": [1.5, 2.5, 3.5], "_speed": [True, True, False]}),
+        ((2, 1), {"speed": [3.5, 2.5], "_speed": [False, True]}),
+        ((1,), {"speed": 2.5}),
+        ((2,), {}),
+    ],
+)
+def test_released_clients_are_told_of_the_lanes_that_they_have_named(
+    lanes: Sequence[int], told: dict[str, object]
+) -> None:
+    infos = ENV_DIALECTS[WIRE_V1].infos(INFOS, lanes, 3)
+
+    assert plain(infos) == {**told, WARNING_KEY: MAPS}
+
+
+def test_clients_of_the_edition_are_told_of_the_vector() -> None:
+    infos = ENV_DIALECTS[PROTOCOL_V1].infos(INFOS, (1,), 3)
+
+    assert infos["speed"] is INFOS["speed"]
+    assert infos[WARNING_KEY] == ["observation.cam: too high"]
