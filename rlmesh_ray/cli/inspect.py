@@ -1,6 +1,6 @@
 """``rlmesh-ray inspect``: what an endpoint is, and whether it serves."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,7 +49,7 @@ def inspect(
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
-    """Show what an endpoint serves: contract, spaces, editions, capabilities, health.
+    """Show what an endpoint serves: contract, spaces, what it speaks, capabilities, health.
 
     With --health it is a probe for containers: the exit code is 0 if the endpoint would serve a
     new session now, and 1 if not, or if it does not tell.
@@ -61,9 +61,20 @@ def inspect(
     dial = Dial(address, read_token(token_file), client_tls(tls_ca), _TIMEOUT_S, edition_text)
     if health:
         return _probe(console, dial.address, check_health(dial))
-    for service, answer in _services(dial):
-        _tell(console, dial.address, service, answer, check_health(dial))
+    for service in _services(dial):
+        _tell(console, dial.address, service, check_health(dial))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """One that has answered."""
+
+    name: str
+    """``env`` or ``model``."""
+    answer: "Answer"
+    generations: tuple[str, ...]
+    """All that it speaks."""
 
 
 def _probe(console: Console, address: str, health: "EndpointHealth") -> int:
@@ -77,28 +88,32 @@ def _health_text(health: "EndpointHealth") -> str:
     return f"{text} ({health.reason})" if health.reason else text
 
 
-def _services(dial: "Dial") -> "list[tuple[str, Answer]]":
+def _services(dial: "Dial") -> "list[_Service]":
     """Ask for both services, where there can be both; return those that answer.
 
     Raises:
         EndpointError: None of them does.
     """
+    from rlmesh_ray.client.generations import generations_of_env, generations_of_model
     from rlmesh_ray.client.lane_client import ask_endpoint as ask_env
     from rlmesh_ray.client.remote_model import shake_hands as ask_model
 
-    asks: list[tuple[str, Callable[[Dial], Answer]]] = [("env", ask_env)]
-    if not speaks_dm_env_rpc(dial.address):
-        asks.append(("model", ask_model))
-    answers = []
+    if speaks_dm_env_rpc(dial.address):
+        answer = ask_env(dial)
+        return [_Service("env", answer, (answer.generation,))]
+    found = []
     failure: EndpointUnreachableError | None = None
-    for service, ask in asks:
+    for name, ask, generations_of in (
+        ("env", ask_env, generations_of_env),
+        ("model", ask_model, generations_of_model),
+    ):
         try:
-            answers.append((service, ask(dial)))
+            found.append(_Service(name, ask(dial), generations_of(dial)))
         except EndpointUnreachableError as error:
             failure = failure or error
-    if not answers and failure is not None:
+    if not found and failure is not None:
         raise failure
-    return answers
+    return found
 
 
 def _service_name(service: str, address: str) -> str:
@@ -107,21 +122,21 @@ def _service_name(service: str, address: str) -> str:
     return "EnvService" if service == "env" else "ModelService"
 
 
-def _tell(
-    console: Console, address: str, service: str, answer: "Answer", health: "EndpointHealth"
-) -> None:
+def _tell(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
     from rlmesh_ray.cli.describe import contract_facts, contract_json
     from rlmesh_ray.spaces.contract import EnvContract
 
+    answer = service.answer
     contract = answer.contract if isinstance(answer.contract, EnvContract) else None
     console.event(
         "endpoint",
         address=address,
-        service=service,
+        service=service.name,
         health=health.status.value,
         health_reason=health.reason,
         server_version=answer.server_version,
         generation=answer.generation,
+        generations=service.generations,
         edition=answer.selected_edition,
         edition_status=answer.status,
         editions=answer.editions,
@@ -130,12 +145,12 @@ def _tell(
     )
     edition = f"{answer.selected_edition} ({answer.status})" if answer.status else ""
     console.facts(
-        f"{_service_name(service, address)} on {address}",
+        f"{_service_name(service.name, address)} on {address}",
         {
             **(contract_facts(contract) if contract else {}),
             "health": _health_text(health),
             "server version": answer.server_version or "not told",
-            "generation": answer.generation,
+            "speaks": ", ".join(service.generations),
             # dm_env_rpc has none.
             **(
                 {

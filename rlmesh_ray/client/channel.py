@@ -26,7 +26,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 Metadata = tuple[tuple[str, str], ...]
 
-_OPTIONS = [
+_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", -1),
     # A frozen or unreachable server is found by pings; keepalive alone takes a minute, since
     # the kernel of a frozen process still acknowledges.
@@ -65,7 +65,8 @@ class Dial:
     """Everything it takes to reach an endpoint."""
 
     address: str
-    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``, or ``dm_env_rpc://HOST:PORT``."""
+    """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``, or
+    ``dm_env_rpc://HOST:PORT``."""
     token: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     timeout_s: float = 10.0
@@ -73,7 +74,8 @@ class Dial:
     edition_text: str | None = None
     """The text of the provisional edition that the endpoint implements, where it is not this
     package's: a name such as ``rlmesh-0.1.0b3``, or a sha256. Only for endpoints that refuse
-    this package for its text, and whose differences you accept."""
+    this package for its text, and whose differences you accept. Endpoints of the released rlmesh
+    are known without it."""
     dm_env_rpc: DmEnvRpcSettings | None = None
     """For a ``dm_env_rpc://`` address; None: the defaults."""
 
@@ -98,8 +100,12 @@ class Dial:
         Raises:
             AddressError: The address is malformed.
         """
-        target = str(parse_address(self.address))
+        address = parse_address(self.address)
+        target = str(address)
         options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
+        if address.path:
+            # Some servers break off where a path stands in place of a host's name.
+            options.append(("grpc.default_authority", "localhost"))
         if self.tls is not None:
             return grpc.secure_channel(target, self.tls.credentials(), options=options)
         return grpc.insecure_channel(target, options=options)
@@ -161,6 +167,8 @@ def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> E
         return AccessDeniedError(details, address)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return _exhausted(details, address)
+    if code is grpc.StatusCode.FAILED_PRECONDITION and _ONE_SESSION in details:
+        return CapacityError(f"{details}; end that session, or serve another one", address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return EndpointTimeoutError(f"no answer in time ({details})", address)
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -173,6 +181,9 @@ def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> E
         return EndpointUnreachableError(f"{_who_is_there(details)} ({details})", address)
     return EndpointLostError(f"the session broke ({code.name}: {details})", address)
 
+
+# Of the released rlmesh, whose endpoints have one session at a time.
+_ONE_SESSION = "already has an active Join session"
 
 # What gRPC writes about a connection that it could not use, and what it means. It has one status
 # for all of them, and only its words tell them apart.

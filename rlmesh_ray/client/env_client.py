@@ -4,11 +4,7 @@ RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_exchange import EnvExchange
@@ -17,53 +13,35 @@ from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
 from rlmesh_ray.client.line import Line
 from rlmesh_ray.client.line_keeper import LineKeeper
+from rlmesh_ray.client.results import ResetResult, StepResult
 from rlmesh_ray.errors import (
+    CodecError,
     ConfigurationError,
     EndpointTimeoutError,
+    HandshakeRefusedError,
     LocalProtocolError,
+    RemoteEnvError,
     RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import (
+    Configure,
+    Configured,
     EpisodeRecord,
     Infos,
     Render,
     Rendered,
-    Reset,
     ResetDone,
-    Step,
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.lanes_v1 import LaneCall
-from rlmesh_ray.wire.rlmesh_v1 import values
 
 __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
-
-
-@dataclass(frozen=True, slots=True)
-class ResetResult:
-    """First observations, over all lanes."""
-
-    observation: list[Column]
-    infos: Infos
-    episode_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one vector step gave; every array has one entry a lane."""
-
-    observation: list[Column]
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    infos: Infos
-    completed_episodes: tuple[EpisodeRecord, ...]
-    episode_ids: tuple[str, ...]
+_NO_SENSE = "the answer does not fit the contract: {}"
 
 
 class EnvClient:
@@ -84,7 +62,7 @@ class EnvClient:
     Raises:
         ConfigurationError: ``shared_memory`` is wanted, and the endpoint does not offer it.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
-        HandshakeRefusedError: It does not speak this package's generation or edition.
+        HandshakeRefusedError: It speaks no generation or edition of this package.
     """
 
     def __init__(
@@ -98,6 +76,7 @@ class EnvClient:
         self._timeout_s = step_timeout_s
         connection = connect(dial)
         self.answer, self.contract = connection.answer, connection.contract
+        self._tongue = connection.tongue
         self._channel, self._metadata = connection.channel, connection.metadata
         try:
             self._lines = LineKeeper(
@@ -111,7 +90,8 @@ class EnvClient:
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._stream = JoinStream(self._channel, _JOIN, self._metadata, dial.address)
-        self._exchange = EnvExchange(self._stream, self._channel, dial.address)
+        self._exchange = EnvExchange(self._stream, self._channel, self._tongue.frames, dial.address)
+        self._configure()
 
     @property
     def address(self) -> str:
@@ -136,6 +116,7 @@ class EnvClient:
         Raises:
             ConfigurationError: It cannot reset single lanes; nothing was sent.
             RemoteEnvError: The endpoint answered with an error.
+            RemoteProtocolError: The answer is none; that ends the session.
             EndpointError: The session broke.
         """
         return self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
@@ -149,12 +130,12 @@ class EnvClient:
     ) -> str:
         """Start new episodes without waiting; return the request's id."""
         self._settle()
-        request = Reset(
+        request = self._tongue.reset(
             next(self._exchange.request_ids),
-            tuple(seeds),
-            options or {},
-            self._server_timeout_ms,
-            self._some(lanes),
+            seeds=seeds,
+            options=options or {},
+            timeout_ms=self._server_timeout_ms,
+            lanes=self._some(lanes),
         )
         self._exchange.send(request)
         return request.request_id
@@ -173,9 +154,13 @@ class EnvClient:
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
         done = self._exchange.receive(request_id, ResetDone, self._timeout_s)
-        self._episode_ids = done.episode_ids
         self._lines.lanes_were_reset()
-        return ResetResult(self._observation(done.observation), done.infos, done.episode_ids)
+        try:
+            result = self._tongue.reset_result(done)
+        except CodecError as error:
+            raise self._exchange.broken(_NO_SENSE.format(error), request_id) from error
+        self._episode_ids = result.episode_ids
+        return result
 
     def step(self, action: Sequence[Column]) -> StepResult:
         """Apply one action a lane and wait for the result."""
@@ -189,28 +174,29 @@ class EnvClient:
             is_last: Whether its answer is received before anything else is sent. If not, and this
                 step travelled through shared memory, what is sent next would wait for it.
         """
-        self._settle()
+        if self._on_line is not None:
+            self._settle()
         self._exchange.require_open()
         # What is still on the stream comes first, and a line would overtake it.
         is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
         line = self._lines.line() if is_alone else None
-        if line is None:
-            return self._send_on_stream(next(self._exchange.request_ids), action)
         request_id = next(self._exchange.request_ids)
-        line.send(int(request_id), action, self._server_timeout_ms)
-        self._on_line = request_id, line
+        if line is None:
+            self._send_on_stream(request_id, action)
+        else:
+            line.send(int(request_id), action, self._server_timeout_ms)
+            self._on_line = request_id, line
         return request_id
 
-    def _send_on_stream(self, request_id: str, action: Sequence[Column]) -> str:
-        data = values.encode_batch(self.contract.action_space, list(action), self.contract.num_envs)
-        self._exchange.send(Step(request_id, data, self._server_timeout_ms))
-        return request_id
+    def _send_on_stream(self, request_id: str, action: Sequence[Column]) -> None:
+        self._exchange.send(self._tongue.step(request_id, action, self._server_timeout_ms))
 
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step.
 
         Raises:
             RemoteEnvError: The endpoint answered with an error.
+            RemoteProtocolError: The answer is none; that ends the session.
             EndpointError: The session broke.
         """
         if self._on_line is not None and request_id == self._on_line[0]:
@@ -218,16 +204,12 @@ class EnvClient:
         if request_id in self._kept:
             return _told(self._kept.pop(request_id))
         done = self._exchange.receive(request_id, StepDone, self._timeout_s)
-        self._episode_ids = done.episode_ids
-        return StepResult(
-            observation=self._observation(done.observation),
-            rewards=np.asarray(done.rewards, np.float64),
-            terminated=np.frombuffer(done.terminated, np.bool_).copy(),
-            truncated=np.frombuffer(done.truncated, np.bool_).copy(),
-            infos=done.infos,
-            completed_episodes=done.completed_episodes,
-            episode_ids=done.episode_ids,
-        )
+        try:
+            result = self._tongue.step_result(done)
+        except CodecError as error:
+            raise self._exchange.broken(_NO_SENSE.format(error), request_id) from error
+        self._episode_ids = result.episode_ids
+        return result
 
     def _settle(self) -> None:
         """Wait for what the line owes, and keep it: requests on two roads have no order."""
@@ -331,10 +313,20 @@ class EnvClient:
     def _server_timeout_ms(self) -> int:
         return max(1, int(self._timeout_s * 900))
 
-    def _observation(self, data: bytes) -> list[Column]:
-        columns = values.decode_batch(self.contract.observation_space, data, self.contract.num_envs)
-        # Own, writable memory: torch warns about read-only arrays, and callers keep views.
-        return [column if isinstance(column, tuple) else np.array(column) for column in columns]
+    def _configure(self) -> None:
+        """Name the edition, where the generation wants that before anything else."""
+        if not self._tongue.edition:
+            return
+        request = Configure(next(self._exchange.request_ids), self._tongue.edition)
+        try:
+            self._exchange.send(request)
+            self._exchange.receive(request.request_id, Configured, self._dial.timeout_s)
+        except RemoteEnvError as error:
+            self.close()
+            raise HandshakeRefusedError(f"{self.address} takes no session: {error}") from error
+        except BaseException:
+            self.close()
+            raise
 
 
 def _told(kept: StepResult | RlmeshError) -> StepResult:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import grpc
 
+from rlmesh_ray.client.env_tongue import EnvFrames
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
     CodecError,
@@ -18,21 +19,21 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
     RlmeshError,
 )
+from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     Close,
+    Configured,
     EnvFailed,
     EnvRequest,
-    EnvResponse,
     Rendered,
     ResetDone,
     StepDone,
 )
-from rlmesh_ray.wire.rlmesh_v1 import env as wire
 
 _CLOSE_TIMEOUT_S = 2.0
 _CUT_OFF_TIMEOUT_S = 1.0
 
-ResponseT = TypeVar("ResponseT", ResetDone, StepDone, Rendered)
+ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
 
 
 class EnvExchange:
@@ -41,10 +42,13 @@ class EnvExchange:
     Args:
         stream: The session's.
         channel: The stream's; closed with the session.
+        frames: The session's language.
         address: For error messages.
     """
 
-    def __init__(self, stream: JoinStream, channel: grpc.Channel, address: str) -> None:
+    def __init__(
+        self, stream: JoinStream, channel: grpc.Channel, frames: EnvFrames, address: str
+    ) -> None:
         self.request_ids = map(str, itertools.count(1))
         """For the requests, each once."""
         self.num_sent = 0
@@ -53,6 +57,7 @@ class EnvExchange:
         """How many answers have come; after the first one the endpoint knows the session."""
         self._stream = stream
         self._channel = channel
+        self._frames = frames
         self._address = address
         self._is_closed = False
         self._end: RlmeshError | None = None
@@ -79,7 +84,7 @@ class EnvExchange:
             EndpointError: The session is closed, or an error has ended it.
         """
         self.require_open()
-        self._stream.send(wire.pack_request(request))
+        self._stream.send(self._frames.pack_request(request))
         self.num_sent += 1
 
     def receive(self, request_id: str, kind: type[ResponseT], timeout_s: float) -> ResponseT:
@@ -113,14 +118,37 @@ class EnvExchange:
             RemoteProtocolError: As with ``receive``.
         """
         try:
-            return _response(frame, request_id, kind)
-        except RemoteEnvError as error:
-            if not error.is_recoverable:
-                self._end = self._end or error
-            raise
-        except RemoteProtocolError as error:
-            self._end = self._end or error
-            raise
+            response = self._frames.parse_response(frame)
+        except CodecError as error:
+            raise self.broken(f"the answer does not decode: {error}", request_id) from error
+        if response.request_id != request_id:
+            raise self.broken(
+                f"the answer is for request {quoted(response.request_id)!r}", request_id
+            )
+        if isinstance(response, EnvFailed):
+            raise self._failed(response)
+        if not isinstance(response, kind):
+            name = type(response).__name__
+            raise self.broken(f"{name} does not answer this request", request_id)
+        return response
+
+    def broken(self, reason: str, request_id: str) -> RemoteProtocolError:
+        """Let nothing be asked any more, since an answer breaks the protocol; return the error."""
+        error = RemoteProtocolError(reason, request_id)
+        self.give_up(error)
+        return error
+
+    def _failed(self, failed: EnvFailed) -> RemoteEnvError:
+        error = RemoteEnvError(
+            failed.code.name,
+            failed.message,
+            failed.is_recoverable,
+            failed.debug_info,
+            failed.interrupted_episodes,
+        )
+        if not failed.is_recoverable:
+            self.give_up(error)
+        return error
 
     def give_up(self, error: RlmeshError) -> None:
         """Let nothing be asked any more, because of ``error``."""
@@ -147,30 +175,9 @@ class EnvExchange:
 
     def _finish(self, request: Close) -> None:
         """Send Close and wait for its answer, past those of requests that nobody waited for."""
-        self._stream.send(wire.pack_request(request))
+        self._stream.send(self._frames.pack_request(request))
         end_s = time.monotonic() + _CLOSE_TIMEOUT_S
         is_answered = False
         while not is_answered:
             frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
-            is_answered = wire.parse_response(frame).request_id == request.request_id
-
-
-def _response(frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
-    try:
-        response: EnvResponse = wire.parse_response(frame)
-    except CodecError as error:
-        raise RemoteProtocolError(f"the answer does not decode: {error}", request_id) from error
-    if response.request_id != request_id:
-        raise RemoteProtocolError(f"the answer is for request {response.request_id!r}", request_id)
-    if isinstance(response, EnvFailed):
-        raise RemoteEnvError(
-            response.code.name,
-            response.message,
-            response.is_recoverable,
-            response.debug_info,
-            response.interrupted_episodes,
-        )
-    if not isinstance(response, kind):
-        name = type(response).__name__
-        raise RemoteProtocolError(f"{name} does not answer this request", request_id)
-    return response
+            is_answered = self._frames.parse_response(frame).request_id == request.request_id

@@ -1,17 +1,21 @@
 """How a client finds out what an EnvService is, and connects to it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
-from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import Dial, Metadata, handshake_with
+from rlmesh_ray.client.channel import Dial, Metadata
+from rlmesh_ray.client.env_tongue import EditionTongue, EnvTongue
+from rlmesh_ray.client.greeting import Greeting, greet, greetings_of, understood
+from rlmesh_ray.client.released.env_tongue import ReleasedTongue
 from rlmesh_ray.errors import HandshakeRefusedError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import Answer, check_answer, make_offer
+from rlmesh_ray.protocol.generations import WIRE_V1
+from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
+from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_wire
 
 _ABLE = (
     capabilities.NDARRAY,
@@ -34,6 +38,8 @@ class Connection:
     """What the calls of the session carry."""
     session_id: str
     """Empty where the endpoint gives none."""
+    tongue: EnvTongue
+    """Of the generation that the endpoint speaks."""
 
 
 def shake_hands(dial: Dial) -> Answer:
@@ -41,11 +47,24 @@ def shake_hands(dial: Dial) -> Answer:
 
     Raises:
         EndpointError: It cannot be reached.
-        HandshakeRefusedError: It does not speak this package's generation or edition.
+        HandshakeRefusedError: It speaks no generation or edition of this package.
     """
     channel = dial.open()
     try:
-        return _handshake(dial, channel)
+        return _handshake(dial, channel)[1]
+    finally:
+        channel.close()
+
+
+def generations_of(dial: Dial) -> tuple[str, ...]:
+    """Return the generations in which an endpoint can be talked to.
+
+    Raises:
+        EndpointError: It cannot be reached.
+    """
+    channel = dial.open()
+    try:
+        return understood(dial, channel, _HANDSHAKE, _greetings(dial))
     finally:
         channel.close()
 
@@ -55,12 +74,12 @@ def connect(dial: Dial) -> Connection:
 
     Raises:
         EndpointError: The endpoint cannot be reached, or wants another token.
-        HandshakeRefusedError: It does not speak this package's generation or edition, or no
-            session can be held under its contract.
+        HandshakeRefusedError: It speaks no generation or edition of this package, or no session
+            can be held under its contract.
     """
     channel = dial.open()
     try:
-        answer = _handshake(dial, channel)
+        generation, answer = _handshake(dial, channel)
         contract = _contract(answer, dial.address)
     except BaseException:
         channel.close()
@@ -70,21 +89,30 @@ def connect(dial: Dial) -> Connection:
         channel = dial.open(max_response_bytes(contract))
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
-    return Connection(channel, answer, contract, dial.metadata + own, session_id)
+    tongue: EnvTongue = EditionTongue(contract)
+    if generation == WIRE_V1:
+        tongue = ReleasedTongue(contract)
+    return Connection(channel, answer, contract, dial.metadata + own, session_id, tongue)
 
 
-def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
-    offer = make_offer(
-        "rlmesh-ray",
-        __version__,
-        dict.fromkeys(_ABLE, ""),
-        text=dial.text_sha256,
-    )
-    reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
-    with handshake_with(dial.address):
-        answer: Answer = wire.parse_answer(reply)
-        check_answer(offer, answer)
-    return answer
+def _handshake(dial: Dial, channel: grpc.Channel) -> tuple[str, Answer]:
+    greeting, answer = greet(dial, channel, _HANDSHAKE, _greetings(dial))
+    if greeting.generation == WIRE_V1:
+        answer = replace(answer, capabilities=_as_told_here(answer))
+    return greeting.generation, answer
+
+
+def _greetings(dial: Dial) -> tuple[Greeting, ...]:
+    return greetings_of(dial, edition_wire, released_wire, _ABLE)
+
+
+def _as_told_here(answer: Answer) -> dict[str, str]:
+    """Return the capabilities of a released endpoint, with our names for what we know, too."""
+    told = dict(answer.capabilities)
+    told.pop(capabilities.SHARED_MEMORY, None)  # only the edition says what travels there
+    if told.get(capabilities.SUBSET_STEP) == capabilities.YES:
+        told[capabilities.PARTIAL_RESET] = ""
+    return told
 
 
 def _contract(answer: Answer, address: str) -> EnvContract:

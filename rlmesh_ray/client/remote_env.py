@@ -22,8 +22,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     """The lane of one session with an endpoint whose width is 1.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``; or
-            ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
+            ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
         token: What the endpoint wants to see.
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
@@ -39,7 +39,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         ConfigurationError: ``edition_text`` is not known.
         ContractMismatchError: The endpoint has more than one lane.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
-        HandshakeRefusedError: It does not speak this package's generation or edition.
+        HandshakeRefusedError: It speaks no generation or edition of this package.
     """
 
     def __init__(  # noqa: PLR0913  # the public surface; every option stands alone

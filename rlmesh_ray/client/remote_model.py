@@ -1,56 +1,30 @@
 """RemoteModel: a served policy, from anywhere."""
 
-import contextlib
-import itertools
-import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
-import gymnasium
-
-from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import ClientTls, Dial, handshake_with
+from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.errors import (
-    CodecError,
-    EndpointClosedError,
-    EndpointError,
-    EndpointLostError,
-    EndpointTimeoutError,
-    LocalProtocolError,
-    RemoteModelError,
-    RlmeshError,
-)
+from rlmesh_ray.client.model_contract import contract_of
+from rlmesh_ray.client.model_exchange import ModelExchange
+from rlmesh_ray.client.model_handshake import handshake, shake_hands
+from rlmesh_ray.client.model_tongue import EditionModelTongue, ModelTongue
+from rlmesh_ray.client.released.model_tongue import ReleasedModelTongue
+from rlmesh_ray.client.telemetry import PredictTelemetry
+from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import Answer, check_answer, make_offer
-from rlmesh_ray.protocol.messages import (
-    BatchRun,
-    CloseModel,
-    CloseRoute,
-    ConfigureRoute,
-    ModelFailed,
-    ModelRequest,
-    ModelResponse,
-    Predict,
-    PredictContext,
-    Predicted,
-    PredictSlot,
-)
+from rlmesh_ray.protocol.generations import WIRE_V1
+from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.wire.rlmesh_v1 import model as wire
-from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.spaces.contract import EnvContract
 
-_HANDSHAKE = "/rlmesh.model.v1.ModelService/Handshake"
+__all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_hands"]
+
 _JOIN = "/rlmesh.model.v1.ModelService/Join"
-_CLOSE_TIMEOUT_S = 2.0
 
 DEFAULT_ROUTE = "default"
 
@@ -72,36 +46,6 @@ class Slots:
         return tuple(PredictSlot(*row) for row in fields)
 
 
-@dataclass(frozen=True, slots=True)
-class PredictTelemetry:
-    """How an endpoint made a prediction."""
-
-    policy_version: int
-    """Of the weights that acted; 0 for those that the policy was loaded with."""
-    queue_s: float
-    """Time from the request's arrival there to the beginning of its batch."""
-    forward_s: float
-    """Time that the policy took for the whole batch."""
-    batch_rows: int
-    """Rows in the batch, those of others included."""
-    server: str
-    """Names the server, as long as it lives."""
-
-
-def shake_hands(dial: Dial) -> Answer:
-    """Ask a model endpoint what it is, without opening a session.
-
-    Raises:
-        EndpointError: It cannot be reached.
-        HandshakeRefusedError: It does not speak this package's generation or edition.
-    """
-    channel = dial.open()
-    try:
-        return _handshake(dial, channel)
-    finally:
-        channel.close()
-
-
 class RemoteModel:
     """A session with a ModelService.
 
@@ -110,7 +54,8 @@ class RemoteModel:
     endpoint calls not recoverable only ``close`` is left to do.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
+            ``tcp://``.
         token: What the endpoint wants to see.
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
@@ -121,7 +66,7 @@ class RemoteModel:
     Raises:
         ConfigurationError: ``edition_text`` is not known.
         EndpointError: The endpoint cannot be reached or wants another token.
-        HandshakeRefusedError: It does not speak this package's generation or edition.
+        HandshakeRefusedError: It speaks no generation or edition of this package.
     """
 
     def __init__(
@@ -138,14 +83,9 @@ class RemoteModel:
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
         self._telemetry: dict[str, PredictTelemetry] = {}
-        self._futures: dict[str, Future[ModelResponse]] = {}
-        self._request_ids = map(str, itertools.count(1))
-        self._lock = threading.Lock()
-        self._failure: RlmeshError | None = None
-        self._end: RemoteModelError | None = None
         self._channel = self._dial.open()
         try:
-            self.answer = _handshake(self._dial, self._channel)
+            generation, self.answer = handshake(self._dial, self._channel)
         except BaseException:
             self._channel.close()
             raise
@@ -153,11 +93,11 @@ class RemoteModel:
         own = ((capabilities.SESSION_METADATA_KEY, given_id),) if given_id else ()
         # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
         self._session_id = given_id or uuid.uuid4().hex
+        self._tongue: ModelTongue = EditionModelTongue(self._session_id)
+        if generation == WIRE_V1:
+            self._tongue = ReleasedModelTongue(self._session_id)
         self._stream = JoinStream(self._channel, _JOIN, self._dial.metadata + own, address)
-        self._reader = threading.Thread(
-            target=self._read, name="rlmesh-ray-model-client", daemon=True
-        )
-        self._reader.start()
+        self._exchange = ModelExchange(self._stream, self._tongue, address)
 
     @property
     def address(self) -> str:
@@ -180,8 +120,9 @@ class RemoteModel:
             EndpointError: The session broke.
         """
         contract = contract_of(env)
-        context = PredictContext(self._session_id, route_id, "")
-        self._ask(lambda rid: ConfigureRoute(rid, _with_id(context, rid), contract))
+        self._exchange.ask(
+            lambda ids: [self._tongue.configure(ids, route_id, contract)], self._timeout_s
+        )
         self._contracts[route_id] = contract
         return route_id
 
@@ -210,14 +151,13 @@ class RemoteModel:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
         columns = coerce_batch(contract.observation_space, observation, len(rows))
-        data = values.encode_batch(contract.observation_space, columns, len(rows))
-        context = PredictContext(self._session_id, route_id, "", rows)
-        response = self._ask(lambda rid: Predict(rid, _with_id(context, rid), data))
-        if not isinstance(response, Predicted):
-            raise LocalProtocolError(f"{type(response).__name__} does not answer Predict")
-        if response.run is not None:
-            self._telemetry[route_id] = _telemetry(response.run, response.queue_ns)
-        actions = values.decode_batch(contract.action_space, response.action, len(rows))
+        data = self._tongue.encode(contract, columns, len(rows))
+        told = self._exchange.ask(
+            lambda ids: self._tongue.predict(ids, route_id, rows, data), self._timeout_s
+        )
+        if told.telemetry is not None:
+            self._telemetry[route_id] = told.telemetry
+        actions = self._tongue.actions(contract, told, len(rows))
         return unflatten(
             contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
@@ -226,15 +166,15 @@ class RemoteModel:
     def last_telemetry(self, route_id: str = DEFAULT_ROUTE) -> PredictTelemetry | None:
         """Return how the route's latest prediction was made.
 
-        None before the first one, and when the endpoint does not tell (rlmesh-ray does).
+        None before the first one, and when the endpoint tells nothing. Endpoints of rlmesh-ray
+        tell everything, those of the released rlmesh only the times.
         """
         return self._telemetry.get(route_id)
 
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
-        context = PredictContext(self._session_id, route_id, "")
         contract = self._contracts.get(route_id)
-        self._ask(lambda rid: CloseRoute(rid, _with_id(context, rid)))
+        self._exchange.ask(lambda ids: [self._tongue.release(ids, route_id)], self._timeout_s)
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
@@ -242,12 +182,7 @@ class RemoteModel:
 
     def close(self) -> None:
         """End the session, not the service. Idempotent."""
-        if self._failure is None:
-            with contextlib.suppress(RlmeshError):  # it is closed below, whatever the peer does
-                self._ask(CloseModel, timeout_s=_CLOSE_TIMEOUT_S)
-            self._fail(EndpointClosedError("the session is closed", self._dial.address))
-        self._stream.close()
-        self._reader.join(_CLOSE_TIMEOUT_S)
+        self._exchange.close()
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -261,108 +196,6 @@ class RemoteModel:
     ) -> None:
         self.close()
 
-    def _ask(self, make: Any, timeout_s: float | None = None) -> ModelResponse:
-        """Send the request that ``make(request_id)`` returns and wait for its answer."""
-        future: Future[ModelResponse] = Future()
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            request: ModelRequest = make(next(self._request_ids))
-            self._require_usable(request)
-            self._futures[request.request_id] = future
-            self._stream.send(wire.pack_request(request))
-        wait_s = self._timeout_s if timeout_s is None else timeout_s
-        try:
-            response = future.result(wait_s)
-        except TimeoutError:
-            with self._lock:
-                self._futures.pop(request.request_id, None)
-            raise EndpointTimeoutError(
-                f"no answer within {wait_s:g} s", self._dial.address
-            ) from None
-        if isinstance(response, ModelFailed):
-            raise self._error(response)
-        return response
-
-    def _require_usable(self, request: ModelRequest) -> None:
-        """Let nothing but Close follow an error that ends the session."""
-        if self._end is not None and not isinstance(request, CloseModel):
-            raise EndpointLostError(
-                f"the session ended with an error ({self._end}); close it and open a new one",
-                self._dial.address,
-            ) from self._end
-
-    def _error(self, failed: ModelFailed) -> RemoteModelError:
-        error = RemoteModelError(
-            failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
-        )
-        if not failed.is_recoverable:
-            self._end = self._end or error
-        return error
-
-    def _read(self) -> None:
-        try:
-            for frame in self._stream.frames():
-                response = wire.parse_response(frame)
-                with self._lock:
-                    future = self._futures.pop(response.request_id, None)
-                if future is not None:
-                    future.set_result(response)
-        except (EndpointError, CodecError) as error:
-            self._fail(error)
-
-    def _fail(self, error: RlmeshError) -> None:
-        with self._lock:
-            self._failure = self._failure or error
-            futures, self._futures = list(self._futures.values()), {}
-        for future in futures:
-            future.set_exception(error)
-
-
-def contract_of(env: Any) -> EnvContract:
-    """Return the contract of ``env``: its own, or one made from its spaces."""
-    if isinstance(env, EnvContract):
-        return env
-    contract = getattr(env, "contract", None)
-    if isinstance(contract, EnvContract):
-        return contract
-    is_vector = isinstance(env, gymnasium.vector.VectorEnv)
-    spec_id = env.spec.id if env.spec is not None else type(env).__name__
-    return EnvContract(
-        id=spec_id,
-        observation_space=from_gymnasium(
-            env.single_observation_space if is_vector else env.observation_space
-        ),
-        action_space=from_gymnasium(env.single_action_space if is_vector else env.action_space),
-        num_envs=env.num_envs if is_vector else 1,
-        autoreset_mode=AutoresetMode.DISABLED,
-    )
-
-
-def _telemetry(run: BatchRun, queue_ns: int) -> PredictTelemetry:
-    return PredictTelemetry(
-        policy_version=run.policy_version,
-        queue_s=queue_ns * 1e-9,
-        forward_s=run.forward_ns * 1e-9,
-        batch_rows=run.num_rows,
-        server=run.component_id,
-    )
-
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:
     return tuple(PredictSlot(lane, "", 0, False) for lane in range(num_lanes))
-
-
-def _with_id(context: PredictContext, request_id: str) -> PredictContext:
-    return PredictContext(context.session_id, context.route_id, request_id, context.slots)
-
-
-def _handshake(dial: Dial, channel: grpc.Channel) -> Answer:
-    offer = make_offer(
-        "rlmesh-ray", __version__, {capabilities.SPACES_CORE: ""}, text=dial.text_sha256
-    )
-    reply = dial.call(channel, _HANDSHAKE, wire.pack_offer(offer))
-    with handshake_with(dial.address):
-        answer: Answer = wire.parse_answer(reply)
-        check_answer(offer, answer)
-    return answer

@@ -13,6 +13,7 @@ from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.errors import ConformanceError, LocalProtocolError
+from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
@@ -26,8 +27,8 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     (``metadata["autoreset_mode"]``). Arrays that are returned belong to the caller.
 
     Args:
-        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://``; or
-            ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
+        address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
+            ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
         token: What the endpoint wants to see.
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
@@ -42,7 +43,7 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     Raises:
         ConfigurationError: ``edition_text`` is not known.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
-        HandshakeRefusedError: It does not speak this package's generation or edition.
+        HandshakeRefusedError: It speaks no generation or edition of this package.
     """
 
     def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -84,6 +85,11 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def address(self) -> str:
         """Where the endpoint is."""
         return self._client.address
+
+    @property
+    def resets_single_lanes(self) -> bool:
+        """Whether a ``reset_mask`` may choose some of the lanes."""
+        return self.num_envs == 1 or PARTIAL_RESET in self._client.answer.capabilities
 
     def reset(
         self,

@@ -1,5 +1,6 @@
 """Addresses of endpoints: ``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``.
 
+Servers of the released rlmesh print theirs as ``tcp://HOST:PORT``, which is the same.
 ``dm_env_rpc://`` in front names the other protocol to speak there.
 """
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 
 from rlmesh_ray.errors import AddressError
 
-_SCHEME = "rlmesh://"
 _DM_ENV_RPC = "dm_env_rpc://"
+_SCHEMES = ("rlmesh://", "tcp://", _DM_ENV_RPC)
 _FORMS = (
     "write HOST:PORT (such as 127.0.0.1:50051), unix:PATH, rlmesh://HOST:PORT or "
     "dm_env_rpc://HOST:PORT"
@@ -45,7 +46,7 @@ class Address:
 
 def looks_like_address(text: str) -> bool:
     """Tell whether ``text`` is meant as an address, rather than as a Gymnasium id or a path."""
-    if text.startswith((_SCHEME, _DM_ENV_RPC, "unix:")):
+    if text.startswith((*_SCHEMES, "unix:")):
         return True
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdigit()
@@ -62,7 +63,8 @@ def parse_address(text: str) -> Address:
     Raises:
         AddressError: ``text`` is none, or its port is out of range.
     """
-    bare = text.removeprefix(_DM_ENV_RPC if speaks_dm_env_rpc(text) else _SCHEME)
+    scheme = next((each for each in _SCHEMES if text.startswith(each)), "")
+    bare = text.removeprefix(scheme)
     if bare.startswith("unix:"):
         path = bare.removeprefix("unix:")
         if not path:
@@ -70,7 +72,7 @@ def parse_address(text: str) -> Address:
         return Address("", 0, path)
     host, _, port = bare.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()):
+    if not host or "/" in host or not (port.isascii() and port.isdigit()):
         raise AddressError(f"{text!r} is not an address; {_FORMS}")
     if int(port) > 65535:
         raise AddressError(f"port {port} in {text!r} is above 65535")

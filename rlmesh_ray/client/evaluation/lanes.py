@@ -51,16 +51,26 @@ class LaneLoop:
         desk: Hands out the episodes.
         seed: Of the episode with index 0; None lets the environment seed itself.
         model: Address of the policy, for the records.
+        in_rounds: Whether lanes begin together only, for an endpoint that resets all of them or
+            none. Those that have ended wait for the longest episode, and are stepped along.
     """
 
     def __init__(
-        self, env: RemoteVectorEnv, act: Act, desk: Desk, seed: int | None, model: str
+        self,
+        env: RemoteVectorEnv,
+        act: Act,
+        desk: Desk,
+        seed: int | None,
+        model: str,
+        *,
+        in_rounds: bool = False,
     ) -> None:
         self._env = env
         self._act = act
         self._model = model
         self._desk = desk
         self._seed = seed
+        self._in_rounds = in_rounds
         width = env.num_envs
         self._index: list[int] = [_IDLE] * width
         self._ids = [""] * width
@@ -124,6 +134,10 @@ class LaneLoop:
 
     def _refill(self, ended: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
         """Give idle lanes an episode; return which lanes are to be reset, None at the end."""
+        if self._in_rounds:
+            if any(index != _IDLE for index in self._index):
+                return np.zeros_like(ended)
+            ended = np.ones_like(ended)
         while True:
             idle = [lane for lane, index in enumerate(self._index) if index == _IDLE]
             taken = self._desk.take(idle)

@@ -181,10 +181,10 @@ def success_of(infos: Mapping[str, object], lane: int) -> bool | None:
 def _as_flag(value: object, lane: int) -> bool | None:
     """Return a flag or the numbers 0 and 1 as a flag; anything else is no answer."""
     if isinstance(value, (list, tuple, np.ndarray)):
-        # An array without a mask: one entry a lane.
-        entries = np.asarray(value).reshape(-1)
-        value = entries[lane].item() if lane < len(entries) else None
-    elif isinstance(value, np.generic):
+        # Without a mask: one entry a lane.
+        entries = value.reshape(-1) if isinstance(value, np.ndarray) else value
+        value = entries[lane] if lane < len(entries) else None
+    if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (bool, int, float)) and value in (0, 1):
         return bool(value)

@@ -74,7 +74,7 @@ class DialedSite(Generic[SessionT]):
 
         Raises:
             EndpointError: It cannot be reached.
-            HandshakeRefusedError: It does not speak this package's generation or edition.
+            HandshakeRefusedError: It speaks no generation or edition of this package.
         """
         dial = self._find()
         self.address = dial.address

@@ -12,6 +12,7 @@ from rlmesh_ray.client.evaluation.sites import Site
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import AccessDeniedError, EndpointError, RemoteError, RlmeshError
+from rlmesh_ray.spaces.contract import AutoresetMode
 
 # What an endpoint answers when it has stopped working, as opposed to having worked and failed.
 _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
@@ -195,7 +196,9 @@ class Worker:
             role = Role.ENV
             self._board.note_open()
             desk = TurnDesk(self._board, turn)
-            LaneLoop(env, actor.act, desk, self._seed, actor.address).run()
+            LaneLoop(
+                env, actor.act, desk, self._seed, actor.address, in_rounds=_needs_rounds(env)
+            ).run()
         except (EndpointError, RemoteError) as error:
             if actor is not None and actor.failure is error:
                 role = Role.MODEL
@@ -229,3 +232,9 @@ class Worker:
             # Later on another endpoint may have taken over the port.
             return self._board.was_reached(turn, role)
         return True
+
+
+def _needs_rounds(env: RemoteVectorEnv) -> bool:
+    """Tell whether lanes can only begin together; ended ones may be stepped along meanwhile."""
+    resets_itself = env.contract.autoreset_mode is not AutoresetMode.DISABLED
+    return resets_itself and not env.resets_single_lanes

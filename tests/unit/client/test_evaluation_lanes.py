@@ -193,3 +193,39 @@ def test_a_stopped_desk_ends_the_loop() -> None:
 def test_a_broken_environment_is_heard() -> None:
     with pytest.raises(EndpointLostError):
         drive(MemoryEnv(1, 1), MemoryDesk(Schedule(range(1)), 0, []), 0)
+
+
+class MemoryVector(MemoryEnv):
+    """Lanes that begin together only, and go on by themselves after an end (NEXT_STEP)."""
+
+    def reset(
+        self, *, seed: Sequence[int] | None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        assert "reset_mask" not in (options or {}), "a lane was reset alone"
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        begins = self._ended.copy()
+        self._ended[:] = False
+        self._steps[begins] = -1
+        return super().step(actions)
+
+
+@given(num_episodes=st.integers(1, 12), first_seed=st.integers(0, 50), width=st.integers(1, 5))
+def test_lanes_that_begin_together_run_every_episode_once(
+    num_episodes: int, first_seed: int, width: int
+) -> None:
+    finished: list[Episode] = []
+    desk = MemoryDesk(Schedule(range(num_episodes)), 0, finished)
+
+    LaneLoop(
+        MemoryVector(width),  # type: ignore[arg-type]  # a fake
+        lambda observation, _: observation,
+        desk,
+        first_seed,
+        "",
+        in_rounds=True,
+    ).run()
+
+    finished.sort(key=lambda episode: episode.index)
+    assert finished == [expected(index, first_seed) for index in range(num_episodes)]

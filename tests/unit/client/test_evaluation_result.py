@@ -65,6 +65,9 @@ def test_where_an_episode_ran_makes_no_difference() -> None:
         ({"success": np.array([0.5, 1.0])}, [None, True]),
         ({"success": "yes"}, [None, None]),
         ({"success": np.zeros((0,))}, [None, None]),
+        ({"success": [None, [1]]}, [None, None]),
+        ({"success": [[1], [1, 0]]}, [None, None]),
+        ({"success": np.array([None, True])}, [None, True]),
         ({"is_success": "?", "success": np.array([1, 1])}, [True, True]),
         ({}, [None, None]),
         (

@@ -9,6 +9,8 @@ from rlmesh_ray.protocol.address import Address, looks_like_address, parse_addre
     [
         ("127.0.0.1:50051", Address("127.0.0.1", 50051)),
         ("rlmesh://node-7:1", Address("node-7", 1)),
+        ("tcp://node-7:1", Address("node-7", 1)),
+        ("tcp://[::1]:1", Address("::1", 1)),
         ("[::1]:0", Address("::1", 0)),
         ("unix:/tmp/x.sock", Address("", 0, "/tmp/x.sock")),
         ("rlmesh://unix:/tmp/x.sock", Address("", 0, "/tmp/x.sock")),
@@ -22,7 +24,21 @@ def test_addresses_are_understood_and_written_back(text: str, address: Address) 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "CartPole-v1", "host", "host:", ":1", "h:x", "h:70000", "unix:"]
+    "text",
+    [
+        "",
+        "CartPole-v1",
+        "host",
+        "host:",
+        ":1",
+        "h:x",
+        "h:70000",
+        "unix:",
+        "tcp://",
+        "tcp://h",
+        "http://h:1",
+        "rlmesh://tcp://h:1",
+    ],  # fmt: skip
 )
 def test_what_is_no_address_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(AddressError):
@@ -55,6 +71,7 @@ def test_only_loopback_and_unix_sockets_are_local(text: str, is_local: bool) -> 
         ("runs/demo/checkpoint", False),
         ("127.0.0.1:5", True),
         ("rlmesh://x:1", True),
+        ("tcp://x:1", True),
         ("unix:/x", True),
     ],
 )
