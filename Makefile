@@ -48,7 +48,7 @@ $(B3_VENV)/.ready: tests/peers/rlmesh_b3/requirements.txt constraints.txt
 	$(B3_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
 	@touch $@
 
-# The released peer, of another generation, with torch: what the bench compares with.
+# The released peer, of another generation, with torch: for tests, and for the bench to compare with.
 $(RELEASED_VENV)/.ready: tests/peers/rlmesh_released/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(RELEASED_VENV)
 	$(RELEASED_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -r $<
