@@ -64,6 +64,8 @@ def shared_registry() -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            # Any other node can be lost without the cluster, and would take all fleets along.
+            resources={"node:__internal_head__": 0.001},
         )
         .remote()
     )

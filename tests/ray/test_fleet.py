@@ -14,7 +14,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor, ModelServiceActor
-from rlmesh_ray.actors.registry import EndpointRegistry
+from rlmesh_ray.actors.registry import EndpointRegistry, shared_registry
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -174,6 +174,15 @@ def test_a_model_service_actor_names_a_wrong_checkpoint() -> None:
     with pytest.raises(ConfigurationError, match="no/such/checkpoint"):
         ray.get(actor.address.remote())
     ray.kill(actor)
+
+
+def test_the_registry_lives_where_only_the_cluster_s_own_end_reaches_it() -> None:
+    before = ray.cluster_resources()["node:__internal_head__"]
+
+    ray.get(shared_registry().lookup.remote("nobody"))
+
+    # A little of what only the head has is taken.
+    assert ray.available_resources()["node:__internal_head__"] < before
 
 
 def test_the_registry_keeps_the_newest_incarnation() -> None:
