@@ -70,7 +70,8 @@ class Dial:
     token: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
     timeout_s: float = 10.0
-    """For the connection and the handshake together."""
+    """For the connection and the handshake together. An endpoint of the released rlmesh has as long
+    again to take the session."""
     edition_text: str | None = None
     """The text of the provisional edition that the endpoint implements, where it is not this
     package's: a name such as ``rlmesh-0.1.0b3``, or a sha256. Only for endpoints that refuse

@@ -26,7 +26,7 @@ class LaneEpisodes:
         there it names what an autoreset begins."""
         self.tracked: tuple[str, ...] = ("",) * num_lanes
         """By lane: the episode that a Reset has begun and that has not ended; empty: none."""
-        # By lane: the episode that runs by the answers so far, whoever has begun it.
+        # By lane: the episode that runs by the answers so far, or that is the next to begin.
         self._running = self.names
 
     def name_anew(self, lanes: Sequence[int]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def test_addresses_are_understood_and_written_back(text: str, address: Address) 
         "tcp://h",
         "http://h:1",
         "rlmesh://tcp://h:1",
-    ],  # fmt: skip
+    ],
 )
 def test_what_is_no_address_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(AddressError):
