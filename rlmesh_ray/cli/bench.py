@@ -24,6 +24,7 @@ from rlmesh_ray.cli.bench_options import (
     RepetitionsOption,
     SecondsOption,
 )
+from rlmesh_ray.cli.bench_scaling import scaling
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options import DebugFlag, JsonFlag
 
@@ -166,6 +167,7 @@ def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
 app.command()(sampling)
 app.command()(stepping)
 app.command()(growth)
+app.command()(scaling)
 
 
 @app.command()

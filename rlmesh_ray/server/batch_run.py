@@ -8,13 +8,19 @@ again request by request, as far as the policy allows that.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows, traits_of
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_values import BatchValues, JoinedValues, MixedValues
+from rlmesh_ray.server.batch_values import (
+    BatchValues,
+    CodecTimes,
+    JoinedValues,
+    MixedValues,
+    TimedValues,
+)
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import split
@@ -23,6 +29,8 @@ from rlmesh_ray.spaces.conformance import check, coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
 
 ResultT = TypeVar("ResultT")
+
+_NO_TIMES = CodecTimes()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,15 +53,15 @@ class Part:
 
 @dataclass(slots=True)
 class BatchRunner:
-    """Runs batches, and measures where the time goes."""
+    """Runs batches, and measures where the time goes, as far as anybody is told."""
 
     policy: Policy
-    decode_ns: int = 0
-    """Time that the latest batch took to become columns."""
+    untimed: BatchValues | None = None
+    """What those speak who are told nothing beside the policy's time: theirs is not measured."""
     forward_ns: int = 0
     """Time within ``Policy.predict`` in the latest batch."""
-    encode_ns: int = 0
-    """Time that its actions took to become bytes."""
+    codec: CodecTimes = field(default_factory=CodecTimes)
+    """What else the latest batch took; nothing if all of it was untimed."""
 
     def run(self, parts: Sequence[Part]) -> Sequence[bytes | RlmeshError]:
         """Return each part's actions for the wire, or why there are none. Never raises.
@@ -61,7 +69,8 @@ class BatchRunner:
         Args:
             parts: At least one; their contracts agree in the spaces.
         """
-        self.decode_ns = self.forward_ns = self.encode_ns = 0
+        self.forward_ns = 0
+        self.codec = _NO_TIMES
         try:
             return self._run(parts)
         except BaseException as error:  # noqa: BLE001  # whoever waits gets an answer
@@ -71,14 +80,14 @@ class BatchRunner:
 
     def _run(self, parts: Sequence[Part]) -> Sequence[bytes | RlmeshError]:
         contract, values = parts[0].contract, _joined_values(parts)
+        if values is not self.untimed:
+            values = self._timed(values)
         counts = [len(part.slots) for part in parts]
-        arrived_ns = time.perf_counter_ns()
         try:
             rows = guarded(_rows, contract, values, parts, counts)
         except RlmeshError as error:
             return self._one_by_one(parts, error)
         start_ns = time.perf_counter_ns()
-        self.decode_ns += start_ns - arrived_ns
         try:
             actions = guarded(self.policy.predict, contract, rows)
         except RlmeshError as error:
@@ -86,15 +95,17 @@ class BatchRunner:
                 return [error] * len(parts)
             return self._one_by_one(parts, error)
         finally:
-            chosen_ns = time.perf_counter_ns()
-            self.forward_ns += chosen_ns - start_ns
+            self.forward_ns += time.perf_counter_ns() - start_ns
         try:
             # What the policy returned may be anything, and raise when it is looked at.
             return guarded(_answers, contract, values, actions, counts)
         except RlmeshError as error:
             return [error] * len(parts)
-        finally:
-            self.encode_ns += time.perf_counter_ns() - chosen_ns
+
+    def _timed(self, values: JoinedValues) -> JoinedValues:
+        if self.codec is _NO_TIMES:
+            self.codec = CodecTimes()
+        return TimedValues(values, self.codec)
 
     def _one_by_one(
         self, parts: Sequence[Part], error: RlmeshError

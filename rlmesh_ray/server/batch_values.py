@@ -1,6 +1,8 @@
 """How the values of a batch are read and written, whose parts need not speak alike."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rlmesh_ray.spaces.columns import concatenate, split
@@ -57,3 +59,46 @@ class MixedValues:
         """Return the bytes of several batches."""
         parts = zip(self._languages, split(columns, counts), counts, strict=True)
         return [values.encode_batch(spec, own, count) for values, own, count in parts]
+
+
+@dataclass(slots=True)
+class CodecTimes:
+    """What a batch takes beside the policy."""
+
+    decode_ns: int = 0
+    """For its observations to be read."""
+    encode_ns: int = 0
+    """For its actions to be written."""
+
+
+class TimedValues:
+    """The values of a batch, whose clients are told what reading and writing takes.
+
+    Args:
+        values: How to do it.
+        times: Gets what it takes, whether it succeeds or not.
+    """
+
+    def __init__(self, values: JoinedValues, times: CodecTimes) -> None:
+        self._values = values
+        self._times = times
+
+    def join_batches(
+        self, spec: SpaceSpec, batches: Sequence[bytes], counts: Sequence[int]
+    ) -> list[Column]:
+        """Return the columns of several batches. Raises CodecError when one is none."""
+        begun_ns = time.perf_counter_ns()
+        try:
+            return self._values.join_batches(spec, batches, counts)
+        finally:
+            self._times.decode_ns += time.perf_counter_ns() - begun_ns
+
+    def split_batch(
+        self, spec: SpaceSpec, columns: Sequence[Column], counts: Sequence[int]
+    ) -> list[bytes]:
+        """Return the bytes of several batches."""
+        begun_ns = time.perf_counter_ns()
+        try:
+            return self._values.split_batch(spec, columns, counts)
+        finally:
+            self._times.encode_ns += time.perf_counter_ns() - begun_ns

@@ -25,6 +25,7 @@ from rlmesh_ray.server.policy_health import PolicyHealth
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.server.policy_weights import PolicyWeights
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 
 Answer = Callable[[bytes | RlmeshError, BatchRun, int], None]
 """Takes a request's actions (or why there are none), its batch, and the ns that it waited.
@@ -79,7 +80,7 @@ class Predictions:
         self._health = health
         self._torch_threads = torch_threads
         self._name = name
-        self._runner = BatchRunner(policy)
+        self._runner = BatchRunner(policy, untimed=edition_values)
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows)
         # The serving loop adds, the policy's thread takes.
         self._lock = threading.Lock()
@@ -179,8 +180,8 @@ class Predictions:
             num_rows,
             self._runner.forward_ns,
             self._name,
-            self._runner.decode_ns,
-            self._runner.encode_ns,
+            self._runner.codec.decode_ns,
+            self._runner.codec.encode_ns,
         )
         ended_ns = time.monotonic_ns()
         with self._lock:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import Unreadable
@@ -23,9 +23,10 @@ def read_request(frame: type[Message], readers: Readers[T], data: bytes) -> T | 
         data: From the peer.
     """
     try:
-        message: Any = parse(frame, data)
-    except CodecError as error:
-        return Unreadable("", str(error))
+        message: Any = frame.FromString(data)
+    except DecodeError as error:
+        name = frame.DESCRIPTOR.full_name
+        return Unreadable("", f"{len(data)} bytes are no {name}: {error}")
     kind = message.WhichOneof("kind")
     if kind is None:
         return Unreadable(message.request_id, "the frame holds no kind of request known here")

@@ -52,6 +52,7 @@ from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_ray.wire.rlmesh_v1.meta import encode_meta
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import values
+from rlmesh_ray.wire.rlmesh_wire_v1.model_requests import MAX_ROWS
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
 PATIENCE_S = 30.0
@@ -510,8 +511,8 @@ def test_ten_thousand_episodes_leave_nothing_behind(runtime: Runtime, policy: Co
 
 def test_episodes_that_never_end_are_refused_and_none_is_dropped(runtime: Runtime) -> None:
     runtime.resolve()
-    many = [str(number) for number in range(2**16)]
-    runtime.act("a", many, *[0.0] * len(many))
+    for first in range(0, 2**16, MAX_ROWS):
+        runtime.act("a", [str(first + row) for row in range(MAX_ROWS)], *[0.0] * MAX_ROWS)
 
     refusal = runtime.ask(predict("a", ["0", "one more"], 0, 0))
 

@@ -9,7 +9,7 @@ from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_run import BatchRunner, Part
-from rlmesh_ray.server.batch_values import BatchValues
+from rlmesh_ray.server.batch_values import BatchValues, CodecTimes
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
@@ -173,15 +173,29 @@ def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
     assert runner.forward_ns == 0
 
 
-def test_what_a_batch_takes_beside_the_policy_is_measured_too() -> None:
+def test_what_a_batch_takes_beside_the_policy_is_measured_too_and_where_it_fails() -> None:
     runner = BatchRunner(Doubling(is_repeatable=False))
 
     runner.run([part(1)])
-    both = runner.decode_ns, runner.encode_ns
+    done = runner.codec
     runner.run([Part(BOX, b"short", "route", slots(1), values)])
+    failed = runner.codec
 
-    assert min(both) > 0
-    assert (runner.decode_ns, runner.encode_ns) == (0, 0)
+    assert min(done.decode_ns, done.encode_ns) > 0
+    assert failed.decode_ns > 0
+    assert failed.encode_ns == 0
+
+
+def test_what_nobody_is_told_is_measured_for_nobody() -> None:
+    runner = BatchRunner(Doubling(is_repeatable=False), untimed=values)
+    told = released_values.encode_batch(BOX.observation_space, [np.ones((1, 2), np.float32)], 1)
+
+    runner.run([part(1), Part(BOX, told, "other", slots(1), released_values)])
+    mixed = runner.codec
+    runner.run([part(1)])
+
+    assert min(mixed.decode_ns, mixed.encode_ns) > 0
+    assert runner.codec == CodecTimes()
 
 
 NESTED = spaces.Dict({"here": spaces.Box(-10.0, 10.0, (2,), np.float64), "name": spaces.Text(9)})
