@@ -4,7 +4,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2 as pb
 from rlmesh_ray.wire.checked_contract import checked_width, named_space
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_told, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
 
 _MODE_NUMBERS = {
@@ -49,6 +49,6 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
             num_envs=message.num_envs,
             autoreset_mode=_MODES[message.autoreset_mode],
             render_mode=message.render_mode,
-            metadata=decode_meta(message.metadata),
+            metadata=decode_told(message.metadata),
         )
     )

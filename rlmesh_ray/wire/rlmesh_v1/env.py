@@ -28,7 +28,7 @@ from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
 from rlmesh_ray.wire.rlmesh_v1.frames import UnusualFrameError, as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.meta import MAX_BYTES, Budget, decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import MAX_BYTES, Budget, decode_meta, decode_told, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
@@ -84,7 +84,7 @@ def _reset(message: pb.JoinRequest) -> Reset:
     return Reset(
         message.request_id,
         seeds=tuple(body.seeds),
-        options=decode_meta(body.options),
+        options=decode_told(body.options),
         timeout_ms=body.timeout_ms,
         env_indices=tuple(body.env_indices),
     )

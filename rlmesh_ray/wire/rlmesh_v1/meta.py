@@ -35,6 +35,10 @@ MAX_NODES = 2**16
 """What the infos of one message may count, about, in values as small as a number. It is written
 in the serving loop, where every other session waits for it: this takes tenths of a second."""
 
+MAX_TOLD_NODES = 2**14
+"""What a client's options, or a contract's metadata, may count in values. They are read in the
+serving loop, too."""
+
 # protobuf parsers stop at 100 nested messages; a level here takes three.
 _MAX_DEPTH = 24
 _ENTRY_BYTES = 64
@@ -113,6 +117,36 @@ def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
     """
     # A protobuf map has no order of its own, not even the same one in every process.
     return {key: _decode(message.entries[key]) for key in sorted(message.entries)}
+
+
+def decode_told(message: pb.MetaMap) -> dict[str, Any]:
+    """Do what ``decode_meta`` does, for what a stranger may send to a serving loop.
+
+    Raises:
+        CodecError: There are more than ``MAX_TOLD_NODES`` values, or a tagged array makes no sense.
+    """
+    _check_nodes(message)
+    return decode_meta(message)
+
+
+def _check_nodes(message: pb.MetaMap) -> None:
+    num_nodes = 0
+    unseen: list[pb.MetaMap | pb.MetaList] = [message]
+    while unseen:
+        part = unseen.pop()
+        values = part.entries.values() if isinstance(part, pb.MetaMap) else part.items
+        num_nodes += len(values)
+        # Before they are looked at: that is what takes the time.
+        if num_nodes > MAX_TOLD_NODES:
+            raise CodecError(
+                f"more than {MAX_TOLD_NODES} values: leave some out, or send them as one array "
+                "or text"
+            )
+        unseen += [
+            value.map if kind == "map" else value.list
+            for value in values
+            if (kind := value.WhichOneof("kind")) in ("map", "list")
+        ]
 
 
 class _Encoder:

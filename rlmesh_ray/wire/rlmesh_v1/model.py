@@ -37,6 +37,9 @@ from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_s
 from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.telemetry import pack_telemetry, read_telemetry
 
+MAX_SLOTS = 2**16
+"""Of one request: as many as a session may have lanes."""
+
 # --- the server's side of Join ---------------------------------------------------------
 
 
@@ -211,6 +214,10 @@ def _context(message: pb.PredictContext) -> PredictContext:
     rows = message.slots
     if len(rows) == 1:
         return PredictContext(*_names(message), (_new(PredictSlot, _fields(rows[0])),))
+    if len(rows) > MAX_SLOTS:
+        raise CodecError(
+            f"{len(rows)} slots, and {MAX_SLOTS} are the limit: ask in several requests"
+        )
     # Without a line of Python for each: a batch has a slot a row.
     slots = tuple(map(_new, repeat(PredictSlot), map(_fields, rows)))
     return PredictContext(*_names(message), slots)

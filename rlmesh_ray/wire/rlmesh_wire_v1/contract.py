@@ -4,7 +4,7 @@ from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import env_contract_pb2 as pb
 from rlmesh_ray.wire.checked_contract import checked_width, named_space
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_told, encode_meta
 from rlmesh_ray.wire.rlmesh_wire_v1.specs import spec_from_proto, spec_to_proto
 
 _MODE_NUMBERS = {
@@ -67,7 +67,7 @@ def env_spec_from_proto(message: pb.EnvSpec) -> EnvContract:
 def _contract(
     spec: pb.EnvSpec, num_envs: int, mode: AutoresetMode, render_mode: str
 ) -> EnvContract:
-    metadata = decode_meta(spec.metadata)
+    metadata = decode_told(spec.metadata)
     metadata.pop(_MODE_KEY, None)
     return EnvContract(
         id=spec.id,

@@ -15,7 +15,7 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.joined import read_request
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_told, encode_meta
 
 _LONGEST_TIMEOUT_MS = 2**63 - 1
 
@@ -46,7 +46,7 @@ def _reset(message: pb.JoinRequest) -> Reset:
     return Reset(
         message.request_id,
         seeds=tuple(body.seeds),
-        options=decode_meta(body.options),
+        options=decode_told(body.options),
         timeout_ms=min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
         env_indices=tuple(body.env_indices),
         episode_ids=_ids(body.episode_ids),

@@ -16,7 +16,10 @@ from rlmesh_ray.wire.rlmesh_v1.meta import (
     ARRAY_KEY,
     MAX_BYTES,
     MAX_NODES,
+    MAX_TOLD_NODES,
+    Budget,
     decode_meta,
+    decode_told,
     encode_meta,
 )
 
@@ -408,3 +411,17 @@ def test_bools_of_a_tagged_array_are_zero_or_one() -> None:
     message.entries["a"].map.entries[ARRAY_KEY].map.entries["data"].bytes = b"\x02\x01\x00"
 
     assert decode_meta(message)["a"].tobytes() == b"\x01\x01\x00"
+
+
+def test_options_that_would_hold_the_loop_are_refused_however_they_nest() -> None:
+    wide = {str(number): number for number in range(MAX_TOLD_NODES + 1)}
+    deep = {"a": [{"b": [0] * 200}] * 200}
+    for infos in (wide, deep):
+        message = encode_meta(infos, tag_arrays=False, budget=Budget(2**26, 2**20))
+
+        with pytest.raises(CodecError, match="more than 16384 values"):
+            decode_told(message)
+
+    array = np.zeros(100_000)
+    told = decode_told(encode_meta({"a": array}, tag_arrays=True))
+    assert np.array_equal(told["a"], array)

@@ -262,3 +262,14 @@ def test_a_prediction_written_by_hand_is_what_the_generated_code_reads(
 
 def is_encodable(text: str) -> bool:
     return text == text.encode("utf-8", "ignore").decode()
+
+
+def test_more_slots_than_a_session_has_lanes_are_refused_before_they_are_made() -> None:
+    message = pb.JoinRequest(request_id="r")
+    message.predict.context.slots.extend([pb.PredictSlot()] * (model.MAX_SLOTS + 1))
+
+    request = model.parse_request(message.SerializeToString())
+
+    assert isinstance(request, Unreadable)
+    assert request.request_id == "r"
+    assert "65537 slots" in request.reason
