@@ -22,7 +22,7 @@ def follow_the_pole(observations: Any) -> Any:
 
 def told(*addresses: str) -> list[str]:
     """Run the example; return its lines."""
-    command = [PYTHON, ROOT / "examples/with_released_rlmesh.py", *addresses]
+    command = [PYTHON, ROOT / "examples" / "with_released_rlmesh.py", *addresses]
     options = ["--episodes", str(EPISODES)]
     done = subprocess.run(
         [*map(str, command), *options],
