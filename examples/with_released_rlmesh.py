@@ -29,6 +29,8 @@ parser.add_argument("--episodes", type=int, default=5)
 class FollowThePole(rlmesh.numpy.Model):
     """Pushes the cart of CartPole towards where the pole falls."""
 
+    workflow_edition = "2026.06"
+
     def predict(self, observation):  # type: ignore[no-untyped-def]  # as rlmesh has it
         """Return the action for one observation."""
         return int(observation[2] + observation[3] > 0)
