@@ -9,6 +9,7 @@ RELEASED_VENV := .venvs/released
 DM_ENV_RPC_VENV := .venvs/dm_env_rpc
 REMOTE_GYM_VENV := .venvs/remote_gym
 RLLINK_EXTRA := .venvs/rllink
+METRICS_EXTRA := .venvs/ray_metrics
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time. Most of their time they wait for other processes.
@@ -72,6 +73,11 @@ $(RLLINK_EXTRA)/.ready: tests/peers/rllink/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(RLLINK_EXTRA) -r $<
 	@touch $@
 
+# What Ray needs to export metrics: likewise.
+$(METRICS_EXTRA)/.ready: tests/peers/ray_metrics/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(METRICS_EXTRA) -r $<
+	@touch $@
+
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -93,7 +99,7 @@ fuzz: setup
 	done
 
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
-    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(NODE_MODULES)/.ready
+    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(NODE_MODULES)/.ready
 	$(PYTEST) -m slow --durations=10
 
 lint: setup

@@ -10,13 +10,17 @@ if __name__ != "rlmesh_ray.actors":
 from rlmesh_ray.actors.env_service import EnvServiceActor
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
 from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.actors.gateway import Gateway
 from rlmesh_ray.actors.model_fleet import ModelFleet
 from rlmesh_ray.actors.model_service import ModelServiceActor
 from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
+from rlmesh_ray.actors.pool import EnvPool
 
 __all__ = [
     "EnvFleet",
+    "EnvPool",
     "EnvServiceActor",
+    "Gateway",
     "ModelFleet",
     "ModelServiceActor",
     "NamedModelFleet",

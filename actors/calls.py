@@ -1,5 +1,6 @@
 """Answers of Ray actors, with this package's errors in place of Ray's."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RlmeshError,
 )
+
+_ALIKE_S = 1.0
+"""How long others that fail in the same way may be behind the first."""
 
 
 def answer(reference: Any, timeout_s: float | None = None) -> Any:
@@ -34,30 +38,43 @@ def answers(references: Sequence[Any], timeout_s: float | None = None) -> list[A
 
 
 def await_start(
-    starting: Sequence[Any], what: str, needs: Mapping[str, float], timeout_s: float
+    starting: Sequence[Any],
+    what: str,
+    needs: Mapping[str, float] | Sequence[Mapping[str, float]],
+    timeout_s: float,
 ) -> None:
     """Wait until actors have answered their first call.
 
     Args:
         starting: The calls.
         what: The actors, in the plural; also the end of the option that says how many.
-        needs: What Ray sets aside for each, by Ray's names ("CPU", "GPU").
+        needs: What Ray sets aside for each of them, by Ray's names ("CPU", "GPU"); or a
+            sequence of that, one an actor.
         timeout_s: For all of them.
 
     Raises:
         RlmeshError: As one of them raised it.
         CapacityError: The cluster did not place all of them in time.
     """
-    ready, waiting = ray.wait(list(starting), num_returns=len(starting), timeout=timeout_s)
-    answers(ready)
+    deadline_s = time.monotonic() + timeout_s
+    waiting = list(starting)
+    # One by one: who waits for room that never comes hides no failure.
+    while waiting and (left_s := deadline_s - time.monotonic()) > 0:
+        ready, waiting = ray.wait(waiting, timeout=left_s)
+        if any(isinstance(each, Exception) for each in outcomes(ready)):
+            if waiting:
+                ray.wait(waiting, num_returns=len(waiting), timeout=_ALIKE_S)
+            answers(ready)
     if not waiting:
         return
     free = ray.available_resources()
-    lower = ", ".join(f"num_{name.lower()}s" for name in needs)
+    wanted = needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
+    lower = ", ".join(f"num_{name.lower()}s" for name in wanted)
     raise CapacityError(
         f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; each needs "
-        f"{_amounts(needs)} and the cluster has {_amounts({n: free.get(n, 0.0) for n in needs})} "
-        f"free: lower {lower} or num_{what}, or add nodes"
+        f"{_amounts(wanted)} and the cluster has {_amounts({n: free.get(n, 0.0) for n in wanted})} "
+        f"free: lower {lower} or num_{what}, or add nodes; where nodes come by themselves, which "
+        "takes minutes, raise start_timeout_s"
     )
 
 
@@ -84,7 +101,13 @@ def _outcome(reference: Any) -> Any:
         # Ray's own text of it is a traceback of many lines.
         return error.cause if isinstance(error.cause, RlmeshError) else error
     except ray.exceptions.RayActorError as error:
-        reason = str(error).splitlines()[0]
-        return EndpointUnreachableError(f"an actor is restarting or gone: {reason}")
+        lines = str(error).strip().splitlines()
+        if getattr(error, "actor_init_failed", False):
+            # Ray's text ends with the traceback of the cause.
+            return EndpointUnreachableError(
+                f"an actor cannot be made: {lines[-1]}; where it runs, rlmesh_ray and Ray must be "
+                "as they are here"
+            )
+        return EndpointUnreachableError(f"an actor is restarting or gone: {lines[0]}")
     except ray.exceptions.ObjectLostError:
         return EndpointUnreachableError("what an actor kept is gone with it")

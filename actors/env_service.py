@@ -1,18 +1,27 @@
 """EnvServiceActor: an environment endpoint, hosted by Ray."""
 
 import os
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.actors.coming_back import started_later
+from rlmesh_ray.actors.heartbeat import Heartbeat
+from rlmesh_ray.actors.packed_env import PackedEnv
+from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.envs.source import HostedEnv
-from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.server.env_server import DEFAULT_STEP_GRACE_S, EnvServer
+from rlmesh_ray.errors import EndpointClosedError, RlmeshError
+from rlmesh_ray.server.env_options import DEFAULT_STEP_GRACE_S
+from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.log_format import log_as_environment_says
+
+_SUPERSEDED_GRACE_S = 10.0
+"""For the sessions of an endpoint whose id has gone to another incarnation."""
 
 
-@ray.remote(num_cpus=1, max_restarts=-1)
+@ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"drain": 1})
 class EnvServiceActor:
     """Serves an environment as ``EnvServer`` does, on whatever node Ray puts it.
 
@@ -20,13 +29,15 @@ class EnvServiceActor:
     or ask for it again.
 
     Args:
-        env: A Gymnasium id or a factory; see ``EnvServer``.
+        env: A Gymnasium id or a factory; see ``EnvServer``. A ``PackedEnv`` has its own arguments.
         num_envs: Lanes of each session.
         env_kwargs: Passed to ``gymnasium.make``; only with an id.
         autoreset: See ``EnvServer``.
         address: ``HOST:PORT``; default: a free port at the node's own address.
         token: What clients must show; required unless the address is loopback.
         endpoint_id: Under which it announces itself to the registry; None: it does not.
+        fleet: Whose endpoint it is, as the registry shall know it.
+        announces: Whether it does so by itself when it is started first, not only by ``announce``.
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
@@ -37,7 +48,7 @@ class EnvServiceActor:
 
     def __init__(  # noqa: PLR0913  # the options of EnvServer, and two of its own
         self,
-        env: HostedEnv,
+        env: HostedEnv | PackedEnv,
         *,
         num_envs: int = 1,
         env_kwargs: Mapping[str, object] | None = None,
@@ -45,6 +56,8 @@ class EnvServiceActor:
         address: str | None = None,
         token: str | None = None,
         endpoint_id: str | None = None,
+        fleet: str = "",
+        announces: bool = True,
         max_sessions: int | None = None,
         validation: str = "warn",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
@@ -53,28 +66,45 @@ class EnvServiceActor:
         speaks: Collection[str] | None = None,
     ) -> None:
         # An exception here would reach the caller as the text of a dead actor; kept, it is
-        # raised by whatever is called first, as what it is.
+        # raised by whatever is called, as what it is.
         self._failure: RlmeshError | None = None
-        try:
-            self._server = EnvServer(
-                env,
+        self._endpoint_id = endpoint_id
+        self._fleet = fleet
+        self._heartbeat: Heartbeat | None = None
+        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
+
+        def serve() -> EnvServer:
+            hosted, kwargs = env.unpack() if isinstance(env, PackedEnv) else (env, env_kwargs)
+            return EnvServer(
+                hosted,
                 num_envs=num_envs,
-                env_kwargs=env_kwargs,
+                env_kwargs=kwargs,
                 autoreset=autoreset,
                 address=address or f"{ray.util.get_node_ip_address()}:0",
                 token=token,
+                tls=RayTls(),
                 max_sessions=max_sessions,
                 validation=validation,
                 step_grace_s=step_grace_s,
                 allow_calls=allow_calls,
                 accept_edition_texts=accept_edition_texts,
                 speaks=speaks,
+                endpoint_id=endpoint_id,
             ).start()
+
+        try:
+            log_as_environment_says()
+            self._server = serve()
         except RlmeshError as error:
             self._failure = error
+            if self._is_restarted:
+                trying = threading.Thread(
+                    target=self._serve_later, args=[serve, error], daemon=True
+                )
+                trying.start()
             return
-        if endpoint_id is not None:
-            ray.get(find_registry().announce.remote(endpoint_id, self._server.address))
+        if announces or self._is_restarted:
+            self.announce()
 
     def address(self) -> str:
         """Return where clients dial it.
@@ -94,9 +124,54 @@ class EnvServiceActor:
             "num_sessions": server.num_sessions,
         }
 
+    def announce(self) -> None:
+        """Have the registry send clients here, if the endpoint has an id; then keep its lease."""
+        server = self._running()
+        if self._endpoint_id is not None and self._heartbeat is None:
+            self._heartbeat = Heartbeat(
+                self._endpoint_id,
+                server.address,
+                fleet=self._fleet,
+                statistics=server.statistics,
+                on_superseded=self._end_superseded,
+            )
+
+    @ray.method(concurrency_group="drain")
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new sessions, and wait until the open ones have ended; return whether they have.
+
+        Clients that come are told that the endpoint is draining; the registry sends nobody.
+        """
+        server = self._running()
+        if self._heartbeat is not None:
+            self._heartbeat.retire()
+        return server.drain(timeout_s)
+
     def stop(self, grace_s: float = 1.0) -> None:
         """End the sessions and stop listening; kill the actor afterwards."""
-        self._running().stop(grace_s)
+        server = self._running()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        server.stop(grace_s)
+
+    def _serve_later(self, serve: Callable[[], EnvServer], failure: RlmeshError) -> None:
+        self._server = started_later(serve, failure, self._note_failure)
+        self._failure = None
+        self.announce()
+
+    def _note_failure(self, failure: RlmeshError) -> None:
+        self._failure = failure
+
+    def _end_superseded(self) -> None:
+        # If this process ended, Ray might start it anew and let it take the id back.
+        server = self._running()
+        self._failure = EndpointClosedError(
+            f"endpoint {self._endpoint_id} has been started anew elsewhere; look its address up in "
+            "the registry",
+            server.address,
+        )
+        server.drain(_SUPERSEDED_GRACE_S)
+        server.stop()
 
     def _running(self) -> EnvServer:
         if self._failure is not None:

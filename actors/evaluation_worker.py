@@ -10,6 +10,8 @@ import ray
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.evaluation import Episode, Loss, Options, evaluate_indices
+from rlmesh_ray.client.evaluation.sites import is_fleet, token_at
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import AccessDeniedError, ConfigurationError, EndpointError
 
 
@@ -18,8 +20,8 @@ class Share:
     """Some endpoints of a fleet; travels to a worker and looks them up there."""
 
     fleet: Any
-    """Whatever has ``addresses`` and ``token``, or the directory of such a fleet."""
-    token: str | None
+    """Whatever has ``addresses``, or the directory of such a fleet."""
+    token: TokenSource | None
     places: tuple[int, ...]
 
     @property
@@ -125,10 +127,10 @@ def _parts(endpoints: Any) -> list[Any]:
         return [part for one in endpoints for part in _parts(one)]
     if isinstance(endpoints, (str, Dial)):
         return [endpoints]
-    if hasattr(endpoints, "addresses") and hasattr(endpoints, "token"):
+    if is_fleet(endpoints):
         fleet = getattr(endpoints, "directory", endpoints)
         places = range(len(endpoints.addresses))
-        return [Share(fleet, endpoints.token, (place,)) for place in places]
+        return [Share(fleet, token_at(endpoints, place), (place,)) for place in places]
     raise ConfigurationError(
         f"{type(endpoints).__name__} cannot be sent to other processes; give a fleet or addresses"
     )

@@ -1,52 +1,39 @@
 """EnvFleet: several EnvServiceActors that serve the same environment."""
 
+import contextlib
+import math
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Self
 
 import ray
 
-from rlmesh_ray.actors.calls import await_start
+from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.directory import FleetDirectory
+from rlmesh_ray.actors.endpoint_start import await_endpoints, serves
 from rlmesh_ray.actors.env_service import EnvServiceActor
-from rlmesh_ray.actors.registry import find_registry, shared_registry
+from rlmesh_ray.actors.keeper import Launch, start_keeper
+from rlmesh_ray.actors.packed_env import PackedEnv
+from rlmesh_ray.actors.placement import ActorOptions, Placement, checked_addresses
+from rlmesh_ray.actors.registry import shared_registry
 from rlmesh_ray.envs.source import HostedEnv
 from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,
+    EndpointClosedError,
+    EndpointError,
     EndpointUnreachableError,
-    EnvStartError,
+    RlmeshError,
 )
-from rlmesh_ray.server.env_server import DEFAULT_STEP_GRACE_S
+from rlmesh_ray.protocol.token import derive_token
+from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, DEFAULT_STEP_GRACE_S
 
-
-@dataclass(frozen=True, slots=True)
-class FleetDirectory:
-    """Looks a fleet's endpoints up in the registry; travels to wherever a runner is."""
-
-    endpoint_ids: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.endpoint_ids)
-
-    def address(self, index: int) -> str:
-        """Return where endpoint ``index`` is now.
-
-        Raises:
-            EndpointUnreachableError: It is not announced, or the registry is gone.
-        """
-        endpoint_id = self.endpoint_ids[index]
-        try:
-            record = ray.get(find_registry().lookup.remote(endpoint_id))
-        except (ValueError, ray.exceptions.RayActorError) as error:
-            raise EndpointUnreachableError(
-                f"endpoint {endpoint_id}: the registry is gone, and the fleet with it; "
-                "start a new one"
-            ) from error
-        if record is None:
-            raise EndpointUnreachableError(f"endpoint {endpoint_id} is not announced")
-        return str(record.address)
+_STOP_TIMEOUT_S = 10.0
+_KEEPER_TIMEOUT_S = 30.0  # it only asks Ray for actors; its own start may take seconds
+_LEAVE_TIMEOUT_S = 120.0
 
 
 class EnvFleet:
@@ -59,7 +46,7 @@ class EnvFleet:
     Args:
         env: A Gymnasium id or a factory. An environment that can only be imported where the
             endpoints run is named by an id, ``"module:Env-v0"``; nothing of it is imported here.
-        num_endpoints: How many, at least 1.
+        num_endpoints: How many, at least 1; ``scale`` changes it.
         num_envs: Lanes of each session with each endpoint.
         env_kwargs: Passed to ``gymnasium.make``; only with an id.
         num_cpus: What Ray sets aside for each endpoint.
@@ -67,15 +54,27 @@ class EnvFleet:
         validation: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
+        placement: Where endpoints run. ``"near"``: each is brought once, before its first
+            session, to the node of the runner that opens it, if that has room. ``"spread"``: on
+            as many nodes as there are. Or ids of nodes (``ray.nodes()[i]["NodeID"]``) that are
+            taken in turns; an endpoint whose node is lost restarts elsewhere. ``resources``,
+            ``label_selector`` and ``scheduling_strategy`` in ``actor_options`` come before "near".
+        addresses: Where each endpoint listens, ``HOST:PORT``, one an endpoint, also after a
+            restart, such as behind a gateway; none of them is brought anywhere, then, and the fleet
+            keeps its size. Default: each at its own node's address, at a free port.
         actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
-            ``runtime_env``, ``scheduling_strategy``, ... Of an actor's ``runtime_env`` Ray takes
-            ``pip``, ``uv``, ``conda``, ``env_vars`` and archives by URI, but no local folders; and
-            what lies in the folder of the driver's script comes before all of them.
+            ``runtime_env``, ``scheduling_strategy``, ..., or a list of such mappings, one an
+            endpoint; the list begins anew for endpoints that ``scale`` adds. Of an actor's
+            ``runtime_env`` Ray takes ``pip``, ``uv``, ``conda``, ``env_vars`` and archives by URI,
+            but no local folders; and what lies in the folder of the driver's script comes before
+            all of them.
         start_timeout_s: How long to wait until all endpoints serve, their ``runtime_env`` being
-            made first.
+            made first. Where an autoscaler has to start nodes for them, that takes minutes.
 
     Raises:
-        ConfigurationError: ``num_endpoints`` is less than 1.
+        ConfigurationError: ``num_endpoints`` is less than 1, ``start_timeout_s`` is no finite
+            number of seconds, ``addresses`` or ``actor_options`` are not one for each,
+            ``placement`` names no node, or ``env`` cannot be pickled.
         EnvStartError: The environment could not be created, or the ``runtime_env`` not be made.
         CapacityError: The cluster did not place all endpoints in time.
     """
@@ -92,57 +91,212 @@ class EnvFleet:
         validation: str = "warn",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
-        actor_options: Mapping[str, Any] | None = None,
+        placement: str | Sequence[str] = "near",
+        addresses: Sequence[str] | None = None,
+        actor_options: ActorOptions | None = None,
         start_timeout_s: float = 120.0,
     ) -> None:
-        if num_endpoints < 1:
-            raise ConfigurationError(f"num_endpoints={num_endpoints} must be at least 1")
-        self.token = secrets.token_urlsafe(32)
-        fleet_id = secrets.token_hex(4)
-        self._registry = shared_registry()
-        self.directory = FleetDirectory(
-            tuple(f"{fleet_id}-{index}" for index in range(num_endpoints))
-        )
-        # DEFAULT: not into the placement group of whoever happens to call this.
-        options = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
-        actor_class: Any = EnvServiceActor
-        self._actors = [
-            actor_class.options(**options).remote(
-                env,
-                num_envs=num_envs,
-                env_kwargs=env_kwargs,
-                token=self.token,
-                endpoint_id=endpoint_id,
-                max_sessions=max_sessions,
-                validation=validation,
-                step_grace_s=step_grace_s,
-                allow_calls=allow_calls,
-            )
-            for endpoint_id in self.directory.endpoint_ids
-        ]
+        _require_some(num_endpoints)
+        _require_seconds("start_timeout_s", start_timeout_s)
+        self._addresses = checked_addresses(addresses, num_endpoints)
+        if not ray.is_initialized():
+            ray.init()
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        self._placement = Placement.of(placement, num_cpus, actor_options, num_endpoints, nodes)
+        self._start_timeout_s = start_timeout_s
+        self._max_sessions = max_sessions or DEFAULT_MAX_SESSIONS
+        self._secret = secrets.token_urlsafe(32)
+        self._fleet = secrets.token_hex(4)
+        self._num_started = 0
+        self._endpoint_ids: tuple[str, ...] = ()
+        # Sessions may be asked to move while somebody else trains: scale is for any thread.
+        self._scaling = threading.Lock()
+        packed = PackedEnv.of(env, env_kwargs)
+        shared_registry()
+        settings = {
+            "num_envs": num_envs,
+            "max_sessions": max_sessions,
+            "validation": validation,
+            "step_grace_s": step_grace_s,
+            "allow_calls": tuple(allow_calls),
+        }
+        self._keeper: Any = start_keeper(self._fleet, packed, settings)
         try:
-            starting = [actor.address.remote() for actor in self._actors]
-            _await_endpoints(starting, options, start_timeout_s)
+            self._grow(self._keeper, num_endpoints, start_timeout_s)
         except BaseException:
             self.stop()
             raise
 
     @property
+    def directory(self) -> FleetDirectory:
+        """What travels to runners: how they find the endpoints that there are now, and later."""
+        is_near = self._addresses is None and self._placement.where == "near"
+        return FleetDirectory(self._endpoint_ids, self._fleet, self._secret, is_near=is_near)
+
+    @property
     def addresses(self) -> list[str]:
         """Where the endpoints are now."""
-        return [self.directory.address(index) for index in range(len(self.directory))]
+        directory = self.directory
+        return [directory.address(index) for index in range(len(directory))]
+
+    @property
+    def tokens(self) -> list[str]:
+        """What clients must show, to each endpoint its own, in the order of ``addresses``."""
+        return [derive_token(self._secret, endpoint_id) for endpoint_id in self._endpoint_ids]
 
     @property
     def actors(self) -> list[Any]:
-        """Handles of the EnvServiceActors, in the order of ``addresses``."""
-        return list(self._actors)
+        """Handles of the EnvServiceActors, in the order of ``addresses``.
+
+        Those of endpoints that are brought to another node are others afterwards.
+        """
+        keeper = self._keeper
+        return list(self._kept(keeper.actors.remote(self._endpoint_ids))) if keeper else []
+
+    def scale(self, num_endpoints: int, *, timeout_s: float | None = None) -> None:
+        """Give the fleet another number of endpoints, also while somebody trains on it.
+
+        A fleet that grows has its new endpoints when this returns; runners then move sessions there
+        by themselves, within seconds, until all endpoints have as many. One that shrinks gives up
+        its last endpoints: they get no new sessions, runners move those that they have, other
+        clients that come are told that the endpoint is draining, and each ends when its last
+        session has ended. This does not wait for that. Episodes that run in a session that moves
+        are returned as far as they have come, as truncated.
+
+        How many sessions and lanes there are does not change with the number of endpoints: have
+        several sessions for each runner from the beginning (``num_envs_per_env_runner``).
+
+        Args:
+            num_endpoints: How many it shall have, at least 1.
+            timeout_s: How long new endpoints may take to serve, by default ``start_timeout_s``, or
+                sessions to leave those that go, by default two minutes: then they are cut off.
+
+        Raises:
+            ConfigurationError: ``num_endpoints`` is less than 1, ``timeout_s`` is no finite number
+                of seconds, or the fleet has ``addresses``.
+            CapacityError: The cluster did not place all new endpoints in time, and those that were
+                placed stay; or the sessions do not fit into so few endpoints, and all stay.
+            EnvStartError: The environment could not be created in a new endpoint.
+            EndpointClosedError: The fleet has been stopped.
+        """
+        _require_some(num_endpoints)
+        if timeout_s is not None:
+            _require_seconds("timeout_s", timeout_s)
+        if self._addresses is not None:
+            raise ConfigurationError(
+                "a fleet with addresses keeps its size: every endpoint needs one of its own; start "
+                "another fleet"
+            )
+        with self._scaling:
+            keeper = self._keeper
+            if keeper is None:
+                raise self._closed()
+            missing = num_endpoints - len(self._endpoint_ids)
+            if missing > 0:
+                wait_s = self._start_timeout_s if timeout_s is None else timeout_s
+                self._grow(keeper, missing, wait_s)
+            elif missing < 0:
+                wait_s = _LEAVE_TIMEOUT_S if timeout_s is None else timeout_s
+                self._shrink(keeper, num_endpoints, wait_s)
 
     def stop(self) -> None:
         """End all endpoints. Idempotent."""
-        actors, self._actors = self._actors, []
-        for actor, endpoint_id in zip(actors, self.directory.endpoint_ids, strict=False):
-            ray.kill(actor)
-            self._registry.withdraw.remote(endpoint_id)
+        # Not in turns with scale, which may be waiting for endpoints that will never start.
+        keeper, self._keeper = self._keeper, None
+        if keeper is None or not ray.is_initialized():
+            return
+        try:
+            with contextlib.suppress(EndpointError):
+                answer(keeper.end.remote(), _STOP_TIMEOUT_S)
+        finally:
+            ray.kill(keeper)
+
+    def _kept(self, reference: Any, timeout_s: float | None = None) -> Any:
+        """Wait for an answer of the keeper.
+
+        Raises:
+            EndpointClosedError: It has ended.
+        """
+        try:
+            return answer(reference, timeout_s)
+        except EndpointUnreachableError as error:
+            raise self._closed(str(error)) from error
+
+    def _closed(self, reason: str = "") -> EndpointClosedError:
+        if self._keeper is None:
+            return EndpointClosedError("the fleet has been stopped; start a new one")
+        return EndpointClosedError(
+            "the fleet's endpoints are gone, since the actor that keeps them is: start a new fleet "
+            f"({reason})"
+        )
+
+    def _grow(self, keeper: Any, count: int, timeout_s: float) -> None:
+        launches = [self._launch(len(self._endpoint_ids) + index) for index in range(count)]
+        # Ray says on the spot what is wrong with options; a keeper would say it for later.
+        actor_class: Any = EnvServiceActor
+        for launch in launches:
+            actor_class.options(**launch.options)
+        starting: list[Any] = []
+        try:
+            actors = self._kept(keeper.start.remote(launches), max(timeout_s, _KEEPER_TIMEOUT_S))
+            starting = [actor.address.remote() for actor in actors]
+            await_endpoints(starting, [launch.options for launch in launches], timeout_s)
+        except BaseException as error:
+            # Whoever stops waiting for the keeper knows of none, and it starts them all the same.
+            served = [serves(each) for each in starting] or [False] * count
+            lost = [
+                each.endpoint_id for each, is_up in zip(launches, served, strict=True) if not is_up
+            ]
+            try:
+                self._kept(keeper.end.remote(lost), _STOP_TIMEOUT_S)
+                if self._keeper is not keeper:
+                    raise self._closed()
+            except EndpointError as closed:
+                if isinstance(error, RlmeshError):
+                    raise closed from error
+                raise error from None
+            self._add(each for each, is_up in zip(launches, served, strict=True) if is_up)
+            if isinstance(error, CapacityError) and self._endpoint_ids:
+                num_now = len(self._endpoint_ids)
+                raise CapacityError(f"{error}. The fleet has {num_now} endpoint(s) now") from error
+            raise
+        self._add(launches)
+
+    def _launch(self, index: int) -> Launch:
+        endpoint_id = f"{self._fleet}-{self._num_started}"
+        self._num_started += 1
+        return Launch(
+            endpoint_id,
+            self._placement.options_of(index),
+            derive_token(self._secret, endpoint_id),
+            self._addresses[index] if self._addresses else None,
+            is_movable=self._placement.is_near(index),
+        )
+
+    def _add(self, launches: Iterable[Launch]) -> None:
+        self._endpoint_ids += tuple(launch.endpoint_id for launch in launches)
+
+    def _shrink(self, keeper: Any, num_endpoints: int, timeout_s: float) -> None:
+        room = num_endpoints * self._max_sessions
+        seats = sum(
+            each.num_seats
+            for each in answer(shared_registry().overview.remote())
+            if each.record.fleet == self._fleet
+        )
+        if seats > room:
+            raise CapacityError(
+                f"{seats} sessions do not fit into {num_endpoints} endpoint(s) of "
+                f"max_sessions={self._max_sessions}; keep more endpoints, or start the fleet with "
+                "a higher max_sessions"
+            )
+        self._kept(keeper.retire.remote(self._endpoint_ids[num_endpoints:], timeout_s))
+        self._endpoint_ids = self._endpoint_ids[:num_endpoints]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ConfigurationError(
+            "an EnvFleet stays where it was started, and ends there; send its addresses and tokens "
+            "to tasks and actors, or what configure returns"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -156,60 +310,13 @@ class EnvFleet:
         self.stop()
 
 
-def _await_endpoints(
-    starting: Sequence[Any], options: Mapping[str, Any], start_timeout_s: float
-) -> None:
-    """Wait until endpoints serve, and tell why they do not by what their actors were to have."""
-    try:
-        await_start(starting, "endpoints", {"CPU": options["num_cpus"] or 0.0}, start_timeout_s)
-    except CapacityError as error:
-        further = _further_needs(options)
-        if not further:
-            raise
-        raise CapacityError(f"{error}. By actor_options each needs, too: {further}") from error
-    except ray.exceptions.RuntimeEnvSetupError as error:
-        raise EnvStartError(
-            f"the runtime_env of the endpoints cannot be made: {_last_line(error)}", str(error)
-        ) from error
-    except EndpointUnreachableError:
-        _raise_failed_creation(starting)
-        raise
+def _require_some(num_endpoints: int) -> None:
+    is_count = isinstance(num_endpoints, Integral) and not isinstance(num_endpoints, bool)
+    if not is_count or num_endpoints < 1:
+        raise ConfigurationError(f"num_endpoints={num_endpoints!r} must be a number of at least 1")
 
 
-def _further_needs(options: Mapping[str, Any]) -> str:
-    """Say what actors need besides CPUs, and how much of it is free."""
-    free = ray.available_resources()
-    amounts = {"GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-    needs = [
-        f"{amount:g} {name} (free: {free.get(name, 0.0):g})"
-        for name, amount in amounts.items()
-        if amount
-    ]
-    if options.get("label_selector"):
-        needs.append(f"a node with labels {dict(options['label_selector'])}")
-    if options.get("runtime_env"):
-        needs.append("its runtime_env to be made, which may take longer than start_timeout_s")
-    return ", ".join(needs)
-
-
-def _raise_failed_creation(starting: Sequence[Any]) -> None:
-    """Raise why an actor could not even be constructed, if that is what has happened.
-
-    Its arguments are unpickled where it runs, before any code of this package.
-    """
-    for reference in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0]:
-        try:
-            ray.get(reference)
-        except ray.exceptions.RayError as error:
-            if getattr(error, "actor_init_failed", False):
-                raise EnvStartError(
-                    f"the environment cannot be brought to its endpoints: {_last_line(error)}; a "
-                    "factory of a module that only the driver can import stays behind: name the "
-                    'environment by an id, "module:Env-v0", or have runtime_env bring the module',
-                    str(error),
-                ) from error
-
-
-def _last_line(error: Exception) -> str:
-    # The texts of Ray's errors end with the traceback of the cause.
-    return str(error).strip().splitlines()[-1]
+def _require_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]  # false for NaN
+        raise ConfigurationError(f"{name}={value!r} must be a finite number of seconds, 0 or more")

@@ -103,6 +103,7 @@ class ModelFleet(NamedModelFleet):
                 address=place,
                 token=record.token,
                 endpoint_id=endpoint_id,
+                fleet=f"model/{name}",
                 explore=explore,
                 device=device,
                 max_batch_rows=max_batch_rows,

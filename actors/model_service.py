@@ -3,18 +3,23 @@
 import logging
 import os
 import secrets
+import threading
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from rlmesh_ray.actors.calls import answer
-from rlmesh_ray.actors.registry import find_registry, shared_registry
+from rlmesh_ray.actors.coming_back import started_later
+from rlmesh_ray.actors.heartbeat import Heartbeat
+from rlmesh_ray.actors.registry import shared_registry
 from rlmesh_ray.actors.weights import find_keeper, offer, start_keeper
+from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.errors import (
     ConfigurationError,
+    EndpointClosedError,
     EndpointUnreachableError,
     PolicyError,
     RlmeshError,
@@ -24,10 +29,14 @@ from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.server.access import checked_address
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.log_format import log_as_environment_says
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 logger = logging.getLogger(__name__)
+
+_SUPERSEDED_GRACE_S = 10.0
+"""For the sessions of a replica whose id has gone to another incarnation."""
 
 # Ray restarts an actor, but does not keep alive what the actor needs for that: the driver does, as
 # long as it holds the actor.
@@ -54,6 +63,7 @@ class ModelReplica:
         address: str | None,
         token: str | None,
         endpoint_id: str | None,
+        fleet: str,
         explore: bool,
         device: str,
         max_batch_rows: int,
@@ -62,10 +72,13 @@ class ModelReplica:
         accept_edition_texts: Collection[str],
         speaks: Collection[str] | None,
     ) -> None:
-        self._endpoint_id = endpoint_id
+        self._heartbeat: Heartbeat | None = None
         # Kept and raised by the first call, as what it is; see EnvServiceActor.
         self._failure: RlmeshError | None = None
-        try:
+        self._endpoint_id = endpoint_id
+        self._fleet = fleet
+
+        def serve() -> ModelServer:
             self._keeper = find_keeper(keeper)
             place = address or _default_address(token)
             checked_address(place, token)  # loading the policy may take long
@@ -73,20 +86,34 @@ class ModelReplica:
                 _placed(policy, explore, device),
                 address=place,
                 token=token,
+                tls=RayTls(),
                 max_batch_rows=max_batch_rows,
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=accept_edition_texts,
                 speaks=speaks,
+                endpoint_id=endpoint_id,
             )
-            # Before it can be dialled: nobody meets an older version than before a restart.
-            self._take_up(server)
-            self._server = server.start()
+            try:
+                # Before it can be dialled: nobody meets an older version than before a restart.
+                self._take_up(server)
+                return server.start()
+            except BaseException:
+                server.stop(0.0)
+                raise
+
+        try:
+            log_as_environment_says()
+            self._server = serve()
         except RlmeshError as error:
             self._failure = error
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                trying = threading.Thread(
+                    target=self._serve_later, args=[serve, error], daemon=True
+                )
+                trying.start()
             return
-        if endpoint_id is not None:
-            ray.get(find_registry().announce.remote(endpoint_id, self._server.address))
+        self._announce()
 
     @ray.method(max_task_retries=-1)
     def address(self) -> str:
@@ -161,14 +188,45 @@ class ModelReplica:
         The registry no longer tells its address.
         """
         server = self._running()
-        if self._endpoint_id is not None:
-            ray.get(find_registry().suspend.remote(self._endpoint_id))
+        if self._heartbeat is not None:
+            self._heartbeat.suspend()
         return server.drain(timeout_s)
 
     @ray.method(concurrency_group="stop")
     def stop(self, grace_s: float = 1.0) -> None:
         """End the sessions and stop listening; kill the actor afterwards."""
-        self._running().stop(grace_s)
+        server = self._running()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        server.stop(grace_s)
+
+    def _announce(self) -> None:
+        if self._endpoint_id is not None:
+            self._heartbeat = Heartbeat(
+                self._endpoint_id,
+                self._server.address,
+                fleet=self._fleet,
+                statistics=self._server.statistics,
+                on_superseded=self._end_superseded,
+            )
+
+    def _serve_later(self, serve: Callable[[], ModelServer], failure: RlmeshError) -> None:
+        self._server = started_later(serve, failure, self._note_failure)
+        self._failure = None
+        self._announce()
+
+    def _note_failure(self, failure: RlmeshError) -> None:
+        self._failure = failure
+
+    def _end_superseded(self) -> None:
+        # As of an EnvServiceActor: another process of this very actor has the id now.
+        server = self._running()
+        self._failure = EndpointClosedError(
+            "this replica has been started anew elsewhere; look its address up in the registry",
+            server.address,
+        )
+        server.drain(_SUPERSEDED_GRACE_S)
+        server.stop()
 
     def _follow(self) -> int:
         server = self._running()
@@ -252,6 +310,7 @@ class ModelServiceActors:
             address=address,
             token=token,
             endpoint_id=endpoint_id,
+            fleet="",
             explore=explore,
             device=device,
             max_batch_rows=max_batch_rows,

@@ -1,57 +1,127 @@
-"""Where endpoints are: looked up by id, never computed.
-
-An endpoint announces itself each time it starts. Its id stays the same over restarts, its
-incarnation counts them, so that an old address is never taken for the new one's.
+"""Where endpoints are, and which session goes where: looked up in an actor, never computed.
 
 There is one registry a cluster. It outlives the driver that needed it first: other drivers
-may know it too, and endpoints that restart must find it.
+may know it too, and endpoints that restart must find it. If Ray restarts it, it is empty, and
+what it needs to know comes back with the heartbeats of endpoints and the surveys of runners.
 """
 
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
+
+from rlmesh_ray.actors.ledger import DEFAULT_LEASE_S, EndpointOverview, EndpointRecord, Ledger
+from rlmesh_ray.actors.seating import Seating
 
 REGISTRY_NAME = "registry"
 REGISTRY_NAMESPACE = "rlmesh_ray"
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointRecord:
-    """What the registry knows of an endpoint."""
-
-    endpoint_id: str
-    incarnation: int
-    """1 for the first start."""
-    address: str
-
-
 class EndpointRegistry:
-    """The records, by endpoint id."""
+    """The ledger of the cluster's endpoints, and the seating of each fleet."""
 
     def __init__(self) -> None:
-        self._records: dict[str, EndpointRecord] = {}
-        self._incarnations: dict[str, int] = {}
+        self._ledger = Ledger()
+        self._seatings: dict[str, Seating] = {}
+        # One that has been restarted does not know yet who has vanished, and who will be heard of.
+        self._settled_s = time.monotonic() + (DEFAULT_LEASE_S if _is_restarted() else 0.0)
 
-    def announce(self, endpoint_id: str, address: str) -> int:
-        """Record that an endpoint serves at ``address``; return its incarnation."""
-        incarnation = self._incarnations.get(endpoint_id, 0) + 1
-        self._incarnations[endpoint_id] = incarnation
-        self._records[endpoint_id] = EndpointRecord(endpoint_id, incarnation, address)
-        return incarnation
+    def announce(
+        self,
+        endpoint_id: str,
+        address: str,
+        fleet: str = "",
+        node_id: str = "",
+        lease_s: float = DEFAULT_LEASE_S,
+    ) -> int:
+        """Record that an endpoint has been started and serves at ``address``.
+
+        Args:
+            endpoint_id: Which; whoever held the id before does so no longer.
+            address: ``HOST:PORT``.
+            fleet: Whose it is.
+            node_id: Where it is; empty: on no node of the cluster.
+            lease_s: For how long that can be relied on without a ``renew``; may be infinite.
+
+        Returns:
+            Its incarnation.
+        """
+        now_s = time.monotonic()
+        for each in [name for name, it in self._seatings.items() if it.is_forgotten(now_s)]:
+            del self._seatings[each]
+        return self._ledger.announce(endpoint_id, address, fleet, node_id, lease_s, now_s)
+
+    def resume(self, record: EndpointRecord, lease_s: float = DEFAULT_LEASE_S) -> bool:
+        """Take back an incarnation whose ``renew`` has failed; False: it has been superseded."""
+        return self._ledger.resume(record, lease_s, time.monotonic())
+
+    def renew(self, endpoint_id: str, incarnation: int, statistics: object = None) -> bool:
+        """Renew an endpoint's lease; False: it is unknown, or another incarnation holds the id."""
+        return self._ledger.renew(endpoint_id, incarnation, time.monotonic(), statistics)
 
     def lookup(self, endpoint_id: str) -> EndpointRecord | None:
-        """Return the newest record of an endpoint; None when there is none."""
-        return self._records.get(endpoint_id)
+        """Return the newest record of an endpoint; None when nobody may be sent there."""
+        return self._ledger.lookup(endpoint_id, time.monotonic())
+
+    def members(self, fleet: str) -> tuple[EndpointRecord, ...]:
+        """Return a fleet's endpoints that may get sessions, in the order they came in."""
+        return self._ledger.members(fleet, time.monotonic())
+
+    def retire(self, endpoint_id: str) -> None:
+        """Give an endpoint no new sessions, and have those that it has move."""
+        self._ledger.retire(endpoint_id)
 
     def suspend(self, endpoint_id: str) -> None:
         """Send nobody to an endpoint any more, until it announces itself again."""
-        self._records.pop(endpoint_id, None)
+        self._ledger.suspend(endpoint_id)
 
-    def withdraw(self, endpoint_id: str) -> None:
-        """Forget an endpoint that has been ended for good."""
-        self._records.pop(endpoint_id, None)
-        self._incarnations.pop(endpoint_id, None)
+    def withdraw(self, endpoint_id: str, incarnation: int | None = None) -> None:
+        """Strike an endpoint that has been ended for good; see ``Ledger.withdraw``."""
+        self._ledger.withdraw(endpoint_id, time.monotonic(), incarnation)
+
+    def claim(
+        self,
+        fleet: str,
+        session: str,
+        wanted: str,
+        node_id: str = "",
+        reserved: Collection[str] = (),
+    ) -> EndpointRecord | None:
+        """Give a session a seat at an endpoint of a fleet; see ``Seating.claim``."""
+        now_s = time.monotonic()
+        seating = self._seatings.setdefault(fleet, Seating())
+        members = self._ledger.members(fleet, now_s)
+        return seating.claim(session, wanted, node_id, members, reserved, now_s)
+
+    def survey(
+        self, fleet: str, seated: Mapping[str, str], reserved: Collection[str] = ()
+    ) -> tuple[str, ...]:
+        """Return which of a runner's sessions shall move; see ``Seating.survey``."""
+        now_s = time.monotonic()
+        seating = self._seatings.setdefault(fleet, Seating())
+        members = self._ledger.members(fleet, now_s) if now_s >= self._settled_s else ()
+        return seating.survey(seated, members, reserved, now_s)
+
+    def release(self, fleet: str, sessions: Iterable[str]) -> None:
+        """Forget sessions that have ended."""
+        seating = self._seatings.get(fleet)
+        if seating is None:
+            return
+        seating.release(sessions)
+        if not seating.seats:
+            del self._seatings[fleet]
+
+    def overview(self) -> tuple[EndpointOverview, ...]:
+        """Return what is known of every endpoint, also of those that are stale."""
+        seats = {fleet: seating.seats for fleet, seating in self._seatings.items()}
+        return tuple(
+            replace(each, num_seats=seats[each.record.fleet][each.record.endpoint_id])
+            if each.record.fleet in seats
+            else each
+            for each in self._ledger.entries(time.monotonic())
+        )
 
 
 def shared_registry() -> Any:
@@ -64,6 +134,9 @@ def shared_registry() -> Any:
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,
+            max_restarts=-1,
+            # Whatever is asked of it can be asked twice.
+            max_task_retries=-1,
             # Any other node can be lost without the cluster, and would take all fleets along.
             resources={"node:__internal_head__": 0.001},
         )
@@ -78,3 +151,10 @@ def find_registry() -> Any:
         ValueError: There is none; no fleet has been started.
     """
     return ray.get_actor(REGISTRY_NAME, namespace=REGISTRY_NAMESPACE)
+
+
+def _is_restarted() -> bool:
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)

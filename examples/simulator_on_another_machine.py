@@ -3,10 +3,11 @@ r"""Train here on a simulator that runs on another machine.
 The other machine needs the base install, ``pip install .``, which has neither Ray nor torch. There,
 make a token, start the endpoint on an address of that machine, and leave it running:
 
-    python -c "import secrets; print(secrets.token_urlsafe())" > token
+    (umask 077; python -c "import secrets; print(secrets.token_urlsafe())" > token)
     rlmesh-ray serve-env CartPole-v1 --num-envs 8 --address 192.0.2.7:5555 --token-file token
 
-Here, where Ray and RLlib are (``pip install ".[rllib]"``), with a copy of that file:
+Here, where Ray and RLlib are (``pip install ".[rllib]"``), with a copy of that file, which nobody
+else may read (``chmod 600 token``):
 
     python examples/simulator_on_another_machine.py 192.0.2.7:5555 --token-file token
 
@@ -27,7 +28,7 @@ from pathlib import Path
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray import RlmeshError
+from rlmesh_ray import RlmeshError, TokenFile
 from rlmesh_ray.client.channel import ClientTls
 from rlmesh_ray.rllib import configure
 
@@ -44,8 +45,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Train and print the mean returns."""
     config = PPOConfig().training(
         lr=1e-3,
-        gamma=0.98,
-        lambda_=0.8,
+        gamma=0.99,
+        lambda_=0.9,
         train_batch_size_per_learner=arguments.batch,
         minibatch_size=min(256, arguments.batch),
         num_epochs=10,
@@ -56,10 +57,11 @@ def main(arguments: argparse.Namespace) -> None:
         configure(
             config,
             arguments.addresses,
-            token=arguments.token_file.read_text().strip(),
+            # Its text: runners may be on nodes that have no such file.
+            token=TokenFile(arguments.token_file).client_token(),
             tls=ClientTls(root_ca=arguments.tls_ca) if arguments.tls_ca else None,
         )
-    except (OSError, RlmeshError) as error:  # OSError: a file is not there
+    except RlmeshError as error:
         sys.exit(f"error: {error}")
     ray.init(log_to_driver=False)
     algorithm = config.build_algo()

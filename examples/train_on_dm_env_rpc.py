@@ -32,8 +32,8 @@ def main(arguments: argparse.Namespace) -> None:
     ray.init(log_to_driver=False)
     config = PPOConfig().training(
         lr=1e-3,
-        gamma=0.98,
-        lambda_=0.8,
+        gamma=0.99,
+        lambda_=0.9,
         train_batch_size_per_learner=arguments.batch,
         minibatch_size=min(256, arguments.batch),
         num_epochs=10,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.remote_env import RemoteEnv
     from rlmesh_ray.client.remote_model import RemoteModel
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+    from rlmesh_ray.credentials.token_file import TokenFile
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
 
@@ -28,6 +29,7 @@ _HOMES = {
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
+    "TokenFile": "rlmesh_ray.credentials.token_file",
     "evaluate": "rlmesh_ray.client.evaluation",
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "RemoteModel",
     "RemoteVectorEnv",
     "RlmeshError",
+    "TokenFile",
     "evaluate",
 ]
 

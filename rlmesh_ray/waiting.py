@@ -10,11 +10,19 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 _MOST_POLLS = 64
 _MARGIN = 1.5
+_WEIGHT = 0.125
+"""Of the latest wait in what is usual."""
+_LONG = 2.0
+"""In longest looks: a longer wait counts as one of that, so that a single one changes little."""
+
+ThereT = TypeVar("ThereT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +109,64 @@ def wake_politely() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class Waiting:
-    """Learns from each wait how to do the next one. For one thread; on Linux.
+class Looking:
+    """Learns from each wait for how long to look in the next one. For one thread.
 
     Args:
-        longest_look_s: For how long to look at most.
+        longest_s: For how long at most; whoever has waited for longer than that goes to sleep at
+            once the next time.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s if hasattr(os, "sched_yield") else 0.0
+        self._usual_s = self._longest_s
+        self._look_s = 0.0
+        self._began_s = 0.0
+
+    @property
+    def look_s(self) -> float:
+        """For how long to look in the next wait; 0.0: not at all."""
+        return self._look_s
+
+    def begin(self) -> None:
+        """Take notice that a wait begins, which is somebody else's to look in."""
+        self._began_s = time.perf_counter()
+
+    def look(self, is_there: Callable[[], ThereT], most_s: float | None = None) -> ThereT:
+        """Begin to wait: ask ``is_there`` once, and again for about as long as it took before.
+
+        Args:
+            is_there: Tells at once, by something true.
+            most_s: For how long at most; None: as has been learned.
+
+        Returns:
+            What it told last.
+        """
+        self._began_s = began_s = time.perf_counter()
+        look_s = self._look_s if most_s is None else min(self._look_s, most_s)
+        there = is_there()
+        while not there and time.perf_counter() - began_s < look_s:
+            os.sched_yield()
+            there = is_there()
+        return there
+
+    def learn(self) -> None:
+        """Take notice that the wait which began last has ended now, whoever waited."""
+        waited_s = min(time.perf_counter() - self._began_s, _LONG * self._longest_s)
+        self._usual_s += _WEIGHT * (waited_s - self._usual_s)
+        wanted_s = _MARGIN * self._usual_s
+        self._look_s = wanted_s if wanted_s <= self._longest_s else 0.0
+
+
+class Waiting:
+    """Waits for descriptors, each time as the times before have taught. For one thread; on Linux.
+
+    Args:
+        longest_look_s: See ``Looking``.
     """
 
     def __init__(self, longest_look_s: float) -> None:
-        self._longest_look_s = longest_look_s
-        self._look_s = 0.0
+        self._looking = Looking(longest_look_s)
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def ready(
@@ -127,16 +183,10 @@ class Waiting:
             Those of which that is true; none: it took longer than ``timeout_s``.
         """
         waiting = self._poll_for(descriptors, tuple(peers))
-        began_s = time.perf_counter()
-        events = waiting.poll(0)
-        look_s = self._look_s if timeout_s is None else min(self._look_s, timeout_s)
-        while not events and time.perf_counter() - began_s < look_s:
-            os.sched_yield()
-            events = waiting.poll(0)
+        events = self._looking.look(partial(waiting.poll, 0), timeout_s)
         if not events:
             events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
-        wanted_s = _MARGIN * (time.perf_counter() - began_s)
-        self._look_s = wanted_s if wanted_s <= self._longest_look_s else 0.0
+        self._looking.learn()
         return [descriptor for descriptor, _ in events]
 
     def _poll_for(self, descriptors: tuple[int, ...], peers: tuple[int, ...]) -> select.poll:

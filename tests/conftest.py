@@ -4,6 +4,8 @@ import os
 
 from hypothesis import settings
 
+import rlmesh_ray.rpc  # noqa: F401  # before any test loads gRPC, which only users do otherwise
+
 # Machines are busy: how long an example takes says nothing.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")

@@ -1,12 +1,11 @@
 """What batching costs: the same policy and frames, asked in the handler itself.
 
-No batcher, no second thread, no session: ``python -m rlmesh_ray.bench.direct_server``.
+No batcher, no second thread, no session: ``python -m rlmesh_ray.bench.direct_server``. It stays
+awake for its client, as ModelServer does for one that is alone.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
-
-import grpc
 
 from rlmesh_ray.bench.control import stay
 from rlmesh_ray.bench.frames import SERVICE
@@ -14,6 +13,8 @@ from rlmesh_ray.bench.mlp import mlp
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import ConfigureRoute, Predict, Predicted, RouteConfigured
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.attention import attentive
 from rlmesh_ray.server.loop import new_event_loop
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
@@ -28,7 +29,7 @@ async def _join(
     requests: AsyncIterator[bytes], _context: grpc.aio.ServicerContext
 ) -> AsyncIterator[bytes]:
     contracts: dict[str, EnvContract] = {}
-    async for data in requests:
+    async for data in attentive(requests, lambda: True):
         match wire.parse_request(data):
             case ConfigureRoute(contract=EnvContract() as contract) as request:
                 contracts[request.context.route_id] = contract

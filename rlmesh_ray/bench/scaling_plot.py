@@ -23,6 +23,7 @@ def draw(findings: Sequence[Finding], setups: Sequence[Setup], path: Path) -> No
     # Drawn without pyplot, which would keep global state and look for a screen.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
 
     by_case = {each.case: each for each in findings if each.workload == Part.RATES}
     series: dict[str, list[Setup]] = {}
@@ -46,7 +47,8 @@ def draw(findings: Sequence[Finding], setups: Sequence[Setup], path: Path) -> No
         rates.plot(xs, ideal, color=colour, linestyle=":", linewidth=1)
     rates.set_title("sampled; dotted: that of one endpoint, times as many", fontsize=10)
     rates.set_ylabel("env steps a second")
-    rates.set_yscale("log")
+    rates.set_yscale("log", base=2)
+    rates.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     efficiencies.set_title("of the ideal", fontsize=10)
     efficiencies.axhline(GOAL.limit, color="#7f7f7f", linestyle="--", linewidth=1)
     efficiencies.set_ylim(bottom=0.0)

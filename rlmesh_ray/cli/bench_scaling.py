@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlmesh_ray.bench.scaling_plan import ControlSize, Part, ScalingPlan
+from rlmesh_ray.bench.scaling_plan import ControlSize, Part, ScalingPlan, Simulation
 from rlmesh_ray.cli.bench_findings import FindingsReport
 from rlmesh_ray.cli.bench_options import QuickFlag, RepetitionsOption, SecondsOption
 from rlmesh_ray.cli.local_ray import require_rllib
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.bench.scaling_listener import Placed
     from rlmesh_ray.cli.console import Console
 
+_USUAL = Simulation()
 _PLOT = Path("runs/bench/scaling.png")
 
 
@@ -79,6 +80,11 @@ RayAddressOption = Annotated[
 FragmentOption = Annotated[
     int, typer.Option("--fragment", min=1, help="Steps of a lane in each call of sample().")
 ]
+StepOption = Annotated[
+    float,
+    typer.Option("--step-ms", min=1.0, help="What a step of all lanes of an endpoint takes."),
+]
+LanesOption = Annotated[int, typer.Option("--lanes", min=1, help="Of each endpoint.")]
 ControlEndpointsOption = Annotated[
     int, typer.Option("--control-endpoints", min=2, help="Of control, with 100 lanes each.")
 ]
@@ -96,6 +102,8 @@ def scaling(  # noqa: PLR0913  # the command line; every option stands alone
     repetitions: RepetitionsOption = None,
     seconds: SecondsOption = None,
     fragment: FragmentOption = 50,
+    step_ms: StepOption = 1000 * _USUAL.step_s,
+    lanes: LanesOption = _USUAL.lanes,
     control_endpoints: ControlEndpointsOption = 100,
     out: PlotOption = _PLOT,
     _json: JsonFlag = False,
@@ -103,10 +111,10 @@ def scaling(  # noqa: PLR0913  # the command line; every option stands alone
 ) -> int:
     """Measure how sampling grows with endpoints, and what it takes to keep many together.
 
-    rates: 1 to 16 endpoints, whose 8 lanes take 20 ms a step, with observations of 4 kB; the goal
-    is 0.9 of as many times one endpoint. membership: how long it takes to join an endpoint, and to
-    lose one. control: memory and processor time of runner, registry and fleet. Nobody learns
-    meanwhile.
+    rates: 1 to 16 endpoints, whose 8 lanes take 20 ms a step, with observations of 4 kB, unless you
+    say what yours are like; the goal is 0.9 of as many times one endpoint. membership: how long it
+    takes to join an endpoint, and to lose one. control: memory and processor time of runner,
+    registry and fleet. Nobody learns meanwhile.
     """
     from rlmesh_ray.bench.growth_plot import require_matplotlib
     from rlmesh_ray.bench.scaling import measure_scaling
@@ -125,6 +133,7 @@ def scaling(  # noqa: PLR0913  # the command line; every option stands alone
         seconds=seconds or effort.seconds,
         fragment=fragment,
         members=effort.members,
+        simulation=Simulation(lanes=lanes, step_s=step_ms / 1000),
         control=ControlSize(endpoints=control_endpoints),
     )
     require_rllib()

@@ -15,6 +15,9 @@ from rlmesh_ray.cli.options import (
     EditionText,
     JsonFlag,
     TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
     TokenFile,
     Validation,
     client_tls,
@@ -110,6 +113,9 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
     answer_timeout: TimeoutOption = 60.0,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -128,7 +134,10 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
     from rlmesh_ray.client.channel import Dial
 
     console: Console = context.obj
-    token, tls = read_token(token_file), client_tls(tls_ca)
+    token, tls = (
+        read_token(token_file),
+        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
+    )
     dial = Dial(address, token, tls, edition_text=edition_text)
     plan = _Plan(dial, env, validation, may_end_endpoint, answer_timeout)
     report = _Report()

@@ -191,7 +191,7 @@ def _evaluate(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, TOKEN_VARIABLE: fleet.token},
+        env={**os.environ, TOKEN_VARIABLE: fleet.tokens[0]},
     )
     try:
         output, errors = process.communicate(timeout=_EVALUATION_TIMEOUT_S)

@@ -16,6 +16,9 @@ from rlmesh_ray.cli.options import (
     EditionText,
     JsonFlag,
     TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
     TokenFile,
     client_tls,
     read_token,
@@ -136,6 +139,9 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     token_file: TokenFile = None,
     model_token_file: ModelTokenFile = None,
     tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     model_edition_text: ModelEditionText = None,
     _json: JsonFlag = False,
@@ -159,7 +165,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     _require_addresses(model, model_edition_text, "--model-edition-text")
     token = read_token(token_file)
     model_token = read_token(model_token_file) if model_token_file else token
-    tls = client_tls(tls_ca)
+    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(output_file(output))
         dials = [Dial(name, token, tls, edition_text=edition_text) for name in env]

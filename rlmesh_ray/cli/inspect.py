@@ -11,6 +11,9 @@ from rlmesh_ray.cli.options import (
     EditionText,
     JsonFlag,
     TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
     TokenFile,
     client_tls,
     read_token,
@@ -32,7 +35,7 @@ HealthFlag = Annotated[
 ]
 
 
-def inspect(
+def inspect(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     address: Annotated[
         str,
@@ -45,6 +48,9 @@ def inspect(
     health: HealthFlag = False,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -58,7 +64,13 @@ def inspect(
     from rlmesh_ray.client.health import check_health
 
     console: Console = context.obj
-    dial = Dial(address, read_token(token_file), client_tls(tls_ca), _TIMEOUT_S, edition_text)
+    dial = Dial(
+        address,
+        read_token(token_file),
+        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
+        _TIMEOUT_S,
+        edition_text,
+    )
     if health:
         return _probe(console, dial.address, check_health(dial))
     for service in _services(dial):

@@ -62,6 +62,31 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
             ray.shutdown()  # it prints what it has not yet
 
 
+@contextlib.contextmanager
+def joined_ray(address: str | None) -> Iterator[None]:
+    """Connect to a Ray that runs, and disconnect in the end; never starts one.
+
+    Args:
+        address: As ``ray.init`` takes it. None: what ``RAY_ADDRESS`` says, else the one that
+            ``ray start`` has started here.
+
+    Raises:
+        ConfigurationError: There is no Ray at the address.
+    """
+    import ray
+
+    where = address or os.environ.get("RAY_ADDRESS") or "auto"
+    try:
+        _probe(where)
+        _init(where)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _not_joined(where, error) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def _start_or_join(address: str | None, num_cpus: int) -> bool:
     """Return whether a new Ray was started."""
     where = address or os.environ.get("RAY_ADDRESS") or "this machine"
@@ -74,11 +99,22 @@ def _start_or_join(address: str | None, num_cpus: int) -> bool:
             _init(address)
             return False
     except (OSError, RuntimeError, ValueError) as error:
+        if address not in {None, "local"}:
+            raise _not_joined(where, error) from error
         raise ConfigurationError(
             f"cannot use the Ray at {where}: {error}; check RAY_ADDRESS, set RAY_AUTH_MODE=token "
             "where Ray asks for its token, or unset RAY_ADDRESS to start a Ray here"
         ) from error
     return True
+
+
+def _not_joined(where: str, error: Exception) -> ConfigurationError:
+    there = "on this machine" if where == "auto" else f"at {where}"
+    return ConfigurationError(
+        f"cannot join a Ray {there}: {error}; start one with `ray start --head`, or name a "
+        "running one (--ray-address, RAY_ADDRESS), with RAY_AUTH_MODE=token where it asks for "
+        "its token"
+    )
 
 
 def _probe(where: str) -> None:

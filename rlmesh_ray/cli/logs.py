@@ -5,12 +5,32 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.server.log_context import ContextFilter
+from rlmesh_ray.server.log_format import (
+    FORMAT_VARIABLE,
+    TEXT_FORMAT,
+    LogFormat,
+    formatter_of,
+    log_to_stderr,
+)
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar=FORMAT_VARIABLE,
+        show_envvar=True,
+        help="What goes to stderr: warnings as text, or one JSON object a line, with the begin and "
+        "end of each session.",
+    ),
+]
 
 
 def set_up(*, is_debug: bool) -> None:
@@ -19,7 +39,7 @@ def set_up(*, is_debug: bool) -> None:
     To be called before gRPC is imported, which reads its setting once.
     """
     if is_debug:
-        logging.basicConfig(level=logging.INFO, format=_FORMAT, stream=sys.stderr)
+        logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT, stream=sys.stderr)
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # With no handler at all Python would print warnings on its own.
@@ -27,12 +47,14 @@ def set_up(*, is_debug: bool) -> None:
         logging.getLogger(name).addHandler(logging.NullHandler())
 
 
-def show_warnings() -> None:
-    """Show this package's warnings on standard error; for servers, whose log is read."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter(_FORMAT))
-    logging.getLogger("rlmesh_ray").addHandler(handler)
+def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
+    """Show this package's log on standard error; for servers, whose log is read."""
+    if not _is_verbose():
+        log_to_stderr(log_format)
+        return
+    for handler in logging.getLogger().handlers:  # it shows everything already
+        handler.addFilter(ContextFilter())
+        handler.setFormatter(formatter_of(log_format))
 
 
 def quiet_rllib(config: "AlgorithmConfig") -> None:

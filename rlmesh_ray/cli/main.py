@@ -15,9 +15,12 @@ from rlmesh_ray.cli.failures import describe, trace
 from rlmesh_ray.cli.inspect import inspect
 from rlmesh_ray.cli.logs import set_up
 from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.pool import pool
+from rlmesh_ray.cli.register import register
 from rlmesh_ray.cli.serve_env import serve_env
 from rlmesh_ray.cli.serve_model import serve_model
 from rlmesh_ray.cli.signals import has_interrupt, interrupt_on_sigterm
+from rlmesh_ray.cli.status import status
 from rlmesh_ray.cli.train import train
 
 INTERRUPTED = 130
@@ -25,9 +28,12 @@ INTERRUPTED = 130
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command("serve-env")(serve_env)
 app.command("serve-model")(serve_model)
+app.command("pool")(pool)
+app.command("register")(register)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("inspect")(inspect)
+app.command("status")(status)
 app.command("check")(check)
 app.add_typer(bench, name="bench")
 

@@ -3,30 +3,52 @@
 import contextlib
 import math
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.logs import LogFormatOption
 from rlmesh_ray.cli.options import (
+    DebugFlag,
+    JsonFlag,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    Validation,
+    client_tls,
+    read_token,
+)
+from rlmesh_ray.cli.registering import (
+    AdvertiseOption,
+    AttendingServer,
+    EndpointIdOption,
+    LeaveTimeOption,
+    PoolAuthorityOption,
+    PoolEntry,
+    PoolTokenOption,
+    RegisterOption,
+    pool_entry,
+    require_unused,
+)
+from rlmesh_ray.cli.serving_options import (
     AcceptedTexts,
     AddressToListen,
     AllowShutdown,
     Autoreset,
-    DebugFlag,
     EnvLanguage,
-    JsonFlag,
-    TlsCertificate,
-    TlsKey,
-    TokenFile,
-    Validation,
+    IdleTimeout,
+    OpenToStrangers,
+    TlsClientAuthority,
     parse_env_kwargs,
-    read_token,
     server_tls,
 )
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.env_server import EnvServer
@@ -122,6 +144,17 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
+    tls_client_ca: TlsClientAuthority = None,
+    tls_from_ray: TlsFromRay = False,
+    open_to_strangers: OpenToStrangers = False,
+    idle_timeout: IdleTimeout = None,
+    register: RegisterOption = None,
+    pool_token_file: PoolTokenOption = None,
+    endpoint_id: EndpointIdOption = None,
+    advertise: AdvertiseOption = None,
+    pool_tls_ca: PoolAuthorityOption = None,
+    leave_time: LeaveTimeOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -136,7 +169,14 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     with contextlib.suppress(KeyboardInterrupt):
         from rlmesh_ray.server.env_server import EnvServer
 
-        token = read_token(token_file)
+        token, entry = read_token(token_file), None
+        if register is None:
+            require_unused(pool_token_file, advertise, pool_tls_ca, leave_time)
+        else:
+            tls = client_tls(pool_tls_ca, tls_cert, tls_key) if pool_tls_ca else None
+            entry = pool_entry(register, pool_token_file, endpoint_id, tls, (address, advertise))
+            entry = replace(entry, leave_time_s=leave_time or 0.0)
+            token, endpoint_id = entry.token(token), entry.endpoint_id
         server = EnvServer(
             env,
             num_envs=num_envs,
@@ -145,19 +185,28 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             autoreset=autoreset.value,
             max_sessions=max_sessions,
             token=token,
-            tls=server_tls(tls_cert, tls_key),
+            tls=server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray),
+            open_to_strangers=open_to_strangers,
             validation=validation.value,
             step_grace_s=step_grace,
             allow_calls=allow_call or (),
             allow_shutdown=allow_shutdown,
             accept_edition_texts=accept_edition_text or (),
             speaks=[language.value for language in speak] if speak else None,
+            idle_timeout_s=idle_timeout,
+            endpoint_id=endpoint_id,
         )
-        _serve(context.obj, server, allow_call or [], is_protected=token is not None)
+        protection = {"token": "required"} if token is not None else {}
+        _serve(context.obj, server, allow_call or [], entry, protection, log_format)
 
 
 def _serve(
-    console: Console, server: "EnvServer", allow_calls: list[str], *, is_protected: bool
+    console: Console,
+    server: "EnvServer",
+    allow_calls: list[str],
+    entry: PoolEntry | None,
+    protection: dict[str, str],
+    log_format: LogFormat,
 ) -> None:
     from rlmesh_ray.cli.describe import contract_facts, contract_json
     from rlmesh_ray.cli.serving import serve
@@ -174,12 +223,15 @@ def _serve(
             pid=os.getpid(),
             version=__version__,
         )
-        protected = {"token": "required"} if is_protected else {}
         calls = {"clients may call": ", ".join(allow_calls)} if allow_calls else {}
+        pool = {} if entry is None else entry.facts
         console.facts(
             f"serving on {server.address}",
-            {**contract_facts(contract), **calls, **protected, "stop with": "Ctrl-C"},
-            [f"inspect {server.address}", f"train {server.address}"],
+            {**contract_facts(contract), **calls, **protection, **pool, "stop with": "Ctrl-C"},
+            [f"inspect {server.address}", f"train {server.address}"] if entry is None else [],
         )
+        if attending is not None:
+            attending.register()
 
-    serve(console, server, announce)
+    attending = None if entry is None else AttendingServer(server, entry, console)
+    serve(console, attending or server, announce, log_format)

@@ -8,21 +8,28 @@ import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.logs import muted
+from rlmesh_ray.cli.logs import LogFormatOption, muted
 from rlmesh_ray.cli.options import (
-    AcceptedTexts,
-    AddressToListen,
-    AllowShutdown,
     DebugFlag,
     JsonFlag,
-    ModelLanguage,
     TlsCertificate,
+    TlsFromRay,
     TlsKey,
     TokenFile,
     read_token,
+)
+from rlmesh_ray.cli.serving_options import (
+    AcceptedTexts,
+    AddressToListen,
+    AllowShutdown,
+    IdleTimeout,
+    ModelLanguage,
+    OpenToStrangers,
+    TlsClientAuthority,
     server_tls,
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
+from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.model_server import ModelServer
@@ -90,6 +97,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
+    tls_client_ca: TlsClientAuthority = None,
+    tls_from_ray: TlsFromRay = False,
+    open_to_strangers: OpenToStrangers = False,
+    idle_timeout: IdleTimeout = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
@@ -103,8 +115,10 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         from rlmesh_ray.server.access import checked_address
         from rlmesh_ray.server.model_server import ModelServer
 
-        token, tls = read_token(token_file), server_tls(tls_cert, tls_key)
-        checked_address(address, token)  # loading the policy may take long
+        token = read_token(token_file)
+        tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
+        # Loading the policy may take long.
+        checked_address(address, token, open_to_strangers=open_to_strangers)
         with muted():
             policy = load_policy(
                 checkpoint,
@@ -118,17 +132,26 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             address=address,
             token=token,
             tls=tls,
+            open_to_strangers=open_to_strangers,
             max_batch_rows=max_batch_rows,
             torch_threads=threads,
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,
             accept_edition_texts=accept_edition_text or (),
             speaks=[language.value for language in speak] if speak else None,
+            idle_timeout_s=idle_timeout,
         )
-        _serve(context.obj, server, checkpoint, is_protected=token is not None)
+        protection = {"token": "required"} if token is not None else {}
+        _serve(context.obj, server, checkpoint, protection, log_format)
 
 
-def _serve(console: Console, server: "ModelServer", checkpoint: str, *, is_protected: bool) -> None:
+def _serve(
+    console: Console,
+    server: "ModelServer",
+    checkpoint: str,
+    protection: dict[str, str],
+    log_format: LogFormat,
+) -> None:
     from rlmesh_ray.cli.serving import serve
 
     def announce() -> None:
@@ -140,14 +163,13 @@ def _serve(console: Console, server: "ModelServer", checkpoint: str, *, is_prote
             pid=os.getpid(),
             version=__version__,
         )
-        protected = {"token": "required"} if is_protected else {}
         console.facts(
             f"serving on {server.address}",
-            {"policy": checkpoint, **protected, "stop with": "Ctrl-C"},
+            {"policy": checkpoint, **protection, "stop with": "Ctrl-C"},
             [
                 f"inspect {server.address}",
                 f"evaluate --env ENV_OR_ADDRESS --model {server.address} --episodes 20",
             ],
         )
 
-    serve(console, server, announce)
+    serve(console, server, announce, log_format)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.logs import show_warnings
+from rlmesh_ray.cli.logs import show_log
+from rlmesh_ray.server.log_format import LogFormat
 
 _POLL_S = 0.5
 
@@ -27,12 +28,19 @@ class Server(Protocol):
         """End the sessions."""
 
 
-def serve(console: Console, server: Server, announce: Callable[[], None]) -> None:
+def serve(
+    console: Console,
+    server: Server,
+    announce: Callable[[], None],
+    log_format: LogFormat = LogFormat.TEXT,
+) -> None:
     """Start ``server``, call ``announce`` once it accepts, and serve until a signal ends it.
 
     Ctrl-C and SIGTERM end it in the same way: running calls get a second.
     """
-    show_warnings()
+    show_log(log_format)
+    # Programs read standard error, too.
+    console.people.quiet = log_format is LogFormat.JSON and console.is_json
     with contextlib.suppress(KeyboardInterrupt):
         server.start()
         try:

@@ -13,11 +13,15 @@ from rlmesh_ray.cli.options import (
     EditionText,
     JsonFlag,
     TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
     TokenFile,
     client_tls,
     read_token,
 )
 from rlmesh_ray.cli.time_left import Goal, words
+from rlmesh_ray.credentials.token_file import shown_token
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
@@ -93,6 +97,9 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     seed: SeedOption = None,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -108,7 +115,12 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
             "for a Gymnasium id only; a running endpoint has its own width",
             param_hint=["--num-endpoints", "--num-envs"],
         )
-    token, tls = read_token(token_file), client_tls(tls_ca)
+    source, tls = (
+        read_token(token_file),
+        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
+    )
+    # Its text: runners may be on nodes that have no such file.
+    token = None if source is None else shown_token(source)
     job = _Job(
         env=env,
         algo=algo,

@@ -3,15 +3,15 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import grpc
 
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.tls import ClientTls, ClientTlsSource, resolved_tls
+from rlmesh_ray.credentials.token_file import TokenSource, shown_token
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
     CodecError,
+    ConfigurationError,
     EndpointError,
     EndpointLostError,
     EndpointTimeoutError,
@@ -22,7 +22,10 @@ from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.protocol.token import bearer
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
+
+__all__ = ["ClientTls", "Dial", "Metadata", "handshake_with", "translate"]
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -43,32 +46,15 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class ClientTls:
-    """Files in PEM form with which a client speaks TLS."""
-
-    root_ca: Path | None = None
-    """Who must have signed the server's certificate; None: the system's authorities."""
-    certificate: Path | None = None
-    """To show to servers that ask for one; with ``private_key``."""
-    private_key: Path | None = None
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files and return gRPC's form of them."""
-        root = self.root_ca.read_bytes() if self.root_ca else None
-        key = self.private_key.read_bytes() if self.private_key else None
-        chain = self.certificate.read_bytes() if self.certificate else None
-        return grpc.ssl_channel_credentials(root, key, chain)
-
-
-@dataclass(frozen=True, slots=True)
 class Dial:
     """Everything it takes to reach an endpoint."""
 
     address: str
     """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``, or
     ``dm_env_rpc://HOST:PORT``."""
-    token: str | None = field(default=None, repr=False)
-    tls: ClientTls | None = None
+    token: TokenSource | None = field(default=None, repr=False)
+    """What to show; a file is read at each call."""
+    tls: ClientTlsSource | None = None
     timeout_s: float = 10.0
     """For the connection and the handshake together. An endpoint of the released rlmesh has as long
     again to take the session."""
@@ -100,6 +86,7 @@ class Dial:
 
         Raises:
             AddressError: The address is malformed.
+            ConfigurationError: A file for TLS cannot be used.
         """
         address = parse_address(self.address)
         target = str(address)
@@ -107,16 +94,28 @@ class Dial:
         if address.path:
             # Some servers break off where a path stands in place of a host's name.
             options.append(("grpc.default_authority", "localhost"))
-        if self.tls is not None:
-            return grpc.secure_channel(target, self.tls.credentials(), options=options)
+        tls = resolved_tls(self.tls)
+        if tls is not None:
+            return grpc.secure_channel(target, tls.credentials(), options=options)
         return grpc.insecure_channel(target, options=options)
 
     @property
     def metadata(self) -> Metadata:
-        """What every call carries."""
+        """What every call carries.
+
+        Raises:
+            ConfigurationError: The token is nothing that a call can carry.
+            EndpointUnreachableError: Its file cannot be used now.
+        """
         if self.token is None:
             return ()
-        return ((AUTHORIZATION_METADATA_KEY, bearer(self.token)),)
+        try:
+            shown = shown_token(self.token)
+        except ConfigurationError as error:
+            # It may be in the middle of a rotation: whoever tries again shall do so.
+            reason = f"there is no token to show: {error}"
+            raise EndpointUnreachableError(reason, self.address) from error
+        return ((AUTHORIZATION_METADATA_KEY, bearer(shown)),)
 
     def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:
         """Make a unary call.
@@ -186,6 +185,9 @@ def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> E
 # Of the released rlmesh, whose endpoints have one session at a time.
 _ONE_SESSION = "already has an active Join session"
 
+# Of gRPC's server in Python.
+_CALL_LIMIT = "Concurrent RPC limit exceeded"
+
 # What gRPC writes about a connection that it could not use, and what it means. It has one status
 # for all of them, and only its words tell them apart.
 _STRANGERS = (
@@ -205,6 +207,11 @@ _STRANGERS = (
         "certificate has",
     ),
     (
+        "certificate has expired",
+        "the endpoint's certificate has expired, or this machine's clock is wrong; have the "
+        "endpoint show a new one",
+    ),
+    (
         "CERTIFICATE_VERIFY_FAILED",
         "the endpoint's certificate was not signed by the authority that is trusted here; name "
         "the right one (--tls-ca)",
@@ -217,7 +224,8 @@ _STRANGERS = (
     (
         "Socket closed",
         "something accepts the connection there and closes it; if the endpoint speaks TLS, name "
-        "its authority (--tls-ca), else check the address",
+        "its authority (--tls-ca), and a certificate if it asks for one (--tls-cert, --tls-key), "
+        "else check the address",
     ),
 )
 
@@ -231,6 +239,9 @@ def _who_is_there(details: str) -> str:
 
 def _exhausted(details: str, address: str) -> EndpointError:
     """Return the error for what is too large, or for an endpoint that is full."""
+    if _CALL_LIMIT in details:
+        reason = "the endpoint has as many calls as it takes at a time; dial another one, or wait"
+        return CapacityError(reason, address)
     if "larger than max" not in details:
         return CapacityError(details, address)
     return EndpointError(

@@ -6,7 +6,7 @@ RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import Dial, Metadata
 from rlmesh_ray.client.env_exchange import EnvExchange
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
@@ -77,7 +77,7 @@ class EnvClient:
         connection = connect(dial)
         self.answer, self.contract = connection.answer, connection.contract
         self._tongue = connection.tongue
-        self._channel, self._metadata = connection.channel, connection.metadata
+        self._channel, self._session_id = connection.channel, connection.session_id
         try:
             self._lines = LineKeeper(
                 connection, self._server_timeout_ms, dial.address, wanted=shared_memory
@@ -89,7 +89,7 @@ class EnvClient:
         self._on_line: tuple[str, Line] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
-        self._stream = JoinStream(self._channel, _JOIN, self._metadata, dial.address)
+        self._stream = JoinStream(self._channel, _JOIN, connection.metadata, dial.address)
         self._exchange = EnvExchange(self._stream, self._channel, self._tongue.frames, dial.address)
         self._configure()
 
@@ -308,6 +308,12 @@ class EnvClient:
         """End the session. Idempotent; a broken session is closed without a word."""
         self._lines.close()
         self._exchange.close()
+
+    @property
+    def _metadata(self) -> Metadata:
+        """What a call into the session carries; the token may have been replaced meanwhile."""
+        own = ((capabilities.SESSION_METADATA_KEY, self._session_id),) if self._session_id else ()
+        return self._dial.metadata + own
 
     @property
     def _server_timeout_ms(self) -> int:

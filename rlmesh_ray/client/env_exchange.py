@@ -7,8 +7,6 @@ import threading
 import time
 from typing import TypeVar
 
-import grpc
-
 from rlmesh_ray.client.env_tongue import EnvFrames
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
@@ -29,6 +27,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     StepDone,
 )
+from rlmesh_ray.rpc import grpc
 
 _CLOSE_TIMEOUT_S = 2.0
 _CUT_OFF_TIMEOUT_S = 1.0

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import grpc
-
 from rlmesh_ray.client.channel import Dial, Metadata
 from rlmesh_ray.client.env_tongue import EditionTongue, EnvTongue
 from rlmesh_ray.client.greeting import Greeting, greet, greetings_of, understood
@@ -12,6 +10,7 @@ from rlmesh_ray.errors import HandshakeRefusedError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.generations import WIRE_V1
 from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
@@ -81,12 +80,15 @@ def connect(dial: Dial) -> Connection:
     try:
         generation, answer = _handshake(dial, channel)
         contract = _contract(answer, dial.address)
+        if max_response_bytes(contract) > DEFAULT_MESSAGE_BYTES:
+            channel.close()
+            channel = dial.open(max_response_bytes(contract))
+            # Behind a gateway, another connection may lead to another endpoint.
+            generation, answer = _handshake(dial, channel)
+            contract = _contract(answer, dial.address)
     except BaseException:
         channel.close()
         raise
-    if max_response_bytes(contract) > DEFAULT_MESSAGE_BYTES:
-        channel.close()
-        channel = dial.open(max_response_bytes(contract))
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
     tongue: EnvTongue = EditionTongue(contract)

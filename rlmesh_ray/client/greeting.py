@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import grpc
-
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import Dial, handshake_with
 from rlmesh_ray.errors import (
@@ -23,6 +21,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol.generations import GENERATIONS, PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import Answer, Offer, check_answer, make_offer
 from rlmesh_ray.protocol.wire_handshake import check_wire_answer, make_wire_offer
+from rlmesh_ray.rpc import grpc
 
 _NAME = "rlmesh-ray"
 # What servers answer to bytes that make no sense to them.

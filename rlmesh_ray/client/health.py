@@ -5,10 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from rlmesh_ray.client.channel import Dial, translate
 from rlmesh_ray.errors import AccessDeniedError, CodecError
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 

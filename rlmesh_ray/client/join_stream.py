@@ -1,21 +1,20 @@
 """One Join stream: frames out, frames in, and no wait without an end."""
 
 import os
-import queue
 import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-import grpc
-
+from rlmesh_ray.client.bidi_call import BidiCall, open_call
 from rlmesh_ray.client.channel import Metadata, translate
 from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointLostError,
     EndpointTimeoutError,
 )
+from rlmesh_ray.rpc import grpc
 
 
 class JoinStream:
@@ -29,21 +28,20 @@ class JoinStream:
     """
 
     def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata, address: str) -> None:
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._address = address
         self._is_closed = False
         self._has_answered = False
-        self._call = channel.stream_stream(path)(iter(self._outbox.get, None), metadata=metadata)
+        self._call = open_call(channel, path, metadata)
 
     def send(self, frame: bytes) -> None:
-        """Queue ``frame``; it leaves at once.
+        """Queue ``frame``; it leaves at once, or as soon as those before it have.
 
         Raises:
             EndpointClosedError: The stream was closed on this side.
         """
         if self._is_closed:
             raise EndpointClosedError("the session is closed", self._address)
-        self._outbox.put(frame)
+        self._call.write(frame)
 
     def receive(self, timeout_s: float | None = None) -> bytes:
         """Wait for the next frame.
@@ -54,7 +52,7 @@ class JoinStream:
         """
         with Deadline(timeout_s, self._call) as deadline:
             try:
-                frame: bytes = next(self._call)
+                frame = next(self._call)
             except StopIteration:
                 raise EndpointLostError("the server ended the session", self._address) from None
             except grpc.RpcError as error:
@@ -72,11 +70,10 @@ class JoinStream:
             yield self.receive()
 
     def close(self) -> None:
-        """Half-close, then cancel. Idempotent; unsent frames may be lost."""
+        """Cancel it. Idempotent; unsent frames may be lost."""
         if not self._is_closed:
             self._is_closed = True
-            self._outbox.put(None)
-            self._call.cancel()
+            self._call.close()
 
 
 class Deadline:
@@ -85,7 +82,7 @@ class Deadline:
     gRPC's own deadline would bound the whole stream; what must be bounded is one answer.
     """
 
-    def __init__(self, timeout_s: float | None, call: grpc.Call) -> None:
+    def __init__(self, timeout_s: float | None, call: BidiCall) -> None:
         self._expires_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._call = call
         self.has_passed = False

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import grpc
-
 from rlmesh_ray.client.channel import Metadata, translate
 from rlmesh_ray.errors import (
     CodecError,
@@ -14,6 +12,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire import lanes_v1 as wire
 from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
 

@@ -5,6 +5,7 @@ See ``wire.line_v1`` for what travels, and for what happens where a line cannot 
 
 import os
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from typing import Self
@@ -21,6 +22,7 @@ from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 _GREETING_TIMEOUT_S = 3.0
+_AS_TIMEVAL = struct.pack("@ll", int(_GREETING_TIMEOUT_S), 0)
 _GET_SEALS = 1034  # F_GET_SEALS
 _SHRINK_SEAL = 2  # F_SEAL_SHRINK
 IS_POSSIBLE = sys.platform == "linux"
@@ -78,8 +80,10 @@ class Line:
                 return None
             block = Block(descriptors[0], contract)
             connection = socket.socket(fileno=descriptors.pop(1))
-            # What the worker has begun to say it says at once.
-            connection.settimeout(_GREETING_TIMEOUT_S)
+            # What the worker has begun to say it says at once. The system's own limits: with
+            # Python's, each call would wait, whatever its flags say.
+            for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                connection.setsockopt(socket.SOL_SOCKET, limit, _AS_TIMEVAL)
             worker = BelledSocket(connection, descriptors.pop(), descriptors.pop())
         except (OSError, ValueError):
             return None  # another machine or container, or an endpoint that has just gone

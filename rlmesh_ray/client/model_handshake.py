@@ -1,11 +1,10 @@
 """How a client finds out what a ModelService is."""
 
-import grpc
-
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.greeting import Greeting, greet, greetings_of, understood
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as released_wire
 

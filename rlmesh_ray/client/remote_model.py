@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_contract import contract_of
 from rlmesh_ray.client.model_exchange import ModelExchange
@@ -14,6 +14,8 @@ from rlmesh_ray.client.model_handshake import handshake, shake_hands
 from rlmesh_ray.client.model_tongue import EditionModelTongue, ModelTongue
 from rlmesh_ray.client.released.model_tongue import ReleasedModelTongue
 from rlmesh_ray.client.telemetry import PredictTelemetry
+from rlmesh_ray.client.tls import ClientTlsSource
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.generations import WIRE_V1
@@ -56,7 +58,7 @@ class RemoteModel:
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``.
-        token: What the endpoint wants to see.
+        token: What the endpoint wants to see, or the file in which it stands (``TokenFile``).
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
         predict_timeout_s: How long to wait for any answer.
@@ -73,8 +75,8 @@ class RemoteModel:
         self,
         address: str,
         *,
-        token: str | None = None,
-        tls: ClientTls | None = None,
+        token: TokenSource | None = None,
+        tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
         predict_timeout_s: float = 60.0,
         edition_text: str | None = None,

@@ -8,10 +8,12 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.client.tls import ClientTlsSource
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConformanceError, LocalProtocolError
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
@@ -29,7 +31,7 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
             ``tcp://``; or ``dm_env_rpc://HOST:PORT``, for a server of that protocol.
-        token: What the endpoint wants to see.
+        token: What the endpoint wants to see, or the file in which it stands (``TokenFile``).
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
         step_timeout_s: How long to wait for any answer.
@@ -50,8 +52,8 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self,
         address: str,
         *,
-        token: str | None = None,
-        tls: ClientTls | None = None,
+        token: TokenSource | None = None,
+        tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = 60.0,
         edition_text: str | None = None,

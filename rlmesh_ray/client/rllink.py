@@ -4,10 +4,13 @@ Needs NumPy, and msgpack for Ray's dialect; neither Ray nor torch, gRPC or Gymna
 """
 
 import socket
+import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from rlmesh_ray.client.tls import ClientTlsSource, resolved_tls
+from rlmesh_ray.credentials.token_file import TokenSource, shown_token
 from rlmesh_ray.errors import (
     AddressError,
     CodecError,
@@ -39,13 +42,15 @@ class RLlinkClient:
 
     Args:
         address: ``HOST:PORT``.
-        token: What the port wants to see.
+        token: What the port wants to see, or the file in which it stands.
+        tls: Files for TLS; None for plain text.
         dialect: ``JSON``, or ``RAY`` for Ray's own servers.
         connect_timeout_s: How long to wait for the connection, and then for the first answer.
         timeout_s: How long to wait for an answer; None: as long as it takes.
 
     Raises:
         AddressError: ``address`` is malformed.
+        ConfigurationError: A file cannot be used.
         EndpointError: Nothing listens there, or it does not speak RLlink.
         RemoteError: The token is wrong.
     """
@@ -54,7 +59,8 @@ class RLlinkClient:
         self,
         address: str,
         *,
-        token: str | None = None,
+        token: TokenSource | None = None,
+        tls: ClientTlsSource | None = None,
         dialect: Dialect = JSON,
         connect_timeout_s: float = 10.0,
         timeout_s: float | None = None,
@@ -64,20 +70,31 @@ class RLlinkClient:
             raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
         self._address = str(where)
         self._dialect = dialect
+        shown = None if token is None else shown_token(token)
+        files = resolved_tls(tls)
+        context = None if files is None else files.context()
         try:
-            self._socket: socket.socket | None = socket.create_connection(
-                (where.host, where.port), connect_timeout_s
-            )
+            line = socket.create_connection((where.host, where.port), connect_timeout_s)
         except OSError as error:
             raise EndpointUnreachableError(
                 f"nothing listens for simulators ({error}); start the training first",
                 self._address,
             ) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _watch(self._socket)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _watch(line)
+        self._socket: socket.socket | None = line
+        if context is not None:
+            self._socket = _encrypted(line, context, where.host, self._address)
         try:
-            self._ask(m.Ping(token), m.Pong)
+            self._ask(m.Ping(shown), m.Pong)
             self._socket.settimeout(timeout_s)
+        except EndpointLostError as error:
+            self.close()
+            raise EndpointLostError(
+                f"the port has ended the connection at once ({error.message}); it may be full, or "
+                "speak TLS (tls=…) and want a certificate that its authority has signed",
+                self._address,
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -246,6 +263,20 @@ class RLlinkClient:
         if isinstance(error, TimeoutError):
             return EndpointTimeoutError("no answer in time", self._address)
         return EndpointLostError(f"the connection has failed: {error}", self._address)
+
+
+def _encrypted(
+    line: socket.socket, context: ssl.SSLContext, host: str, address: str
+) -> ssl.SSLSocket:
+    try:
+        return context.wrap_socket(line, server_hostname=host)
+    except OSError as error:
+        line.close()
+        raise EndpointUnreachableError(
+            f"something answers there, but TLS with it fails ({error}); check the authority and "
+            "the address, and whether the port speaks TLS",
+            address,
+        ) from error
 
 
 def _watch(line: socket.socket) -> None:

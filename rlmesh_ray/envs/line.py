@@ -105,6 +105,7 @@ class LineEnd:
             if isinstance(outcome, Failure):
                 self._failure, self._is_open = outcome, False
                 return None
+            self._control.count(len(outcome.final_infos))
             body = self._body(number, outcome)
         finally:
             self._control.end()

@@ -1,19 +1,22 @@
 """What an endpoint and its worker both know of the steps that come over a line.
 
 Anonymous memory that no client ever sees. The worker writes here what it begins and what it has
-done, so that the endpoint can keep deadlines, and say of a request whether it was executed, also
-when the worker is dead.
+done, so that the endpoint can keep deadlines, say of a request whether it was executed, also
+when the worker is dead, and count steps that it never sees.
 """
 
 import mmap
 import time
 
 from rlmesh_ray.envs import memory
+from rlmesh_ray.histogram import DURATION_BOUNDS_NS, Buckets, num_slots
 from rlmesh_ray.protocol.episodes import Tally
 
-_BEGUN, _DONE, _BEGUN_NS, _TIMEOUT_MS = range(4)
-_NUM_FIELDS = 4
+_BEGUN, _DONE, _BEGUN_NS, _TIMEOUT_MS, _NUM_ENDED = range(5)
+_NUM_FIELDS = 5
 _WORD_BYTES = 8
+_STEPS_AT = _NUM_FIELDS * _WORD_BYTES
+_COUNTS_AT = _STEPS_AT + num_slots(DURATION_BOUNDS_NS) * _WORD_BYTES
 
 
 class LineControl:
@@ -26,13 +29,14 @@ class LineControl:
 
     def __init__(self, descriptor: int, num_lanes: int) -> None:
         mapped = memoryview(mmap.mmap(descriptor, _size_bytes(num_lanes)))
-        counts_at = _NUM_FIELDS * _WORD_BYTES
-        rewards_at = counts_at + num_lanes * _WORD_BYTES
+        rewards_at = _COUNTS_AT + num_lanes * _WORD_BYTES
         flags_at = rewards_at + num_lanes * _WORD_BYTES
-        self._fields = mapped[:counts_at].cast("q")
+        self._fields = mapped[:_STEPS_AT].cast("q")
+        self.steps = Buckets(DURATION_BOUNDS_NS, mapped[_STEPS_AT:_COUNTS_AT].cast("q"))
+        """How long each step that succeeded over this line has taken, in ns."""
         self.tally = Tally(
             is_tracked=mapped[flags_at : flags_at + num_lanes],
-            step_counts=mapped[counts_at:rewards_at].cast("q"),
+            step_counts=mapped[_COUNTS_AT:rewards_at].cast("q"),
             cumulative_rewards=mapped[rewards_at:flags_at].cast("d"),
         )
         """The account of the session's episodes."""
@@ -51,6 +55,11 @@ class LineControl:
     def is_busy(self) -> bool:
         """Whether the worker is at it still; for ever, if it has died over it."""
         return self._fields[_BEGUN] != self._fields[_DONE]
+
+    @property
+    def num_ended(self) -> int:
+        """How many lanes were seen to end in those steps."""
+        return self._fields[_NUM_ENDED]
 
     @property
     def left_s(self) -> float | None:
@@ -72,10 +81,17 @@ class LineControl:
         fields[_BEGUN_NS], fields[_TIMEOUT_MS] = time.monotonic_ns(), timeout_ms
         fields[_BEGUN] = number
 
+    def count(self, num_ended: int) -> None:
+        """Count the step in progress, which has succeeded; ``num_ended`` lanes ended with it."""
+        fields = self._fields
+        self.steps.add(time.monotonic_ns() - fields[_BEGUN_NS])
+        if num_ended:
+            fields[_NUM_ENDED] += num_ended
+
     def end(self) -> None:
         """Note, before it is answered, that the request has been executed."""
         self._fields[_DONE] = self._fields[_BEGUN]
 
 
 def _size_bytes(num_lanes: int) -> int:
-    return _NUM_FIELDS * _WORD_BYTES + num_lanes * (2 * _WORD_BYTES + 1)
+    return _COUNTS_AT + num_lanes * (2 * _WORD_BYTES + 1)

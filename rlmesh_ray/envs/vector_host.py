@@ -29,7 +29,7 @@ from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results
 from rlmesh_ray.spaces.conformance import Policy
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 
@@ -89,6 +89,7 @@ class VectorHost:
         self._lanes: Lanes = vector if isinstance(vector, LaneVectorEnv) else HostedVector(vector)
         self._draws = vector.render_mode == "rgb_array"
         self._begun: set[int] = set()
+        self._over: set[int] = set()
         self.contract = contract = describe(vector, name)
         """What the environment is."""
         self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
@@ -110,6 +111,7 @@ class VectorHost:
         lanes = command.lanes or self._all_lanes
         infos = self._lanes.reset_lanes(lanes, command.seeds, command.options)
         self._begun.update(lanes)
+        self._over.difference_update(lanes)
         # There is nothing to look at yet in lanes that have never been reset.
         is_whole = len(self._begun) == len(self._all_lanes)
         try:
@@ -136,7 +138,7 @@ class VectorHost:
             warnings += self._stored(lanes)
         except ConformanceError as error:
             return _bad_observation(error)
-        return StepReply(_with_warnings(infos, warnings), self._lanes.final_infos, self._texts())
+        return StepReply(_with_warnings(infos, warnings), self._final_infos(), self._texts())
 
     def call(self, command: CallCommand) -> CallReply:
         """Call into the lanes, also before the first reset."""
@@ -154,6 +156,15 @@ class VectorHost:
     def close(self) -> None:
         """Close the environment."""
         self._lanes.close()
+
+    def _final_infos(self) -> dict[int, dict[str, Any]]:
+        """Return the last infos of the episodes that have ended just now."""
+        infos = self._lanes.final_infos
+        if infos and self.contract.autoreset_mode is AutoresetMode.DISABLED:
+            # Whoever steps past an end sees the flags again, but no other episode has ended.
+            infos = {lane: info for lane, info in infos.items() if lane not in self._over}
+            self._over.update(infos)
+        return infos
 
     def _own_actions(self, text_columns: TextColumns, lanes: Sequence[int]) -> list[Column]:
         """Return copies: an environment may keep its action, the block's is overwritten."""

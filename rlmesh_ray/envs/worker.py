@@ -253,8 +253,9 @@ def serve(channel: Channel) -> None:
     os.close(descriptor)
     # Else a process that the environment forks would keep a line open after its end.
     os.register_at_fork(after_in_child=worker.drop_line)
-    waiting = Waiting(0.2e-3)
-    while not isinstance(command := _next(channel, worker, waiting), StopCommand):
+    # A client at a line works between two steps, on this processor perhaps; an endpoint hardly.
+    at_line, at_channel = Waiting(0.2e-3), Waiting(1.5e-3)
+    while not isinstance(command := _next(channel, worker, at_line, at_channel), StopCommand):
         if isinstance(command, TrackCommand):
             worker.track(command.episodes)
             continue
@@ -264,16 +265,18 @@ def serve(channel: Channel) -> None:
     worker.close()
 
 
-def _next(channel: Channel, worker: Worker, waiting: Waiting) -> Command:
+def _next(channel: Channel, worker: Worker, at_line: Waiting, at_channel: Waiting) -> Command:
     """Return the endpoint's next command; answer what comes over the line meanwhile."""
     own = channel.connection.fileno()
     while (line := worker.line) is not None and not channel.has_message:
         # What the endpoint said was said before: a client that is told of it goes on by the line.
         signal = line.signal
         assert signal is not None, "a line that has ended is no line"
-        if own in waiting.ready(own, signal.bell, peers=(signal.peer,)):
+        if own in at_line.ready(own, signal.bell, peers=(signal.peer,)):
             break
         line.serve()
+    if worker.line is None and not channel.has_message:
+        at_channel.ready(own)
     command: Command = channel.receive()
     return command
 

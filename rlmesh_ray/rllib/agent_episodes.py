@@ -16,7 +16,8 @@ from ray.rllib.utils.metrics import (
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.cut_short import cut_agents_short
 from rlmesh_ray.rllib.multi_agent_env import AgentBatch
-from rlmesh_ray.rllib.slot_runner import Lanes, SlotRunner
+from rlmesh_ray.rllib.runner_lanes import Lanes
+from rlmesh_ray.rllib.slot_runner import SlotRunner
 
 _EPISODES_MAP = "vector_env_episodes_map"
 """Where RLlib's connectors look for the new episode of a lane whose episode has just ended."""

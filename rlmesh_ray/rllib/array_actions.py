@@ -19,11 +19,14 @@ from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorica
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.numpy import convert_to_numpy
 
-Draw = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Drawn = torch.Tensor | NDArray[Any]
+Draw = Callable[[torch.Tensor], tuple[Drawn, Drawn]]
 """From a distribution's inputs, one row a lane, to actions and their logarithmic probability."""
 
 _LOG_SQRT_TAU = math.log(math.sqrt(2 * math.pi))
+_ALSO_NUMPYS = (torch.float32, torch.float64)
 _KIND_OF_DISTRIBUTION = ("get_exploration_action_dist_cls", "get_inference_action_dist_cls")
+_OF_ROWS = (torch.Tensor, np.ndarray)
 _NARROWED = {
     np.dtype(np.float16): np.dtype(np.float32),
     np.dtype(np.float64): np.dtype(np.float32),
@@ -73,24 +76,35 @@ class ActionDrawing:
         return _DRAWS.get(self._module.get_exploration_action_dist_cls())
 
 
-def _categorical(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _categorical(logits: torch.Tensor) -> tuple[Drawn, Drawn]:
     """As torch's Categorical of logits."""
     normalized = logits - logits.logsumexp(dim=-1, keepdim=True)
     probabilities = torch.softmax(normalized, dim=-1)
-    if logits.is_cpu and _is_drawn_alike():
-        actions = _drawn(probabilities)
-        logp = normalized.gather(-1, actions)
+    if logits.is_cpu and logits.dtype in _ALSO_NUMPYS and _is_drawn_alike():
+        chosen = _drawn(probabilities)
+        logp = normalized.numpy()[_rows(len(chosen)), chosen]
         # Else there is NaN among the probabilities: let torch say so.
-        if math.isfinite(logp.sum().item()):
-            return actions.squeeze(-1), logp.squeeze(-1)
+        if math.isfinite(logp.sum()):
+            return chosen, logp
     actions = torch.multinomial(probabilities, 1, True)
     return actions.squeeze(-1), normalized.gather(-1, actions).squeeze(-1)
 
 
-def _drawn(probabilities: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Draw an index a row as torch.multinomial does after it has looked at each number."""
-    times = torch.empty_like(probabilities).exponential_(1, generator=generator)
-    return torch.div(probabilities, times, out=times).argmax(dim=-1, keepdim=True)
+def _drawn(
+    probabilities: torch.Tensor, generator: torch.Generator | None = None
+) -> NDArray[np.int64]:
+    """Draw an index a row as torch.multinomial does after it has looked at each number.
+
+    What NumPy does to the last bit alike it does here: for so few numbers in half the time.
+    """
+    times = torch.empty_like(probabilities).exponential_(1, generator=generator).numpy()
+    indices: NDArray[np.int64] = np.divide(probabilities.numpy(), times, out=times).argmax(axis=1)
+    return indices
+
+
+@cache
+def _rows(count: int) -> NDArray[np.int64]:
+    return np.arange(count)
 
 
 @cache
@@ -98,8 +112,8 @@ def _is_drawn_alike() -> bool:
     """Tell whether this version of torch draws the same, and as often from its generator."""
     probabilities = torch.softmax(torch.linspace(-3.0, 3.0, 96).reshape(32, 3), dim=-1)
     ours, theirs = (torch.Generator().manual_seed(7) for _ in range(2))
-    expected = torch.multinomial(probabilities, 1, True, generator=theirs)
-    return torch.equal(_drawn(probabilities, ours), expected) and torch.equal(
+    expected = torch.multinomial(probabilities, 1, True, generator=theirs).squeeze(-1).numpy()
+    return np.array_equal(_drawn(probabilities, ours), expected) and torch.equal(
         ours.get_state(), theirs.get_state()
     )
 
@@ -124,12 +138,12 @@ def as_arrays(output: dict[str, Any]) -> dict[str, Any]:
 
     Arrays own their memory: a compiled module may write to the same tensors again.
     """
-    if any(type(value) is not torch.Tensor or not value.dim() for value in output.values()):
+    if any(type(value) not in _OF_ROWS or not value.ndim for value in output.values()):
         arrays: dict[str, Any] = convert_to_numpy(output)
         return arrays
-    return {name: _as_array(tensor) for name, tensor in output.items()}
+    return {name: _as_array(value) for name, value in output.items()}
 
 
-def _as_array(tensor: torch.Tensor) -> NDArray[Any]:
-    array = tensor.detach().cpu().numpy()
+def _as_array(value: Drawn) -> NDArray[Any]:
+    array = value if isinstance(value, np.ndarray) else value.detach().cpu().numpy()
     return array.astype(_NARROWED.get(array.dtype, array.dtype))

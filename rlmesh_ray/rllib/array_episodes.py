@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
@@ -19,8 +21,8 @@ from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.lane_episodes import LaneEpisodes
 from rlmesh_ray.rllib.lane_group import GroupBatch
 from rlmesh_ray.rllib.lane_record import Ended, LaneRecord
-from rlmesh_ray.rllib.lane_slot import LaneSlot
-from rlmesh_ray.rllib.slot_runner import Lanes
+from rlmesh_ray.rllib.lane_slot import LaneSlot, Phase
+from rlmesh_ray.rllib.runner_lanes import Lanes
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,6 +82,10 @@ class ArrayEpisodes(LaneEpisodes):
             ended, running = record.hand_over()
             self._over += ended
             self._ongoing_episodes[lanes.slot.lanes.start : lanes.slot.lanes.stop] = running
+            if lanes.slot.phase is Phase.STEPPING:  # what arrives will be taken lane by lane
+                columns = dict(lanes.extras or {})
+                del columns[WEIGHTS_SEQ_NO]
+                lanes.actions, lanes.extras = columns.pop(Columns.ACTIONS), columns
             self._prepare(lanes, {})
             for lane, is_over in zip(lanes.slot.lanes, over, strict=True):
                 if is_over:
@@ -105,7 +111,50 @@ class ArrayEpisodes(LaneEpisodes):
         if pipeline is None:
             super()._act(lanes)
             return
-        chosen = pipeline.choose(lanes.to_module, self._quota.timesteps)
+        self._take_up(lanes, pipeline.choose(lanes.to_module, self._quota.timesteps))
+
+    def _act_on(self, idle: Sequence[Lanes]) -> None:
+        """Choose for several slots in one forward pass, which costs little more than for one.
+
+        For half of all slots at most: while these are chosen for, the others' environments work.
+        """
+        most = len(self._lanes) // 2
+        while idle and self._pipeline is not None and most > 1:
+            together, idle = self._within_quota(idle[:most]), idle[most:]
+            if len(together) > 1:
+                self._act_together(self._pipeline, together)
+            else:
+                super()._act_on(together)
+        super()._act_on(idle)
+
+    def _within_quota(self, idle: Sequence[Lanes]) -> list[Lanes]:
+        """Return those of ``idle`` that are asked as long as the quota is open."""
+        taken: list[Lanes] = []
+        asked = self._quota.asked
+        for lanes in idle:
+            if not self._quota.is_open:
+                break
+            self._quota.asked += self._num_running(lanes)
+            taken.append(lanes)
+        self._quota.asked = asked
+        return taken
+
+    def _act_together(self, pipeline: ArrayPipeline, idle: Sequence[Lanes]) -> None:
+        inputs = pipeline.joined([lanes.to_module for lanes in idle])
+        chosen = pipeline.choose(inputs, self._quota.timesteps)
+        choices = chosen.split([len(lanes.slot.lanes) for lanes in idle])
+        for number, lanes in enumerate(idle):
+            if choices is None or self._pipeline is None:
+                self._act(lanes)
+            else:
+                self._take_up(lanes, choices[number])
+
+    def _num_running(self, lanes: Lanes) -> int:
+        """Return how many timesteps a step brings: a lane that has ended starts anew instead."""
+        return len(lanes.slot.lanes) - self._records[lanes.slot].num_over
+
+    def _take_up(self, lanes: Lanes, chosen: Choice) -> None:
+        """Send what has been chosen for a slot, and keep it for the episodes."""
         record = self._records[lanes.slot]
         columns = self._columns_of(chosen)
         if not record.takes(columns):
@@ -118,8 +167,7 @@ class ArrayEpisodes(LaneEpisodes):
             self._send(lanes, own)
             return
         lanes.extras = columns
-        # A lane that has ended is not stepped but starts anew.
-        lanes.num_asked = len(lanes.slot.lanes) - record.num_over
+        lanes.num_asked = self._num_running(lanes)
         self._quota.asked += lanes.num_asked
         lanes.slot.step(chosen.actions_for_env)
         self._num_sent += 1
@@ -129,7 +177,7 @@ class ArrayEpisodes(LaneEpisodes):
         return {
             Columns.ACTIONS: chosen.actions,
             **chosen.extras,
-            WEIGHTS_SEQ_NO: np.full(len(chosen.actions), self._weights_seq_no),
+            WEIGHTS_SEQ_NO: _filled(len(chosen.actions), self._weights_seq_no),
         }
 
     def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
@@ -151,7 +199,7 @@ class ArrayEpisodes(LaneEpisodes):
             return
         assert lanes.extras is not None, "what _act has left there"
         record = self._records[lanes.slot]
-        self._quota.timesteps += len(lanes.slot.lanes) - record.num_over
+        self._quota.timesteps += self._num_running(lanes)
         record.add(
             arrived.observation,
             arrived.rewards,
@@ -185,20 +233,26 @@ class ArrayEpisodes(LaneEpisodes):
         super()._log_sampled()
         self.metrics.log_value(LANES_AS_ARRAYS, float(self._pipeline is not None), window=1)
 
-    def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
+    def _interrupt(self, slot: LaneSlot, cause: RlmeshError) -> int:
         if self._pipeline is None:
-            super()._interrupt(slot, error)
-            return
+            return super()._interrupt(slot, cause)
         record = self._records.pop(slot, None)
         if record is None:
-            return  # it has not come to anything
+            return 0  # it has not come to anything
         ended, chunks = record.cut()
         self._over += ended
         for chunk in chunks:
-            cut_short(chunk, error)
+            cut_short(chunk, cause)
         self._interrupted += chunks
         for episode_id in record.running_ids:
-            self._count_interrupted(episode_id)
+            self._ongoing_episodes_for_metrics.pop(episode_id, None)
+        return len(record.running_ids)
+
+
+@lru_cache(maxsize=16)
+def _filled(count: int, number: int) -> NDArray[np.int64]:
+    """Return an array of equal numbers, to be read only."""
+    return np.full(count, number)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ most of the time that sampling takes. What comes out here is the same, to the la
 only where that is certain, see ``array_obstacle``.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -29,6 +30,21 @@ class Choice(NamedTuple):
     actions_for_env: NDArray[Any]
     extras: dict[str, Any]
     """Everything else that it gave: arrays, if the module is not a strange one."""
+
+    def split(self, widths: Sequence[int]) -> "list[Choice] | None":
+        """Return the choices of so many lanes each; None: something has no row for each lane."""
+        columns = (self.actions, self.actions_for_env, *self.extras.values())
+        if any(not isinstance(c, np.ndarray) or len(c) != sum(widths) for c in columns):
+            return None
+        ends = np.cumsum(widths).tolist()
+        return [
+            Choice(
+                self.actions[end - width : end],
+                self.actions_for_env[end - width : end],
+                {name: column[end - width : end] for name, column in self.extras.items()},
+            )
+            for width, end in zip(widths, ends, strict=True)
+        ]
 
 
 class ArrayPipeline:
@@ -62,6 +78,10 @@ class ArrayPipeline:
             {Columns.OBS: observations}, device=self._device
         )
         return batch
+
+    def joined(self, inputs: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Return the input of one forward pass for the lanes of several slots."""
+        return {Columns.OBS: torch.cat([one[Columns.OBS] for one in inputs])}
 
     def choose(self, to_module: dict[str, torch.Tensor], sampled: int) -> Choice:
         """Run the module, and return the actions that follow from what it gives.

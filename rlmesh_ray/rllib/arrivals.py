@@ -41,6 +41,8 @@ class Arrivals(Generic[ArrivalT]):
         self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
         # By the bell of its signal.
         self._watched: dict[int, _Watched[ArrivalT]] = {}
+        self._told: deque[int] = deque()
+        """Bells of what is being watched that have told already."""
         self._bell = -1
         self._waiting = Waiting(1.5e-3)
         self._bell_lock = threading.Lock()
@@ -56,12 +58,18 @@ class Arrivals(Generic[ArrivalT]):
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watched[signal.bell] = _Watched(signal, owner, job)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether ``take`` would not have to wait, as far as it has looked."""
+        return bool(self._deferred or self._told) or not self._arrived.empty()
+
     def unwatch(self, owner: Hashable) -> Job[ArrivalT] | None:
         """Return what is being watched for ``owner``, and leave it to the caller."""
         for bell, watched in self._watched.items():
             if watched.owner == owner:
-                del self._watched[bell]
-                return watched.job
+                if bell in self._told:
+                    self._told.remove(bell)
+                return self._watched.pop(bell).job
         return None
 
     def put(self, arrival: ArrivalT) -> None:
@@ -77,13 +85,16 @@ class Arrivals(Generic[ArrivalT]):
             return self._deferred.popleft()()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self._watched and self._arrived.empty():
+            if self._told:
+                return self._watched.pop(self._told.popleft()).job()
             ready = self._readable(_left_s(deadline_s))
             if not ready:
                 return None
-            for bell, watched in self._watched.items():
-                if bell in ready or watched.signal.peer in ready:
-                    del self._watched[bell]
-                    return watched.job()
+            self._told.extend(
+                bell
+                for bell, watched in self._watched.items()
+                if bell in ready or watched.signal.peer in ready
+            )
         try:
             return self._arrived.get(timeout=_left_s(deadline_s))
         except queue.Empty:

@@ -1,14 +1,16 @@
 """configure(): switch an RLlib AlgorithmConfig over to endpoints."""
 
 import logging
+import secrets
 import warnings
 from dataclasses import replace
 from typing import TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
-from rlmesh_ray.client.channel import ClientTls
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.tls import ClientTlsSource
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.rllib.advice import advice
 from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
@@ -37,8 +39,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     num_endpoints: int | None = None,
     num_envs: int | None = None,
     num_evaluation_endpoints: int | None = None,
-    token: str | None = None,
-    tls: ClientTls | None = None,
+    token: TokenSource | None = None,
+    tls: ClientTlsSource | None = None,
     step_timeout_s: float = 30.0,
     edition_text: str | None = None,
     lockstep: bool = False,
@@ -69,10 +71,11 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     Args:
         config: Of the new API stack.
         env: A Gymnasium id or a factory (a fleet of endpoints is started on Ray and lives as
-            long as this driver), an ``EnvFleet``, the address of an endpoint that somebody else
-            has started (``"rlmesh://HOST:PORT"``), or a list of fleets and addresses, which may
-            be mixed. All endpoints must serve the same spaces at the same width; what they run
-            on, and with which packages, may differ. Or ``"rllink://HOST:PORT"``: where to listen
+            long as this driver), an ``EnvFleet``, an ``EnvPool`` of endpoints that have registered
+            themselves, the address of an endpoint that somebody else has started
+            (``"rlmesh://HOST:PORT"``), or a list of fleets, pools and addresses, which may be
+            mixed. All endpoints must serve the same spaces at the same width; what they run on,
+            and with which packages, may differ. Or ``"rllink://HOST:PORT"``: where to listen
             for simulators that run their own loop; see ``configure_rllink``, to which this hands
             over.
         num_endpoints: For an id or factory: how many to start for training. Default: one a
@@ -84,9 +87,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
             of those given, in the list's order, by default none. With none, the sessions of
             evaluation runners are with the endpoints of training.
-        token: For addresses: what the endpoints want to see; a fleet has its own, and neither is
-            shown to the other's endpoints. Both become part of the config, and so of the
-            algorithm's checkpoints.
+        token: For addresses: what the endpoints want to see; fleets and pools have their own, and
+            none is shown another's endpoints. What lets in to endpoints becomes part of the
+            config, and so of the algorithm's checkpoints.
         tls: For addresses whose endpoints speak TLS.
         step_timeout_s: Longest wait for any answer of an endpoint; at most half of the config's
             ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
@@ -145,6 +148,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         access=endpoints.access,
         step_timeout_s=step_timeout_s,
         lockstep=lockstep,
+        plan_id=secrets.token_hex(4),
     )
     sampler = sampler_for(config, contract)
     # With several agents, policies may say later what each agent sees.

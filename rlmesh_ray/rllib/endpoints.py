@@ -7,8 +7,11 @@ from typing import Any
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rlmesh_ray.actors.directory import FleetDirectory
 from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.actors.pool import EnvPool, tokens_of
 from rlmesh_ray.client.lane_client import ask_endpoint
+from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol.address import looks_like_address, speaks_dm_env_rpc
 from rlmesh_ray.rllib.advice import USUAL_SESSIONS
@@ -18,17 +21,18 @@ from rlmesh_ray.rllib.plan import (
     FixedAddresses,
     JoinedDirectories,
     require_next_step,
-    require_same_contract,
 )
 from rlmesh_ray.rllib.shares import Demand, deal, most_sessions, width_for
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
 
-RolloutSource = str | EnvFleet | Sequence[str | EnvFleet] | Callable[[], Any]
-"""A Gymnasium id, a factory, a fleet, an address, or a list of fleets and addresses."""
+Rollouts = str | EnvFleet | EnvPool
+"""An address, a fleet or a pool."""
+RolloutSource = Rollouts | Sequence[Rollouts] | Callable[[], Any]
+"""A Gymnasium id, a factory, a fleet, a pool, an address, or a list of the last three."""
 
 # Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
-# ends its endpoints when nobody holds it.
-_FLEETS: list[EnvFleet] = []
+# ends its endpoints when nobody holds it. The same goes for pools and their registrars.
+_FLEETS: list[EnvFleet | EnvPool] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,13 @@ class Wish:
 class Endpoints:
     """Where they are, and what is known about them before they are asked."""
 
-    directory: Directory
+    directory: JoinedDirectories
     access: tuple[Access, ...]
     """One an endpoint."""
     num_evaluation: int
     """How many, the last ones, only evaluation uses."""
     max_sessions: int = USUAL_SESSIONS
-    fleets: tuple[EnvFleet, ...] = ()
+    fleets: tuple[EnvFleet | EnvPool, ...] = ()
 
     @property
     def num_training(self) -> int:
@@ -58,7 +62,7 @@ class Endpoints:
         return len(self.directory) - self.num_evaluation
 
     def keep(self) -> None:
-        """Let the fleets live as long as this process."""
+        """Let the fleets and pools live as long as this process."""
         _FLEETS.extend(self.fleets)
 
 
@@ -78,7 +82,7 @@ def find_endpoints(
         ConfigurationError: An argument does not fit the kind of ``env``.
         ContractMismatchError: Endpoints cannot be started so that they are spread evenly.
     """
-    if isinstance(env, EnvFleet) or (isinstance(env, str) and looks_like_address(env)):
+    if isinstance(env, EnvFleet | EnvPool) or (isinstance(env, str) and looks_like_address(env)):
         env = [env]
     _require_use(env, access)
     if isinstance(env, str) or callable(env):
@@ -149,33 +153,50 @@ def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
     return min(1.0, max(left / max(num_endpoints, 1), 0.0))
 
 
-def _given(env: Sequence[str | EnvFleet], num_evaluation: int, access: Access) -> Endpoints:
-    """Join fleets, each with its own token, and addresses, which take ``access``."""
+def _given(env: Sequence[Rollouts], num_evaluation: int, access: Access) -> Endpoints:
+    """Join fleets and pools, each endpoint with its own token, and addresses with ``access``."""
     if not isinstance(env, Sequence) or len(env) == 0:
         raise ConfigurationError(
-            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an address or a list of "
-            "fleets and addresses; an environment that exists already is served by EnvServer"
+            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an EnvPool, an address or "
+            "a list of fleets, pools and addresses; an environment that exists already is served "
+            "by EnvServer"
         )
     directories: list[Directory] = []
     accesses: list[Access] = []
     for index, each in enumerate(env):
         if isinstance(each, EnvFleet):
             directories.append(each.directory)
-            accesses += [Access(each.token)] * len(each.directory)
+            accesses += [Access(token, RayTls()) for token in each.tokens]
+        elif isinstance(each, EnvPool):
+            directory = each.directory
+            directories.append(directory)
+            accesses += [Access(token, each.endpoint_tls) for token in tokens_of(directory)]
         elif isinstance(each, str) and looks_like_address(each):
             directories.append(FixedAddresses((each,)))
             accesses.append(_for(each, access))
         else:
             raise ConfigurationError(
-                f"env[{index}]={each!r}: a list holds fleets and addresses (HOST:PORT); for a "
-                "Gymnasium id or a factory start an EnvFleet, and give that"
+                f"env[{index}]={each!r}: a list holds fleets, pools and addresses (HOST:PORT); for "
+                "a Gymnasium id or a factory start an EnvFleet, and give that"
             )
     return Endpoints(
-        JoinedDirectories.of(directories),
+        JoinedDirectories.of(_reserving(directories, num_evaluation)),
         tuple(accesses),
         num_evaluation,
-        fleets=tuple(each for each in env if isinstance(each, EnvFleet)),
+        fleets=tuple(each for each in env if isinstance(each, EnvFleet | EnvPool)),
     )
+
+
+def _reserving(directories: Sequence[Directory], num_evaluation: int) -> list[Directory]:
+    """Have those fleets that train and evaluate keep the two apart when sessions move."""
+    reserving: list[Directory] = []
+    for each in reversed(directories):
+        own = max(0, min(num_evaluation, len(each)))
+        num_evaluation -= own
+        if isinstance(each, FleetDirectory) and 0 < own < len(each):
+            each = replace(each, reserved=each.endpoint_ids[-own:])
+        reserving.insert(0, each)
+    return reserving
 
 
 def _for(address: str, access: Access) -> Access:

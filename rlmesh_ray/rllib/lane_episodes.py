@@ -16,7 +16,8 @@ from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.lane_group import GroupBatch
 from rlmesh_ray.rllib.lane_slot import LaneSlot
-from rlmesh_ray.rllib.slot_runner import Lanes, SlotRunner
+from rlmesh_ray.rllib.runner_lanes import Lanes
+from rlmesh_ray.rllib.slot_runner import SlotRunner
 
 
 class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):

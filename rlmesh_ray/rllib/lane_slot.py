@@ -65,7 +65,8 @@ class Arrival:
     """Which work; see ``LaneSlot.is_current``."""
     batch: Any
     """What its group gave; None: it failed."""
-    error: RlmeshError | None = None
+    error: Exception | None = None
+    """Why; anything but an RlmeshError is a fault that nobody has expected."""
 
 
 class LaneSlot:
@@ -163,10 +164,15 @@ class LaneSlot:
             self._is_behind = self._is_behind or self.phase is Phase.OPENING
         return results
 
-    def reopen(self, after_s: float) -> None:
-        """Get new sessions after some seconds, and start new episodes on them."""
+    def reopen(self, after_s: float, *, in_background: bool = False) -> None:
+        """Get new sessions after some seconds, and start new episodes on them.
+
+        Args:
+            after_s: So long the slot is left alone.
+            in_background: Whether it is to go on while nobody waits for it.
+        """
         self.phase = Phase.OPENING
-        self._begin(lambda: self._renew(after_s))
+        self._begin(lambda: self._renew(after_s), in_background=in_background)
 
     def close(self) -> None:
         """End the sessions. Idempotent."""
@@ -176,7 +182,13 @@ class LaneSlot:
         if self._group is not None:
             self._group.close()
 
-    def _begin(self, function: Callable[[], Any], signal: Signal | None = None) -> None:
+    def _begin(
+        self,
+        function: Callable[[], Any],
+        signal: Signal | None = None,
+        *,
+        in_background: bool = False,
+    ) -> None:
         """Have ``function`` done: when ``signal`` tells, or in this slot's thread."""
         self._work += 1
         work = self._work
@@ -184,10 +196,10 @@ class LaneSlot:
         def job() -> Arrival:
             try:
                 return Arrival(self, work, function())
-            except RlmeshError as error:
+            except Exception as error:  # noqa: BLE001  # whoever samples is to hear of it
                 return Arrival(self, work, None, error)
 
-        if self._arrivals.are_deferred:
+        if self._arrivals.are_deferred and not in_background:
             self._arrivals.defer(job)
             return
         if signal is not None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import ray
 from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env.env_context import EnvContext
 
@@ -16,8 +17,9 @@ from rlmesh_ray.rllib.plan import (
     PLAN_KEY,
     RolloutPlan,
     require_next_step,
-    require_same_contract,
 )
+from rlmesh_ray.rllib.seats import Seats, runner_id, session_names
+from rlmesh_ray.spaces.contract import require_same_contract
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,8 +56,26 @@ def require_width(config: Any, num_envs: int) -> None:
         )
 
 
-def open_sessions(plan: RolloutPlan, endpoints: Sequence[int]) -> list[LaneSession]:
-    """Open one session on each of ``endpoints``, at once.
+def seats_for(runner: Any, plan: RolloutPlan) -> Seats:
+    """Return the seats of an EnvRunner's sessions; nothing is claimed yet."""
+    worker_index = runner.worker_index or 0
+    in_evaluation = bool(runner.config.in_evaluation)
+    endpoints = plan.endpoints_of(worker_index, in_evaluation=in_evaluation)
+    names = session_names(
+        plan.plan_id,
+        worker_index,
+        len(endpoints),
+        in_evaluation=in_evaluation,
+        runner=runner_id(),
+    )
+    node_id = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    return Seats(plan, endpoints, names, node_id)
+
+
+def open_sessions(plan: RolloutPlan, seats: Seats, numbers: Sequence[int]) -> list[LaneSession]:
+    """Open the sessions of these numbers on their seats; claim seats for those without one.
+
+    If one cannot be opened, all of them lose their seats.
 
     Raises:
         ContractMismatchError: An endpoint is not what it was on the driver.
@@ -63,14 +83,16 @@ def open_sessions(plan: RolloutPlan, endpoints: Sequence[int]) -> list[LaneSessi
     """
     sessions: list[LaneSession] = []
     try:
-        for endpoint in endpoints:
-            client = open_lanes(plan.dial(endpoint), step_timeout_s=plan.step_timeout_s)
+        for number in numbers:
+            dial = plan.dial(seats.endpoints[number], seats.take(number))
+            client = open_lanes(dial, step_timeout_s=plan.step_timeout_s)
             sessions.append(LaneSession(client))
             require_same_contract(plan.contract, client.contract, client.address)
             require_next_step(client.contract, client.answer.capabilities, client.address)
     except BaseException:
         for session in sessions:
             session.close()
+        seats.vacate(numbers)
         raise
     return sessions
 

@@ -1,11 +1,15 @@
 """Which runner talks to which endpoints: decided on the driver, carried in the config."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
-from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.actors.seating import Seat
+from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.tls import ClientTls, ClientTlsSource
+from rlmesh_ray.credentials.ray_files import RayTls
+from rlmesh_ray.credentials.token_file import TokenFile, TokenSource
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.shares import Share, most_sessions
@@ -15,7 +19,7 @@ PLAN_KEY = "rlmesh_ray"
 """Where the plan stands in ``config.env_config``."""
 
 
-class Directory(Protocol):
+class Addresses(Protocol):
     """Knows where endpoints are now; one that has restarted may be elsewhere."""
 
     def __len__(self) -> int:
@@ -27,6 +31,38 @@ class Directory(Protocol):
         Raises:
             EndpointUnreachableError: It is not there now; it may come back.
         """
+
+
+class Directory(Addresses, Protocol):
+    """Says, too, where each session is to be opened, and which ones are to go elsewhere."""
+
+    def claim(self, session: str, index: int, node_id: str) -> Seat:
+        """Return where a session is to be opened. May take a while.
+
+        Args:
+            session: Its name, which nobody else in the cluster uses.
+            index: Of the endpoint that it is meant for; another one may be granted.
+            node_id: Where its runner is, by Ray's id.
+
+        Raises:
+            EndpointUnreachableError: There is no endpoint for it now.
+        """
+
+    def survey(self, seated: Mapping[str, str]) -> Any | None:
+        """Ask which sessions are to move; does not wait for the answer.
+
+        Args:
+            seated: The endpoint ids of the caller's sessions, by the sessions' names.
+
+        Returns:
+            An ObjectRef of the names of those that are to move; None: nothing ever moves.
+
+        Raises:
+            EndpointUnreachableError: There is nobody to ask just now.
+        """
+
+    def release(self, sessions: Collection[str]) -> None:
+        """Give back the seats of sessions that are over. Neither waits nor raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +77,16 @@ class FixedAddresses:
     def address(self, index: int) -> str:
         """Return the address that was given."""
         return self.addresses[index]
+
+    def claim(self, session: str, index: int, node_id: str) -> Seat:
+        """Return the seat at the address that was given."""
+        return Seat(self.addresses[index])
+
+    def survey(self, seated: Mapping[str, str]) -> None:
+        """Return None: nothing ever moves."""
+
+    def release(self, sessions: Collection[str]) -> None:
+        """Do nothing: nobody keeps account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +110,11 @@ class JoinedDirectories:
         return directory.address(own_index)
 
 
-_ACCESS_KINDS = {
-    "token": str,
-    "tls": ClientTls,
-    "edition_text": str,
-    "dm_env_rpc": DmEnvRpcSettings,
+_ACCESS_KINDS: dict[str, tuple[type, ...]] = {
+    "token": (str, TokenFile),
+    "tls": (ClientTls, RayTls),
+    "edition_text": (str,),
+    "dm_env_rpc": (DmEnvRpcSettings,),
 }
 
 
@@ -80,18 +126,19 @@ class Access:
         ConfigurationError: Something is not what it should be.
     """
 
-    token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
-    tls: ClientTls | None = None
+    token: TokenSource | None = field(default=None, repr=False)  # Tune writes configs into its logs
+    tls: ClientTlsSource | None = None
     edition_text: str | None = None
     dm_env_rpc: DmEnvRpcSettings | None = None
     """For a server of that protocol; None: the defaults."""
 
     def __post_init__(self) -> None:
-        for name, kind in _ACCESS_KINDS.items():
+        for name, kinds in _ACCESS_KINDS.items():
             value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
+            if value is not None and not isinstance(value, kinds):
+                known = " or a ".join(kind.__name__ for kind in kinds)
                 raise ConfigurationError(
-                    f"{name} is a {type(value).__name__}; give a {kind.__name__}, or None"
+                    f"{name} is a {type(value).__name__}; give a {known}, or None"
                 )
 
     def dial(self, address: str) -> Dial:
@@ -109,7 +156,7 @@ class Access:
 class RolloutPlan:
     """How the runners of one algorithm use the endpoints."""
 
-    directory: Directory
+    directory: Directory | JoinedDirectories
     contract: EnvContract
     """What every endpoint promised on the driver, and must still promise to the runner."""
     training: Share
@@ -122,6 +169,8 @@ class RolloutPlan:
     step_timeout_s: float = 30.0
     lockstep: bool = False
     """Whether the sessions of a runner are stepped together."""
+    plan_id: str = ""
+    """Begins the names of its sessions."""
 
     @property
     def lanes_per_runner(self) -> int:
@@ -144,36 +193,24 @@ class RolloutPlan:
         share = self.evaluation if in_evaluation and self.evaluation else self.training
         return share.endpoints_of(worker_index)
 
-    def groups_of(self, worker_index: int, *, in_evaluation: bool = False) -> list[tuple[int, ...]]:
-        """Return the endpoints of a runner, in groups of those that are stepped together.
+    def place_of(self, endpoint: int) -> tuple[Directory, int]:
+        """Return who knows an endpoint, and its index there."""
+        if isinstance(self.directory, JoinedDirectories):
+            return self.directory.places[endpoint]
+        return self.directory, endpoint
+
+    def dial(self, endpoint: int, seat: Seat) -> Dial:
+        """Return how to reach the endpoint where a session has its seat.
 
         Args:
-            worker_index: As of ``endpoints_of``.
-            in_evaluation: Likewise.
+            endpoint: For which the session is meant: what lets in there does so here, but for the
+                token, if the seat has one of its own.
+            seat: Of the session.
         """
-        endpoints = self.endpoints_of(worker_index, in_evaluation=in_evaluation)
-        return [endpoints] if self.lockstep else [(endpoint,) for endpoint in endpoints]
-
-    def dial(self, endpoint: int) -> Dial:
-        """Return how to reach an endpoint now."""
         access = self.access[endpoint] if self.access else Access()
-        return access.dial(self.directory.address(endpoint))
-
-
-def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:
-    """Compare what RLlib relies on: width, autoreset mode and spaces.
-
-    Raises:
-        ContractMismatchError: Something differs; the message names it and both sides.
-    """
-    for name in ("num_envs", "autoreset_mode", "observation_space", "action_space"):
-        ours, theirs = getattr(expected, name), getattr(found, name)
-        if ours != theirs:
-            raise ContractMismatchError(
-                f"{address} serves {found.id} with {name} = {theirs}, but {expected.id} with "
-                f"{ours} is expected; all endpoints of one algorithm must serve the same "
-                "environment at the same width"
-            )
+        if seat.token is not None:
+            access = replace(access, token=seat.token)
+        return access.dial(seat.address)
 
 
 def require_next_step(contract: EnvContract, offered: Collection[str], address: str) -> None:

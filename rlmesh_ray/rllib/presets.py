@@ -34,8 +34,8 @@ def ppo_config() -> PPOConfig:
     """
     config = PPOConfig()
     config.training(
-        gamma=0.98,
-        lambda_=0.8,
+        gamma=0.99,
+        lambda_=0.9,
         lr=[[0, 1e-3], [150_000, 1e-4]],
         clip_param=0.2,
         use_kl_loss=False,

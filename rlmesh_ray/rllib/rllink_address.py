@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.rllink_configure import configure_rllink
 
@@ -19,7 +20,7 @@ def names_rllink(env: object) -> bool:
 
 
 def listen(
-    config: ConfigT, env: str, token: str | None, unused: Mapping[str, object | None]
+    config: ConfigT, env: str, token: TokenSource | None, unused: Mapping[str, object | None]
 ) -> ConfigT:
     """Let ``config`` learn from simulators that connect, with the spaces that it has.
 

@@ -7,6 +7,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.rllink_env_runner import RLMeshRLlinkEnvRunner
@@ -14,6 +15,7 @@ from rlmesh_ray.rllib.rllink_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.rllib.rllink_spaces import SampleSpaces
 from rlmesh_ray.server.access import checked_address
 from rlmesh_ray.server.rllink import Limits
+from rlmesh_ray.server.tls import TlsSource
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
 
@@ -28,7 +30,9 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
     address: str = "127.0.0.1:5555",
-    token: str | None = None,
+    token: TokenSource | None = None,
+    tls: TlsSource | None = None,
+    open_to_strangers: bool = False,
     num_simulators: int = 1,
     max_weights_lag: int | None = None,
     env_steps_per_sample: int | None = None,
@@ -52,8 +56,12 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         address: Where runners listen: the local one there, the i-th remote one i ports above,
             evaluation runners above those. Port 0: free ones; see the runner's ``address``.
         token: What simulators must show; required unless ``address`` is loopback. It becomes part
-            of the config, and so of the algorithm's checkpoints. It travels in the clear, as
-            everything of RLlink does.
+            of the config, and so of the algorithm's checkpoints; a ``TokenFile`` does not, and must
+            be there on the runners' nodes. Without ``tls`` it travels in the clear.
+        tls: With which files the port speaks TLS, on the runners' nodes; ``RayTls()``: with those
+            that Ray uses there.
+        open_to_strangers: Whether to listen without a token where other machines can reach it:
+            whoever does may teach the policy what they like; runners' logs say so.
         num_simulators: How many are expected at each runner: a sample is a rollout fragment of
             each. There may be more or fewer.
         max_weights_lag: How many versions old the weights may be that have acted: steps of older
@@ -75,7 +83,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
             ``address`` (keep the two ranges apart); default: they do not. It is for simulators
             that only ask for actions, in any language: they report a Dict of ``observation``,
             ``reward`` (of the action before), ``terminated`` and ``truncated``, also at the end
-            of an episode. Its clients show the same token.
+            of an episode. Its clients show the same token, and speak TLS if ``tls`` is given.
 
     Returns:
         ``config``.
@@ -85,11 +93,13 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         AddressError: ``address`` is malformed, or open to strangers without a token.
     """
     _require_new_stack(config)
-    checked_address(address, token)
+    checked_address(address, token, open_to_strangers=open_to_strangers)
     where = parse_address(address)
     if where.path:
         raise ConfigurationError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
-    service = None if service_address is None else checked_address(service_address, token)
+    service = None
+    if service_address is not None:
+        service = checked_address(service_address, token, open_to_strangers=open_to_strangers)
     if service is not None and service.path:
         raise ConfigurationError(f"{service_address}: every runner wants a port; give HOST:PORT")
     SampleSpaces(observation_space, action_space)
@@ -116,6 +126,8 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         max_waiting_steps,
         sends_pickled_config=sends_pickled_config,
         model_input=model_input,
+        tls=tls,
+        open_to_strangers=open_to_strangers,
         service_address=service,
     )
     config.environment(

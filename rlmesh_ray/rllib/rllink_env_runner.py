@@ -225,6 +225,8 @@ class RLMeshRLlinkEnvRunner(SingleAgentEnvRunner):
             self,
             address=str(Address(plan.host, port)),
             token=plan.token,
+            tls=plan.tls,
+            open_to_strangers=plan.open_to_strangers,
             limits=plan.limits,
         )
         self._server.start()
@@ -237,7 +239,14 @@ class RLMeshRLlinkEnvRunner(SingleAgentEnvRunner):
 
     def _serve(self, address: Address) -> None:
         simulators = ReportingSimulators(self._intake, self._spaces, self._acting)
-        self._service = AskedModelServer(simulators, address=str(address), token=self._plan.token)
+        plan = self._plan
+        self._service = AskedModelServer(
+            simulators,
+            address=str(address),
+            token=plan.token,
+            tls=plan.tls,
+            open_to_strangers=plan.open_to_strangers,
+        )
         try:
             self._service.start()
         except AddressError:

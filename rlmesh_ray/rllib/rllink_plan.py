@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.server.rllink import Limits
+from rlmesh_ray.server.tls import TlsSource
 
 RLLINK_KEY = "rlmesh_ray_rllink"
 """Where the plan stands in ``config.env_config``."""
@@ -18,7 +20,7 @@ class RLlinkPlan:
     host: str
     port: int
     """Of the local runner; runner ``i`` listens on the i-th after it. 0: free ones."""
-    token: str | None = field(default=None, repr=False)  # Tune writes configs into its logs
+    token: TokenSource | None = field(default=None, repr=False)  # Tune writes configs into its logs
     limits: Limits = field(default_factory=Limits)
     max_weights_lag: int | None = 0
     """How many versions old the weights may be that have acted; None: any."""
@@ -33,6 +35,10 @@ class RLlinkPlan:
     sends_pickled_config: bool = False
     model_input: str = "obs"
     """What the ONNX model calls its input."""
+    tls: TlsSource | None = None
+    """With which files runners speak TLS, of the nodes that they are on."""
+    open_to_strangers: bool = False
+    """Whether runners may do without a token where other machines can reach them."""
     service_address: Address | None = None
     """Where the local runner's ModelService listens, and others' as their RLlink ports do."""
 

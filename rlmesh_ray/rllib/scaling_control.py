@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.actors.fleet import EnvFleet, FleetDirectory
+from rlmesh_ray.actors.fleet import EnvFleet
 from rlmesh_ray.actors.registry import shared_registry
+from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.rllib.configure import configure
 from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
 from rlmesh_ray.rllib.measured_process import only_for_the_parent
@@ -101,7 +102,7 @@ def _fleet(factory: Callable[..., Any], task: _Task) -> dict[str, float]:
             "endpoints": len(pids),
             "start_s": start_s,
             "actor_mb": own,
-            "worker_mb": sum(map(_memory_mb, workers)) / len(pids),
+            "worker_mb": sum(_of_each(_memory_mb, workers).values()) / len(pids),
         }
 
 
@@ -163,10 +164,10 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
     ) as hosted:
         served_s = time.monotonic()
         config = PPOConfig().env_runners(num_env_runners=1)
-        config = configure(config, hosted.addresses, token=hosted.token)
+        config = configure(config, hosted.addresses, token=hosted.token, tls=RayTls())
         # As a fleet's: the runner looks each of them up.
         plan = config.env_config[PLAN_KEY]
-        config.env_config[PLAN_KEY] = replace(plan, directory=FleetDirectory(hosted.endpoint_ids))
+        config.env_config[PLAN_KEY] = replace(plan, directory=hosted.directory)
         configured_s = time.monotonic()
         (runner,) = start_runners(config, 1, RolloutRunner)
         pid = ray.get(runner.process.remote())["pid"]
@@ -184,9 +185,9 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
             "Ray's control store": _own_processes(cluster, "gcs_server"),
             "Ray's node": _own_processes(cluster, "raylet"),
         }
-        with _watched(groups) as idle:
+        with cores_of(groups) as idle:
             time.sleep(task.seconds)
-        with _watched(groups) as busy:
+        with cores_of(groups) as busy:
             sampled = ray.get(runner.sample_for.remote(task.seconds, task.fragment))
         found = {
             "endpoints": len(hosted.addresses),
@@ -196,7 +197,9 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
             "open_s": opened_s - configured_s,
             "first_steps_s": reset_s - opened_s,
             "threads": ray.get(runner.process.remote())["threads"],
-            "memory_mb": {name: sum(map(_memory_mb, pids)) for name, pids in groups.items()},
+            "memory_mb": {
+                name: sum(_of_each(_memory_mb, pids).values()) for name, pids in groups.items()
+            },
             "idle_cores": idle,
             "busy_cores": busy,
             "steps_per_s": sampled["steps"] / sampled["seconds"],
@@ -206,19 +209,29 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
 
 
 @contextmanager
-def _watched(groups: Mapping[str, Iterable[int]]) -> Iterator[dict[str, float]]:
+def cores_of(groups: Mapping[str, Iterable[int]]) -> Iterator[dict[str, float]]:
     """Yield what becomes the cores that groups of processes kept busy."""
     cores: dict[str, float] = {}
-    before = {name: sum(map(_cpu_s, pids)) for name, pids in groups.items()}
+    before = {name: _of_each(_cpu_s, pids) for name, pids in groups.items()}
     began_s = time.monotonic()
     yield cores
     took_s = time.monotonic() - began_s
-    for name, pids in groups.items():
-        cores[name] = (sum(map(_cpu_s, pids)) - before[name]) / took_s
+    for name, earlier in before.items():
+        later = _of_each(_cpu_s, earlier)
+        cores[name] = sum(later[pid] - earlier[pid] for pid in later) / took_s
 
 
 def _own_processes(cluster: Cluster, kind: str) -> list[int]:
     return [each.process.pid for each in cluster.head_node.all_processes.get(kind, [])]
+
+
+def _of_each(measure: Callable[[int], float], pids: Iterable[int]) -> dict[int, float]:
+    """Measure those that are still there: endpoints may replace a worker at any time."""
+    found = {}
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = measure(pid)
+    return found
 
 
 def _memory_mb(pid: int) -> float:

@@ -19,19 +19,17 @@ from typing import Any
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.actors.env_service import EnvServiceActor
 from rlmesh_ray.actors.fleet import EnvFleet
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.rllib.configure import configure
 from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
 from rlmesh_ray.rllib.lane_group import GroupBatch
 from rlmesh_ray.rllib.measured_process import only_for_the_parent
+from rlmesh_ray.rllib.runner_lanes import Lanes
 from rlmesh_ray.rllib.scaling_nodes import ACTOR_CPUS, ray_nodes
 from rlmesh_ray.rllib.scaling_run import start_runners
-from rlmesh_ray.rllib.slot_runner import Lanes
 
 _PATIENCE_S = 100.0
-_ACTOR_OPTIONS = {"scheduling_strategy": "SPREAD"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,64 +48,119 @@ class _Task:
 
 
 class WatchedRunner(RLMeshEnvRunner):
-    """Remembers when which endpoint gave a step."""
+    """Remembers when which session gave a step, and at which endpoint."""
 
+    _where: dict[int, str] | None = None
+    """What the endpoint is called that gave a session's latest step."""
+    _since_s: dict[str, float]
+    """When each of them gave the first step that was seen, in seconds since the epoch."""
     _steps: list[tuple[float, int]] | None = None
-    _back_s: float | None = None
-    _awaited: int | None = None
-    """The endpoint whose new session has not given a step yet."""
-    _result: Any = None
+    _renewed: set[int] | None = None
+    """Sessions that were opened since the stroke."""
+    _back_s: dict[int, float]
+    """When they gave their first step."""
 
     def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
         super()._add_resets(lanes, arrived)
-        self._awaited = _endpoint(lanes)
+        if self._renewed is not None:
+            self._renewed.update(lanes.sessions)
 
     def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
         super()._add_steps(lanes, arrived)
-        if self._steps is None:
-            return
-        now_s, endpoint = time.monotonic(), _endpoint(lanes)
-        self._steps.append((now_s, endpoint))
-        if self._awaited == endpoint and self._back_s is None:
-            self._back_s = now_s
+        now_s = time.monotonic()
+        for session in lanes.sessions:
+            if self._where is not None:
+                self._where[session] = endpoint = self._seats.endpoint_of(session)
+                self._since_s.setdefault(endpoint, time.time())
+            if self._steps is not None:
+                self._steps.append((now_s, session))
+            if self._renewed is not None and session in self._renewed:
+                self._back_s.setdefault(session, now_s)
 
-    def watch(
-        self, stroke: Callable[[], object], fragment: int, watch_s: float
-    ) -> tuple[float, list[tuple[float, int]]]:
-        """Sample, strike, and sample until a new session has given steps for a while.
+    def settle(self, num_endpoints: int, fragment: int) -> float:
+        """Sample until all sessions give steps, at so many endpoints in all.
 
         Args:
-            stroke: Returns at once; what it returns is kept until the next one.
-            fragment: Vector steps of each endpoint in a call of ``sample``.
-            watch_s: How long is sampled before the stroke, and after the first of these steps.
+            num_endpoints: How many.
+            fragment: Vector steps of each session in a call of ``sample``.
 
         Returns:
-            When the new session gave its first step, and of every step when it came and which
-            endpoint gave it; all in seconds since the stroke.
+            When the last of them gave its first step, in seconds since the epoch, which is the same
+            in another process.
 
         Raises:
-            EndpointLostError: There is no new session.
+            EndpointLostError: They do not get there.
         """
-        timesteps = fragment * self.num_envs
-        self.sample(num_timesteps=timesteps)
-        steps: list[tuple[float, int]] = []
-        self._steps = steps
-        begun_s = time.monotonic()
-        while time.monotonic() < begun_s + watch_s:
-            self.sample(num_timesteps=timesteps)
-        self._awaited = self._back_s = None
-        struck_s = time.monotonic()
-        self._result = stroke()
-        while self._back_s is None or time.monotonic() < self._back_s + watch_s:
-            if time.monotonic() > struck_s + _PATIENCE_S:
-                raise EndpointLostError(f"no new session within {_PATIENCE_S:.0f} s", "")
-            self.sample(num_timesteps=timesteps)
-        self._steps = None
-        return self._back_s - struck_s, [(at_s - struck_s, endpoint) for at_s, endpoint in steps]
+        where: dict[int, str] = {}
+        self._where, self._since_s = where, {}
+        self._sample_until(
+            lambda: (
+                len(where) == len(self._seats.endpoints)
+                and len(set(where.values())) == num_endpoints
+            ),
+            fragment,
+        )
+        self._where = None
+        return max(self._since_s[endpoint] for endpoint in where.values())
 
-    def end_joined(self) -> None:
-        """End for good the endpoint that the last stroke has started."""
-        ray.kill(self._result)
+    def watch(
+        self, stroke: Callable[[], object], endpoint: str, fragment: int, watch_s: float
+    ) -> dict[str, Any]:
+        """Sample, strike, and sample until what was lost has given steps again for a while.
+
+        Args:
+            stroke: Loses an endpoint; returns at once.
+            endpoint: What it is called; see ``Seats.endpoint_of``.
+            fragment: Vector steps of each session in a call of ``sample``.
+            watch_s: How long is sampled before the stroke, and after the first of those steps.
+
+        Returns:
+            ``lost``: the sessions that were at the endpoint; ``back_s``: when all of them had given
+            a step again, wherever; ``steps``: of every step when it came, and which session gave
+            it. All in seconds since the stroke.
+
+        Raises:
+            EndpointLostError: They do not come back.
+        """
+        self.sample(num_timesteps=fragment * self.num_envs)
+        steps: list[tuple[float, int]] = []
+        self._steps, self._back_s = steps, {}
+        self._sample_for(watch_s, fragment)
+        lost = [
+            session
+            for session in range(len(self._seats.endpoints))
+            if self._seats.endpoint_of(session) == endpoint
+        ]
+        self._renewed = set()
+        struck_s = time.monotonic()
+        stroke()
+        self._sample_until(lambda: self._back_s.keys() >= set(lost), fragment)
+        self._sample_for(watch_s, fragment)
+        self._steps = self._renewed = None
+        return {
+            "lost": lost,
+            "back_s": max(self._back_s[session] for session in lost) - struck_s,
+            "steps": [(at_s - struck_s, session) for at_s, session in steps],
+        }
+
+    def _sample_for(self, seconds: float, fragment: int) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.sample(num_timesteps=fragment * self.num_envs)
+
+    def _sample_until(self, is_there: Callable[[], bool], fragment: int) -> None:
+        until_s = time.monotonic() + _PATIENCE_S
+        while not is_there():
+            if time.monotonic() > until_s:
+                where = [
+                    self._seats.endpoint_of(each) for each in range(len(self._seats.endpoints))
+                ]
+                raise EndpointLostError(
+                    f"after {_PATIENCE_S:.0f} s the sessions are not where they should be, but at "
+                    f"{', '.join(where)}",
+                    "",
+                )
+            self.sample(num_timesteps=fragment * self.num_envs)
 
 
 def main() -> None:
@@ -121,47 +174,41 @@ def main() -> None:
         parent.flush()
 
     load = os.getloadavg()[0]
+    count, fragment = task.num_endpoints, task.fragment
     with (
         ray_nodes(task.num_nodes, task.ray_address),
         EnvFleet(
             factory,
-            num_endpoints=task.num_endpoints,
+            num_endpoints=count,
             env_kwargs=task.env_kwargs,
             num_cpus=ACTOR_CPUS,
-            actor_options=_ACTOR_OPTIONS,
+            placement="spread",
         ) as fleet,
     ):
         config = configure(PPOConfig().env_runners(num_env_runners=1), fleet)
         (runner,) = start_runners(config, 1, WatchedRunner)
         ray.get(runner.ping.remote())
         say(load=load, nodes=sum(node["Alive"] for node in ray.nodes()))
-
-        def watched(stroke: Callable[[], object]) -> dict[str, Any]:
-            back_s, steps = ray.get(runner.watch.remote(stroke, task.fragment, task.watch_s))
-            return {"back_s": back_s, "steps": steps}
-
-        first, last = fleet.actors[0], fleet.actors[-1]
         for _ in range(task.repetitions):
-            say(change="lose", endpoint=0, **watched(partial(ray.kill, first, no_restart=False)))
-        ray.kill(last)
-        start = partial(_start, factory, task, fleet.token, fleet.directory.endpoint_ids[-1])
+            ray.get(runner.settle.remote(count, fragment))
+            stroke = partial(ray.kill, fleet.actors[0], no_restart=False)
+            lost_id = fleet.directory.endpoint_ids[0]
+            say(lost=ray.get(runner.watch.remote(stroke, lost_id, fragment, task.watch_s)))
         for _ in range(task.repetitions):
-            say(change="join", endpoint=task.num_endpoints - 1, **watched(start))
-            ray.get(runner.end_joined.remote())
+            fleet.scale(count - 1)
+            ray.get(runner.settle.remote(count - 1, fragment))
+            settled = runner.settle.remote(count, fragment)
+            begun_s = time.time()
+            fleet.scale(count)
+            started_s = time.time()
+            say(
+                joined={
+                    "serves_s": started_s - begun_s,
+                    "samples_s": ray.get(settled) - begun_s,
+                }
+            )
         ray.get(runner.stop.remote())
     say(ended=True)
-
-
-def _start(factory: Callable[..., Any], task: _Task, token: str, endpoint_id: str) -> Any:
-    """Start one more endpoint, as a fleet does."""
-    actor_class: Any = EnvServiceActor
-    return actor_class.options(num_cpus=ACTOR_CPUS, **_ACTOR_OPTIONS).remote(
-        factory, env_kwargs=task.env_kwargs, token=token, endpoint_id=endpoint_id
-    )
-
-
-def _endpoint(lanes: Lanes) -> int:
-    return lanes.slot.lanes.start // len(lanes.slot.lanes)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -15,7 +16,9 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlmesh_ray.actors.directory import FleetDirectory
 from rlmesh_ray.actors.registry import find_registry, shared_registry
+from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.env_server import EnvServer
 
@@ -96,6 +99,7 @@ class EndpointHost:
         env: A factory.
         env_kwargs: For it.
         endpoint_ids: One an endpoint.
+        fleet: Whose they are.
         token: What clients must show.
         shared_memory: See ``EnvServer``.
     """
@@ -105,6 +109,7 @@ class EndpointHost:
         env: Callable[..., Any],
         env_kwargs: Mapping[str, object],
         endpoint_ids: Sequence[str],
+        fleet: str,
         token: str,
         *,
         shared_memory: bool,
@@ -115,13 +120,15 @@ class EndpointHost:
                 env_kwargs=env_kwargs,
                 address=f"{ray.util.get_node_ip_address()}:0",
                 token=token,
+                tls=RayTls(),
                 shared_memory=shared_memory,
             ).start()
             for _ in endpoint_ids
         ]
         registry = find_registry()
         for endpoint_id, server in zip(endpoint_ids, self._servers, strict=True):
-            ray.get(registry.announce.remote(endpoint_id, server.address))
+            # Without heartbeats: they last as long as the measurement.
+            ray.get(registry.announce.remote(endpoint_id, server.address, fleet, lease_s=math.inf))
 
     def addresses(self) -> list[str]:
         """Return where clients dial, in the order of the ids."""
@@ -165,6 +172,7 @@ class HostedEndpoints:
         self.registry = shared_registry()
         name = secrets.token_hex(4)
         self.endpoint_ids = tuple(f"{name}-{index}" for index in range(num_hosts * each))
+        self.directory = FleetDirectory(self.endpoint_ids, name)
         actor_class: Any = EndpointHost
         options = {"num_cpus": ACTOR_CPUS, "scheduling_strategy": "SPREAD"}
         self.actors = [
@@ -172,6 +180,7 @@ class HostedEndpoints:
                 env,
                 env_kwargs,
                 self.endpoint_ids[index * each : (index + 1) * each],
+                name,
                 self.token,
                 shared_memory=shared_memory,
             )

@@ -21,6 +21,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.rllib.configure import configure
 from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
 from rlmesh_ray.rllib.measured_process import only_for_the_parent
@@ -89,7 +90,8 @@ def _endpoints(
             factory, task.env_kwargs, num_hosts=task.num_endpoints, shared_memory=False
         ) as hosted:
             node_ids = ray.get([actor.node_id.remote() for actor in hosted.actors])
-            yield configure(config, hosted.addresses, token=hosted.token), node_ids
+            config = configure(config, hosted.addresses, token=hosted.token, tls=RayTls())
+            yield config, node_ids
         return
     with EnvFleet(
         factory,

@@ -5,55 +5,31 @@ between them is in ``lane_episodes`` and ``agent_episodes``.
 """
 
 import abc
-import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME, EnvRunner
 from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
 
-from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.arrivals import Arrivals
-from rlmesh_ray.rllib.lane_slot import Arrival, Group, LaneSlot, Phase
+from rlmesh_ray.rllib.lane_slot import Arrival, Group, Phase
+from rlmesh_ray.rllib.lost_and_moved import LostAndMoved
 from rlmesh_ray.rllib.opening import (
     announce_environment,
-    open_sessions,
     patiently,
     plan_of,
     require_width,
+    seats_for,
 )
-from rlmesh_ray.rllib.plan import RolloutPlan
 from rlmesh_ray.rllib.quota import Quota
+from rlmesh_ray.rllib.runner_lanes import Lanes, call_lanes, close_lanes, lanes_of
 
-_LOG = logging.getLogger(__name__)
-
-NUM_EPISODES_INTERRUPTED_LIFETIME = "num_episodes_interrupted_lifetime"
-"""Metric: episodes that a failure has cut short."""
 _PART_OF_SAMPLE_TIMEOUT = 0.5
 """How long ``sample`` waits for endpoints that are all away, before it returns what it has."""
 
 
-@dataclass(slots=True)
-class Lanes:
-    """What the runner remembers of one slot's lanes between two steps."""
-
-    slot: LaneSlot
-    shared_data: dict[str, Any]
-    """RLlib's connectors hand things to each other in this, between one step's two pipelines."""
-    to_module: Any = None
-    """The next forward pass's input."""
-    actions: Any = None
-    """As the module gave them, for the episodes; what the environment got may differ."""
-    extras: dict[str, Any] | None = None
-    """Everything else that the module gave, one row a lane."""
-    num_asked: int = 0
-    """Timesteps that are on their way."""
-
-
-class SlotRunner(EnvRunner):
+class SlotRunner(LostAndMoved):
     """Samples from endpoints instead of environments in this process.
 
     The sessions of a runner are independent of each other: each is stepped as soon as its own
@@ -66,6 +42,9 @@ class SlotRunner(EnvRunner):
     ``sample`` returns what it has after half of ``sample_timeout_s``. An error leaves it only when
     an environment has raised ten times in a row, when all endpoints have been away for two
     minutes, or when another try would be pointless; RLlib ends the actor then.
+
+    A session that its directory asks to move, since the fleet grows or shrinks, is opened elsewhere
+    when ``sample`` ends. Its episodes are cut in the same way, but that is no failure.
     """
 
     group_class: ClassVar[Callable[..., Group]]
@@ -75,15 +54,11 @@ class SlotRunner(EnvRunner):
 
     env: Any
     num_envs: int
-    _lanes: Sequence[Lanes] = ()
     _arrivals: Arrivals[Arrival]
     _explore: bool
     _random_actions: bool
-    _quota: Quota
     _deadline_s: float | None
-    _ongoing_episodes: list[Any]
     _returned: list[Any]
-    _interrupted: list[Any]
 
     def make_env(self) -> None:
         """Open this runner's sessions.
@@ -98,29 +73,25 @@ class SlotRunner(EnvRunner):
         self._needs_initial_reset = True
         if self.env is not None:
             self.env.close()
-        groups = plan.groups_of(
-            self.worker_index or 0, in_evaluation=bool(self.config.in_evaluation)
-        )
-        self._arrivals = Arrivals(len(groups))
-        slots: list[LaneSlot] = []
-        first = 0
-        for endpoints in groups:
-            end = first + len(endpoints) * plan.contract.num_envs
-            opening = partial(_open_group, type(self).group_class, plan, endpoints)
-            slots.append(LaneSlot(range(first, end), opening, self._arrivals))
-            first = end
+        self._seats = seats_for(self, plan)
+        num_sessions = len(self._seats.endpoints)
+        self._arrivals = Arrivals(1 if plan.lockstep else num_sessions)
+        all_lanes = lanes_of(plan, self._seats, self._arrivals, type(self).group_class)
+        self.num_envs = num_sessions * plan.contract.num_envs
         self.env = type(self).env_class(
-            plan.contract, first, partial(_close, slots, self._arrivals), partial(_call, slots)
+            plan.contract,
+            self.num_envs,
+            partial(close_lanes, all_lanes, self._arrivals, self._seats),
+            partial(call_lanes, all_lanes),
         )
-        self.num_envs = first
         try:
             require_width(self.config, self.num_envs)
-            for slot in slots:
-                patiently(slot.open)
+            for lanes in all_lanes:
+                patiently(lanes.slot.open)
         except BaseException:
             self.env.close()
             raise
-        self._lanes = [Lanes(slot, {}) for slot in slots]
+        self._lanes = all_lanes
         announce_environment(self)
 
     # --- what differs with the number of agents -----------------------------------------
@@ -129,6 +100,12 @@ class SlotRunner(EnvRunner):
     def _act(self, lanes: Lanes) -> None:
         """Choose actions for a slot's lanes and send them off."""
 
+    def _act_on(self, idle: Sequence[Lanes]) -> None:
+        """Choose and send actions for slots that wait for them, as long as the quota is open."""
+        for lanes in idle:
+            if self._quota.is_open:
+                self._act(lanes)
+
     @abc.abstractmethod
     def _add_resets(self, lanes: Lanes, arrived: Any) -> None:
         """Begin the episodes of a slot whose lanes have all been reset."""
@@ -136,10 +113,6 @@ class SlotRunner(EnvRunner):
     @abc.abstractmethod
     def _add_steps(self, lanes: Lanes, arrived: Any) -> None:
         """Continue the episodes of a slot; those that have ended begin anew with the next step."""
-
-    @abc.abstractmethod
-    def _cut_short(self, lane: int, error: RlmeshError) -> Any | None:
-        """End a lane's running episode; return it unless all it holds has been returned before."""
 
     @abc.abstractmethod
     def _cut_ongoing(self) -> list[Any]:
@@ -172,6 +145,7 @@ class SlotRunner(EnvRunner):
             if force_reset or num_episodes is not None or self._needs_initial_reset:
                 self._reset_envs_and_episodes(explore)
             self._fill_quota()
+            self._move_sessions()
         except BaseException:
             # Somewhere between two steps, a callback's error perhaps: nobody could go on there.
             self._needs_initial_reset = True
@@ -186,11 +160,19 @@ class SlotRunner(EnvRunner):
 
     def _fill_quota(self) -> None:
         while not self._quota.is_full:
-            for lanes in self._lanes:
-                if lanes.slot.phase is Phase.IDLE and self._quota.is_open:
-                    self._act(lanes)
-            if not self._take_arrival():
+            self._act_on([lanes for lanes in self._lanes if lanes.slot.phase is Phase.IDLE])
+            if not self._take_arrivals():
                 break
+
+    def _take_arrivals(self) -> bool:
+        """Wait for what arrives next, and take what else is there: it can share a forward pass.
+
+        False: it is no use to wait any longer.
+        """
+        while self._take_arrival():
+            if self._quota.is_full or not self._arrivals.is_there:
+                return True
+        return False
 
     def _reset_envs(self, episodes: list[Any], shared_data: dict[str, Any], explore: bool) -> None:
         """Start new episodes in all lanes; those of lost sessions start when they are back."""
@@ -217,6 +199,7 @@ class SlotRunner(EnvRunner):
 
     def _take_arrival(self) -> bool:
         """Work on what arrives next; return False when it is no use to wait any longer."""
+        self._seats.ask()  # now, since it costs nobody time whose step is on its way
         timeout_s = None
         if self._deadline_s is not None and self._are_all_away:
             timeout_s = self._deadline_s - time.monotonic()
@@ -266,66 +249,3 @@ class SlotRunner(EnvRunner):
             return self.module.forward_exploration(
                 to_module, t=(per_runner + sampled) * num_runners
             )
-
-    # --- failures ------------------------------------------------------------------------
-
-    def _open_anew(self, lanes: Lanes, error: RlmeshError) -> None:
-        """End the episodes of a slot that has failed, and have it opened again.
-
-        Raises:
-            RlmeshError: There is no use in that: ``error`` itself.
-        """
-        slot = lanes.slot
-        if slot.phase is not Phase.OPENING:
-            self.metrics.log_value(NUM_ENV_STEP_FAILURES_LIFETIME, 1, reduce="lifetime_sum")
-        slot.phase = Phase.OPENING
-        self._interrupt(slot, error)
-        others_work = any(other.slot.phase is not Phase.OPENING for other in self._lanes)
-        delay_s = slot.patience.failed(error, time.monotonic(), others_work=others_work)
-        if delay_s is None:
-            # Whoever calls again gets another try.
-            slot.patience.succeeded()
-            slot.reopen(0.0)
-            raise error
-        _LOG.warning(
-            "worker %s, lanes %d to %d: %s; a new session is opened in %.2g s (failure %d)",
-            self.worker_index,
-            slot.lanes.start,
-            slot.lanes.stop - 1,
-            error,
-            delay_s,
-            slot.patience.num_failures,
-        )
-        lanes.to_module = None
-        lanes.shared_data = {}
-        slot.reopen(delay_s)
-
-    def _interrupt(self, slot: LaneSlot, error: RlmeshError) -> None:
-        for lane in slot.lanes:
-            episode = self._ongoing_episodes[lane]
-            if not episode.is_reset:
-                continue  # nothing has happened in it
-            returned = self._cut_short(lane, error)
-            self._count_interrupted(episode.id_)
-            if returned is not None:
-                self._interrupted.append(returned)
-
-    def _count_interrupted(self, episode_id: str) -> None:
-        self._ongoing_episodes_for_metrics.pop(episode_id, None)
-        self.metrics.log_value(NUM_EPISODES_INTERRUPTED_LIFETIME, 1, reduce="lifetime_sum")
-
-
-def _open_group(
-    group_class: Callable[..., Group], plan: RolloutPlan, endpoints: Sequence[int]
-) -> Group:
-    return group_class(open_sessions(plan, endpoints), plan.contract)
-
-
-def _call(slots: Sequence[LaneSlot], name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
-    return tuple(result for slot in slots for result in slot.call(name, arguments))
-
-
-def _close(slots: Sequence[LaneSlot], arrivals: Arrivals[Arrival]) -> None:
-    for slot in slots:
-        slot.close()
-    arrivals.close()

@@ -1,54 +1,51 @@
-"""Who may call an endpoint: tokens and TLS.
+"""Where an endpoint may listen, and what it asks of those who come: a token, TLS."""
 
-The check runs before any handler, so that nothing a stranger sends is parsed.
-"""
-
-import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import logging
 
-import grpc
-
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import AddressError
 from rlmesh_ray.protocol.address import Address, parse_address
-from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
-from rlmesh_ray.protocol.token import bearer
+from rlmesh_ray.server.known_tokens import KnownTokens
+from rlmesh_ray.server.tls import ServerTls, TlsSource, resolved_tls
+
+__all__ = [
+    "ServerTls",
+    "TlsSource",
+    "check_exposure",
+    "checked_address",
+    "is_wildcard",
+    "resolved_tls",
+    "warn_of_strangers",
+]
+
+_LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """Files in PEM form that make an endpoint speak TLS."""
-
-    certificate: Path
-    private_key: Path
-    client_ca: Path | None = None
-    """If given, clients must show a certificate that this authority signed."""
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Read the files and return gRPC's form of them."""
-        pair = (self.private_key.read_bytes(), self.certificate.read_bytes())
-        authority = self.client_ca.read_bytes() if self.client_ca else None
-        return grpc.ssl_server_credentials([pair], authority, authority is not None)
-
-
-def checked_address(address: str, token: str | None) -> Address:
+def checked_address(
+    address: str, token: TokenSource | None, *, open_to_strangers: bool = False
+) -> Address:
     """Return where to listen, if an endpoint with this token may.
+
+    Args:
+        address: As the operator wrote it.
+        token: What calls must carry.
+        open_to_strangers: Whether the operator wants an endpoint that everybody may use.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
-        ConfigurationError: ``token`` is nothing that a call can carry.
+        ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
+            cannot be used.
     """
     parsed = parse_address(address)
-    check_exposure(parsed, token)
+    if not open_to_strangers:
+        check_exposure(parsed, token)
     if token is not None:
-        bearer(token)
+        KnownTokens(token)
     return parsed
 
 
-def check_exposure(address: Address, token: str | None) -> None:
+def check_exposure(address: Address, token: TokenSource | None) -> None:
     """Refuse to listen where strangers could reach an endpoint without a token.
 
     Raises:
@@ -57,9 +54,20 @@ def check_exposure(address: Address, token: str | None) -> None:
     if token or address.is_local:
         return
     raise AddressError(
-        f"{address} can be reached from other machines: give a token (token=…, --token-file) "
-        "or listen on 127.0.0.1"
+        f"{address} can be reached from other machines: give a token (token=…, --token-file), "
+        "listen on 127.0.0.1, or let everybody in (open_to_strangers=True, --open-to-strangers)"
     )
+
+
+def warn_of_strangers(address: Address) -> None:
+    """Tell the log that an endpoint without a token listens, if others can reach it."""
+    if not address.is_local:
+        _LOG.warning(
+            "%s is open to strangers: whoever reaches it may open sessions, run what is served, "
+            "call what is allowed, and take this machine's processor and memory for it; a token "
+            "(token=…, --token-file) keeps them out",
+            address,
+        )
 
 
 def is_wildcard(address: Address) -> bool:
@@ -68,36 +76,3 @@ def is_wildcard(address: Address) -> bool:
         return not address.path and ipaddress.ip_address(address.host).is_unspecified
     except ValueError:
         return False
-
-
-class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away every call that does not carry the token, as ``Bearer TOKEN`` or alone.
-
-    Raises:
-        ConfigurationError: ``token`` is nothing that a call can carry.
-    """
-
-    def __init__(self, token: str) -> None:
-        self._bearer = bearer(token).encode()
-        # As clients of ``rlmesh-wire-v1`` show it.
-        self._alone = token.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        """Pass the call on, or replace its handler by the refusal."""
-        metadata = dict(details.invocation_metadata or ())
-        shown = str(metadata.get(AUTHORIZATION_METADATA_KEY, "")).encode()
-        # Not ``or``: how long it takes must not tell which of them was nearly right.
-        is_bearer = hmac.compare_digest(shown, self._bearer)
-        if hmac.compare_digest(shown, self._alone) | is_bearer:
-            return await continuation(details)
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-
-async def _refuse(_requests: Any, context: grpc.aio.ServicerContext) -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED, "this endpoint wants another token (token=…, --token-file)"
-    )

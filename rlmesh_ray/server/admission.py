@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
-import grpc
+from rlmesh_ray.rpc import grpc
 
 _DRAINING = "draining: this endpoint takes no new sessions, dial another endpoint"
 
@@ -54,7 +54,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         if handler is None:
             return None
         match details.method.rpartition("/")[2]:
-            case "Handshake":
+            # A gateway's handlers are streams all of them, and it does not drain.
+            case "Handshake" if handler.unary_unary is not None:
                 shake_hands = partial(self._handshake, handler.unary_unary)
                 return grpc.unary_unary_rpc_method_handler(shake_hands)
             case "Join" | "Process":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.batcher import Item
 from rlmesh_ray.models.policy import RouteRows, Rows
@@ -26,6 +27,7 @@ from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.predictions import Answer
 from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.server.tls import TlsSource
 from rlmesh_ray.spaces.batch import leaves, unflatten
 from rlmesh_ray.spaces.conformance import Policy as Validation
 from rlmesh_ray.spaces.conformance import check, coerce_batch
@@ -72,15 +74,30 @@ class AskedModelServer:
         policy: Asked in the serving loop, and told of routes in a thread of its own.
         address: ``HOST:PORT``; port 0: a free one.
         token: What clients must show; required unless ``address`` is loopback.
+        tls: Files for TLS; None for plain text.
+        open_to_strangers: Whether it may do without a token where other machines can reach it.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
     """
 
-    def __init__(self, policy: AskedPolicy, *, address: str, token: str | None) -> None:
+    def __init__(
+        self,
+        policy: AskedPolicy,
+        *,
+        address: str,
+        token: TokenSource | None,
+        tls: TlsSource | None = None,
+        open_to_strangers: bool = False,
+    ) -> None:
         self._host = _AskedHost(policy)
         self._endpoint = Endpoint(
-            address, token=token, on_stop=self._host.close, probe=self._host.health
+            address,
+            token=token,
+            tls=tls,
+            open_to_strangers=open_to_strangers,
+            on_stop=self._host.close,
+            probe=self._host.health,
         )
 
     @property

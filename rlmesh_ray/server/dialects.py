@@ -3,8 +3,7 @@
 import math
 from collections.abc import Collection
 
-import grpc
-
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.speaks import DM_ENV_RPC
 from rlmesh_ray.server.worker_pool import WorkerPool
@@ -25,12 +24,27 @@ def max_dialect_request_bytes(contract: EnvContract) -> int:
     return min(wanted, MAX_MESSAGE_BYTES)
 
 
+def streams_of_session(speaks: Collection[str], contract: EnvContract) -> int:
+    """Return how many streams a session may have: each agent of a dm_env_rpc world has its own.
+
+    Args:
+        speaks: What the endpoint shall speak, and what is installed for it.
+        contract: What the endpoint promises.
+    """
+    if DM_ENV_RPC not in speaks:
+        return 1
+    from rlmesh_ray.wire.dm_env_rpc_v1.agents import agent_names
+
+    return contract.num_envs * max(1, len(agent_names(contract)))
+
+
 def env_dialects(
     speaks: Collection[str],
     pool: WorkerPool,
     contract: EnvContract,
     step_grace_s: float,
     drain: Drain,
+    idle_timeout_s: float | None = None,
 ) -> list[grpc.GenericRpcHandler]:
     """Return what a gRPC server dispatches to.
 
@@ -40,10 +54,12 @@ def env_dialects(
         contract: What the endpoint promises.
         step_grace_s: See ``EnvServer``.
         drain: The endpoint's.
+        idle_timeout_s: See ``EnvServer``.
     """
     if DM_ENV_RPC not in speaks:
         return []
-    # The only place that needs the extra.
+    # Needs the extra.
     from rlmesh_ray.server.dm_env_rpc.service import EnvironmentService
 
-    return [EnvironmentService(pool, contract, step_grace_s, drain).handlers()]
+    service = EnvironmentService(pool, contract, step_grace_s, drain, idle_timeout_s)
+    return [service.handlers()]

@@ -2,38 +2,32 @@
 
 import asyncio
 import contextlib
-import socket
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import grpc
-
-from rlmesh_ray.errors import AddressError, LocalProtocolError
+from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.server.access import ServerTls, TokenGate, checked_address, is_wildcard
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.access import (
+    TlsSource,
+    checked_address,
+    resolved_tls,
+    warn_of_strangers,
+)
 from rlmesh_ray.server.admission import Admission
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.gate import TokenGate
 from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, ask
+from rlmesh_ray.server.limits import MAX_CALLS
+from rlmesh_ray.server.listener import Dispatch, Listener
+from rlmesh_ray.server.log_context import facts, logged_as, new_endpoint_id
+from rlmesh_ray.server.log_gate import LogGate
 from rlmesh_ray.server.loop import in_thread, shared_loop
 
-_OPTIONS = [
-    # Without this a second server shares the port silently.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 128),
-    # What is sent is ours; whether it is too large is for the receiver to say.
-    ("grpc.max_send_message_length", -1),
-    # A frozen or unreachable client is found by pings; keepalive alone takes a minute, since
-    # the kernel of a frozen process still acknowledges.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 4_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A busy machine delivers pings in bunches; a session must not end for that.
-    ("grpc.http2.max_ping_strikes", 0),
-]
+_LOG = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0  # for a stop that a client has asked for
 _FLUSH_S = 0.1
@@ -47,32 +41,41 @@ class Endpoint:
 
     Args:
         address: Where to listen; port 0 lets the system choose.
-        token: What every call must carry; None for no check (loopback only).
+        token: What every call must carry, or the file with such tokens; None for no check.
         tls: Files for TLS; None for plain text.
+        open_to_strangers: Whether it may do without a token where other machines can reach it.
         on_stop: Ends what the services are made of; called once, after the last call.
         probe: Tells the health of what the services are made of.
+        endpoint_id: Names it in the log; None: a name is drawn.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
-        ConfigurationError: ``token`` is nothing that a call can carry.
+        ConfigurationError: ``token`` is nothing that a call can carry, or is Ray's own; or a file
+            cannot be used.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what both servers pass on
         self,
         address: str,
         *,
-        token: str | None = None,
-        tls: ServerTls | None = None,
+        token: TokenSource | None = None,
+        tls: TlsSource | None = None,
+        open_to_strangers: bool = False,
         on_stop: Callable[[], None],
         probe: Probe = always_serving,
+        endpoint_id: str | None = None,
     ) -> None:
-        self._wanted = checked_address(address, token)
+        self.endpoint_id = endpoint_id or new_endpoint_id()
+        """Its name in the log."""
+        self._wanted = checked_address(address, token, open_to_strangers=open_to_strangers)
+        self._has_token = token is not None
         self._admission = Admission()
         # The first one is the outermost: strangers do not learn that an endpoint drains.
         gate = [] if token is None else [TokenGate(token)]
-        self._interceptors = [*gate, self._admission]
-        self._tls = tls
-        self._server: grpc.aio.Server | None = None
+        self._interceptors = [LogGate(self.endpoint_id), *gate, self._admission]
+        # Before anything starts: gRPC would report a bad file as an address that cannot be bound.
+        self._listener = Listener(self._wanted, resolved_tls(tls))
+        self._is_serving = False
         self._bound: Address | None = None
         self._on_stop = on_stop
         self._probe = probe
@@ -103,20 +106,31 @@ class Endpoint:
         if self._bound is not None or self._stopped.is_set():
             raise LocalProtocolError("the server was started or stopped already; make a new one")
 
-    def start(self, services: Sequence[grpc.ServiceRpcHandler], *, max_receive_bytes: int) -> None:
+    def start(
+        self,
+        services: Sequence[grpc.ServiceRpcHandler],
+        *,
+        max_receive_bytes: int,
+        max_calls: int = MAX_CALLS,
+    ) -> None:
         """Bind and serve, ``grpc.health.v1`` besides ``services``.
 
         Args:
             services: What the server dispatches to.
             max_receive_bytes: Size of the largest message to accept; a larger one ends its call
                 with RESOURCE_EXHAUSTED, and no other.
+            max_calls: How many calls to take at a time; further ones end with RESOURCE_EXHAUSTED.
 
         Raises:
             AddressError: The address is in use or not this machine's.
             LocalProtocolError: It was started or stopped before.
         """
         self.require_new()
-        shared_loop().run(self._start(services, max_receive_bytes))
+        with logged_as(self.endpoint_id):
+            if not self._has_token:
+                warn_of_strangers(self._wanted)
+            shared_loop().run(self._start(services, max_receive_bytes, max_calls))
+            _LOG.info("serving on %s", self.address, extra=facts("serving", address=self.address))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the server has stopped; return whether it has."""
@@ -171,10 +185,12 @@ class Endpoint:
             grace_s: After how many seconds whatever is not answered yet is cut off.
         """
         with self._stopping:
-            server, self._server = self._server, None
-            if server is not None:
+            was_serving, self._is_serving = self._is_serving, False
+            if was_serving:
                 with contextlib.suppress(TimeoutError):
-                    shared_loop().run(self._end(server, grace_s), _within_s(grace_s))
+                    shared_loop().run(self._end(grace_s), _within_s(grace_s))
+                with logged_as(self.endpoint_id):
+                    _LOG.info("stopped", extra=facts("stopped", address=self.address))
                 if self._wanted.path:
                     Path(self._wanted.path).unlink(missing_ok=True)
             if not self._stopped.is_set():
@@ -192,6 +208,8 @@ class Endpoint:
             return Health(False, "it is stopping")
         if self._admission.is_closed:
             return Health(False, "it is draining: no new sessions")
+        if not self._listener.is_open:
+            return Health(False, "its port is closed")
         return self._probe()
 
     async def _close_door(self) -> None:
@@ -199,68 +217,30 @@ class Endpoint:
         if self._health is not None:
             self._health.refresh()
 
-    async def _end(self, server: grpc.aio.Server, grace_s: float) -> None:
+    async def _end(self, grace_s: float) -> None:
         self._is_stopping = True
         if self._health is not None:
             self._health.end()
-        ending = asyncio.ensure_future(server.stop(grace_s))
+        ending = asyncio.ensure_future(self._listener.close(grace_s))
         draining = asyncio.ensure_future(self.drain.run())
         await asyncio.wait({ending, draining}, return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
         # Calls whose last answer is just leaving end by themselves, and well; the others are idle.
         await asyncio.wait({ending}, timeout=_FLUSH_S)
-        await server.stop(None)
+        await self._listener.close(None)
         await ending
 
     async def _start(
-        self, services: Sequence[grpc.ServiceRpcHandler], max_receive_bytes: int
+        self, services: Sequence[grpc.ServiceRpcHandler], max_receive_bytes: int, max_calls: int
     ) -> None:
-        options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
-        server = grpc.aio.server(interceptors=self._interceptors, options=options)
         names = [service.service_name() for service in services]
         self._health = HealthService(self._current_health, names)
-        server.add_generic_rpc_handlers((*services, self._health.handlers()))
-        port = self._bind(server)
-        await server.start()
-        self._server = server
-        # Nobody can dial a wildcard: name this machine instead.
-        host = "127.0.0.1" if is_wildcard(self._wanted) else self._wanted.host
-        self._bound = Address(host, port, self._wanted.path)
-
-    def _bind(self, server: grpc.aio.Server) -> int:
-        target = str(self._wanted)
-        if self._wanted.path and _is_served(self._wanted.path):
-            raise AddressError(
-                f"cannot listen on {target}: another server does; choose another path"
-            )
-        try:
-            if self._tls is not None:
-                port = server.add_secure_port(target, self._tls.credentials())
-            else:
-                port = server.add_insecure_port(target)
-        except RuntimeError as error:
-            raise AddressError(f"cannot listen on {target}: {_obstacle(self._wanted)}") from error
-        return 0 if self._wanted.path else int(port)
+        every_service = (*services, self._health.handlers())
+        dispatch = Dispatch(self._interceptors, every_service, max_receive_bytes, max_calls)
+        self._bound = await self._listener.open(dispatch)
+        self._is_serving = True
 
 
 def _within_s(given_s: float) -> float:
     """Return how long to wait for what the loop was given so much time for."""
     return min(given_s + _LATE_S, threading.TIMEOUT_MAX)
-
-
-def _is_served(path: str) -> bool:
-    """Tell whether somebody listens on a unix socket; gRPC would take the path away from them."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
-
-
-def _obstacle(address: Address) -> str:
-    if address.path:
-        return "its folder does not exist or is not writable, or the path is longer than 100 bytes"
-    return (
-        "it is in use or not an address of this machine; choose another port, or 0 for a free one"
-    )

@@ -9,13 +9,12 @@ import keyword
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
-import grpc
-
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.env_session import EDITION_2026_06_RULES
 from rlmesh_ray.protocol.messages import EnvErrorCode
 from rlmesh_ray.protocol.outcomes import Failure
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.session_worker import Deadline
@@ -73,8 +72,15 @@ class OpenSession:
         self._num_answered = 0
         self._progress = asyncio.Event()
         self._calls: set[asyncio.Task[Outcome]] = set()
+        self.num_calls = 0
+        """How many calls have come."""
         self._current: asyncio.Task[Outcome] | None = None
         self._is_closed = False
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a call is in progress, or waits for its turn."""
+        return bool(self._calls)
 
     async def in_turn(self, answer: Callable[[], Awaitable[T]]) -> T:
         """Work on the next request of the session; no call happens meanwhile."""
@@ -92,6 +98,7 @@ class OpenSession:
 
     async def call(self, call: LaneCall) -> Outcome:
         """Do an allowed ``call`` when its turn has come."""
+        self.num_calls += 1
         calling = asyncio.ensure_future(self._call(call))
         self._calls.add(calling)
         calling.add_done_callback(self._calls.discard)

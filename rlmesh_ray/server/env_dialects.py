@@ -51,6 +51,8 @@ class BatchFrames(Protocol):
 class EnvDialect:
     """How to speak with the client of a session."""
 
+    name: str
+    """Of the generation."""
     frames: EnvFrames
     values: BatchFrames
     rules: EnvRules
@@ -73,8 +75,11 @@ def _released_infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos
 
 
 ENV_DIALECTS: Mapping[str, EnvDialect] = {
-    PROTOCOL_V1: EnvDialect(edition_frames, edition_values, EDITION_2026_06_RULES, _edition_infos),
+    PROTOCOL_V1: EnvDialect(
+        PROTOCOL_V1, edition_frames, edition_values, EDITION_2026_06_RULES, _edition_infos
+    ),
     WIRE_V1: EnvDialect(
+        WIRE_V1,
         released_frames,
         released_values,
         RELEASED_2026_06_RULES,

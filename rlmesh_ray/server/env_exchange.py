@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.protocol.env_rules import State
 from rlmesh_ray.protocol.env_session import EnvSession
-from rlmesh_ray.protocol.messages import EnvTimings, ResetDone
+from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, ResetDone
 from rlmesh_ray.server.env_dialects import EnvDialect, EnvFrames
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.session_worker import SessionWorker
@@ -55,6 +55,8 @@ class EnvExchange:
                 self.host.track(())
             elif isinstance(response, ResetDone):
                 self.host.track(session.episodes)
+        if isinstance(response, EnvFailed):
+            self.host.note_error(response.code.name)
         self.is_over = session.state in self._last_states
         return self._frames.pack_response(response, tag_arrays=self._tag_arrays)
 

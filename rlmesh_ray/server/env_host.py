@@ -65,6 +65,25 @@ class EnvHost:
                 return await self._render(request, Deadline.after(request.timeout_ms))
         raise AssertionError(f"the session lets no {type(request).__name__} through")
 
+    @property
+    def num_line_steps(self) -> int:
+        """Grows with each step that comes over the line, past the endpoint."""
+        return self._line.num_begun
+
+    @property
+    def is_line_busy(self) -> bool:
+        """Whether a step is in progress over the line."""
+        return self._line.is_busy
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps up to now, over whatever road."""
+        return self._worker.counts.num_steps
+
+    def note_error(self, code: str) -> None:
+        """Count an error that a request was answered with."""
+        self._worker.note_error(code)
+
     async def call(self, call: LaneCall, deadline: Deadline) -> tuple[object, ...] | Failure:
         """Call into the environment; to be called between requests.
 

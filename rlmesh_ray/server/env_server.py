@@ -1,32 +1,42 @@
 """EnvServer: an environment as an endpoint, without Ray."""
 
 import contextlib
-import math
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.envs.source import HostedEnv, make_source
-from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.handshake import resolve_text
-from rlmesh_ray.server.access import ServerTls
-from rlmesh_ray.server.dialects import env_dialects, max_dialect_request_bytes
+from rlmesh_ray.server.access import TlsSource
+from rlmesh_ray.server.dialects import (
+    env_dialects,
+    max_dialect_request_bytes,
+    streams_of_session,
+)
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
+from rlmesh_ray.server.env_options import (
+    DEFAULT_STEP_GRACE_S,
+    checked_grace,
+    checked_policy,
+    checked_sessions,
+    resets_itself,
+)
 from rlmesh_ray.server.env_service import EnvService, SideDoors
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.limits import max_calls
 from rlmesh_ray.server.line_desk import LineDesk
+from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.server.silence import checked_idle_timeout
 from rlmesh_ray.server.speaks import ENV_LANGUAGES, checked_languages
+from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.block import is_fixed_size
-from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
-
-DEFAULT_MAX_SESSIONS = 16
-DEFAULT_STEP_GRACE_S = 5.0
 
 _CLOSE_S = 10.0  # several times what the pool takes
 
@@ -53,8 +63,10 @@ class EnvServer:
             clients that know how (rlmesh 0.1.0) may step each of them alone.
         max_sessions: How many sessions may be open at once. Default: 16, or 1 for an instance,
             which cannot be made twice.
-        token: What clients must show; required unless ``address`` is loopback.
-        tls: Files for TLS.
+        token: What clients must show, or a ``TokenFile``; required unless ``address`` is loopback.
+        tls: Files for TLS; ``RayTls()``: those that Ray uses.
+        open_to_strangers: Whether to listen without a token where other machines can reach it; the
+            log says what that means.
         validation: What happens to values out of range: ``"warn"``, ``"strict"`` or ``"off"``
             (edition 2026.06, "Range conformance").
         step_grace_s: How many seconds an environment may go on after a deadline has passed and
@@ -70,6 +82,9 @@ class EnvServer:
             several times as fast; Linux, and spaces without text.
         speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
             released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.
+        idle_timeout_s: After how many seconds without a request a session ends, which its client
+            hears of with its next one. Default: never, since a learner may think for minutes.
+        endpoint_id: Names it in the log. Default: a name is drawn.
 
     Raises:
         ConfigurationError: An argument is wrong; the message says which and how to mend it.
@@ -84,8 +99,9 @@ class EnvServer:
         env_kwargs: Mapping[str, object] | None = None,
         autoreset: str = "next_step",
         max_sessions: int | None = None,
-        token: str | None = None,
-        tls: ServerTls | None = None,
+        token: TokenSource | None = None,
+        tls: TlsSource | None = None,
+        open_to_strangers: bool = False,
         validation: str = "warn",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
@@ -93,24 +109,32 @@ class EnvServer:
         accept_edition_texts: Collection[str] = (),
         shared_memory: bool = True,
         speaks: Collection[str] | None = None,
+        idle_timeout_s: float | None = None,
+        endpoint_id: str | None = None,
     ) -> None:
-        if not 0 <= step_grace_s < math.inf:
-            raise ConfigurationError(
-                f"step_grace_s={step_grace_s} must be a finite number of seconds, 0 or more"
-            )
-        self._step_grace_s = step_grace_s
+        self._step_grace_s = checked_grace(step_grace_s)
         self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)
         languages = checked_languages(speaks, ENV_LANGUAGES)
-        resets_itself = _resets_itself(autoreset)
-        self._source = make_source(env, num_envs, env_kwargs, resets_itself=resets_itself)
-        allowed = _num_sessions(max_sessions, self._source.max_sessions)
-        self._pool = WorkerPool(self._source, _policy(validation), allowed)
-        self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=self._close_pool)
+        self._source = make_source(
+            env, num_envs, env_kwargs, resets_itself=resets_itself(autoreset)
+        )
+        allowed = checked_sessions(max_sessions, self._source.max_sessions)
+        self._pool = WorkerPool(self._source, checked_policy(validation), allowed)
+        self._max_sessions = allowed
+        self._endpoint = Endpoint(
+            address,
+            token=token,
+            tls=tls,
+            open_to_strangers=open_to_strangers,
+            endpoint_id=endpoint_id,
+            on_stop=self._close_pool,
+        )
         self._rules = HouseRules(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             accept_texts=frozenset(map(resolve_text, accept_edition_texts)),
             speaks=languages,
+            idle_timeout_s=checked_idle_timeout(idle_timeout_s),
         )
         self._contract: EnvContract | None = None
 
@@ -128,6 +152,10 @@ class EnvServer:
     def num_sessions(self) -> int:
         """How many sessions are open."""
         return self._pool.num_sessions
+
+    def statistics(self) -> EnvStatistics:
+        """Return what it has done up to now. From any thread."""
+        return self._pool.counts.statistics()
 
     def start(self) -> Self:
         """Start the first worker, then listen. Blocks until clients can connect.
@@ -156,11 +184,22 @@ class EnvServer:
                 max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
             )
             dialects = env_dialects(
-                self._rules.speaks, self._pool, self._contract, self._step_grace_s, drain
+                self._rules.speaks,
+                self._pool,
+                self._contract,
+                self._step_grace_s,
+                drain,
+                self._rules.idle_timeout_s,
             )
             handlers = [service.handlers(), *calls.handlers(), *dialects]
-            self._endpoint.start(handlers, max_receive_bytes=limit_bytes)
-            desk.start()
+            num_streams = streams_of_session(self._rules.speaks, self._contract)
+            self._endpoint.start(
+                handlers,
+                max_receive_bytes=limit_bytes,
+                max_calls=max_calls(self._max_sessions, num_streams),
+            )
+            with logged_as(self._endpoint.endpoint_id):
+                desk.start()
         except BaseException:
             self._close_pool()
             raise
@@ -211,32 +250,3 @@ class EnvServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _policy(validation: str) -> Policy:
-    try:
-        return Policy(validation)
-    except ValueError:
-        choices = ", ".join(policy.value for policy in Policy)
-        raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
-
-
-def _resets_itself(autoreset: str) -> bool:
-    choices = {"next_step": True, "disabled": False}
-    if autoreset not in choices:
-        raise ConfigurationError(f"autoreset={autoreset!r} is not one of {', '.join(choices)}")
-    return choices[autoreset]
-
-
-def _num_sessions(wanted: int | None, possible: int | None) -> int:
-    """Return how many sessions to allow, given what was asked for and what the source can do."""
-    if wanted is not None and wanted < 1:
-        raise ConfigurationError(f"max_sessions={wanted} must be at least 1")
-    if possible is None:
-        return wanted or DEFAULT_MAX_SESSIONS
-    if wanted is not None and wanted > possible:
-        raise ConfigurationError(
-            f"max_sessions={wanted}, but an instance can serve only {possible}; "
-            "give a factory or a Gymnasium id instead"
-        )
-    return possible

@@ -8,18 +8,20 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 
-import grpc
-
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_calls import EnvCalls, OpenSession, session_id_of
 from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvDialect
 from rlmesh_ray.server.env_exchange import EnvExchange, Exchanges
+from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.first_words import Resumed
 from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.reception import HouseRules, Reception
+from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.silence import Silence, changes
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
@@ -72,6 +74,7 @@ class EnvService:
         doors: SideDoors,
     ) -> None:
         self._pool = pool
+        self._idle_timeout_s = rules.idle_timeout_s
         self._exchanges = Exchanges(pool, contract, step_grace_s)
         self._drain = drain
         self._calls, self._desk = doors.calls, doors.desk
@@ -108,11 +111,18 @@ class EnvService:
         dialect, frames = begun
         exchange = self._exchanges.open(dialect, tag_arrays=capabilities.NDARRAY in offered)
         lanes = self._calls.open(context, exchange.host)
+        silence = Silence(self._idle_timeout_s, _signs_of_life(exchange.host, lanes))
         leave_desk: Callable[[], None] = _nothing
         if capabilities.SHARED_MEMORY in offered:
             leave_desk = self._wait_at_desk(session_id_of(context), exchange, lanes)
+        log = SessionLog(
+            self._pool.counts.sessions,
+            context.peer(),
+            dialect.name,
+            lambda: {"steps": exchange.host.num_steps},
+        )
         try:
-            async for data in exchange.requests(frames):
+            async for data in exchange.requests(silence.heard(frames)):
                 self._drain.owe()
                 try:
                     answer = await lanes.in_turn(partial(exchange.answer, data))
@@ -129,11 +139,18 @@ class EnvService:
                 if self._drain.is_wanted:
                     # Not an orderly end: there may be requests that were never taken.
                     await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+            await silence.tell(context)
         finally:
+            silence.stop()
             exchange.interrupt()
             leave_desk()
             self._calls.close(context, lanes)
             exchange.host.release()
+            log.end(
+                is_closed=exchange.is_over,
+                is_silent=silence.is_over,
+                is_stopping=self._drain.is_wanted,
+            )
 
     async def _begin(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
@@ -177,6 +194,17 @@ class EnvService:
             lambda timeout_ms: lanes.between(partial(exchange.lend_line, timeout_ms)),
             lambda: lanes.between(exchange.host.end_line),
         )
+
+
+def _signs_of_life(host: EnvHost, lanes: OpenSession) -> Callable[[], bool]:
+    """Return what tells whether a client has done something since, beside its stream."""
+
+    def is_at_work() -> bool:
+        return host.is_line_busy or lanes.is_called
+
+    # What has ended since the last look counts, too.
+    has_moved = changes(lambda: (host.num_line_steps, lanes.num_calls, is_at_work()))
+    return lambda: has_moved() or is_at_work()
 
 
 def _nothing() -> None:

@@ -1,7 +1,11 @@
 """What a Join stream begins with, which tells the language that it goes on in."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import NamedTuple
+
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.limits import FIRST_WORDS_S
 
 
 class FirstWords(NamedTuple):
@@ -18,6 +22,26 @@ async def first_frame(requests: AsyncIterator[bytes]) -> bytes | None:
     Who goes on with ``async for`` gets the messages after it.
     """
     return await anext(aiter(requests), None)
+
+
+async def first_words(
+    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext, *, is_known: bool = False
+) -> bytes | None:
+    """Take the first message off a stream, if it comes soon; see ``first_frame``.
+
+    Args:
+        requests: The stream's messages.
+        context: Of its call, which is aborted else.
+        is_known: Whether the client has shaken hands: then it may be building whatever it wants
+            to say it with, and takes its time.
+    """
+    try:
+        async with asyncio.timeout(None if is_known else FIRST_WORDS_S):
+            return await first_frame(requests)
+    except TimeoutError:
+        reason = f"this stream has said nothing for {FIRST_WORDS_S:g} s; open it when it is needed"
+        await context.abort(grpc.StatusCode.ABORTED, reason)
+        raise  # never reached: abort raises
 
 
 class Resumed:

@@ -9,9 +9,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
-import grpc
-
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus

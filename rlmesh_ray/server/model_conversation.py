@@ -26,6 +26,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, Todo
 from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_dialects import ModelDialect
 from rlmesh_ray.server.model_failures import failed
 from rlmesh_ray.server.model_host import ModelHost
@@ -56,7 +57,11 @@ class ModelConversation:
         """Whether Close has been answered."""
         self.has_failed = False
         """Whether a fault of this package has ended it: not every request will be answered."""
+        self.num_predicted = 0
+        """Predictions that were answered with actions."""
         self._host = host
+        # Requests of all streams are taken in one go, in the context of whichever came first.
+        self._names = current()
         self._drain = drain
         # What each message goes through: looking it up by name every time would show.
         self._heard, self._frame = dialect.heard, dialect.frame
@@ -72,6 +77,11 @@ class ModelConversation:
         self._is_reading = True
         self._is_released = False
         self._taken = asyncio.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self._num_owed > 0
 
     async def read(self, rest: AsyncIterator[bytes]) -> None:
         """Take requests until the client sends no more, or the endpoint wants to stop.
@@ -128,7 +138,8 @@ class ModelConversation:
 
     def _fail(self) -> None:
         """End the session, from within the handling of an error that should not have come up."""
-        _LOG.exception("a model session has failed; please report this")
+        with logged_as(*self._names):
+            _LOG.exception("a model session has failed; please report this")
         self.has_failed = True
         self.outbox.put(None)
 
@@ -139,7 +150,9 @@ class ModelConversation:
                 frame = self._frame(response)
                 if frame is not None:
                     self.outbox.put(frame)
-                if isinstance(response, ModelClosed):
+                if isinstance(response, ModelFailed):
+                    self._host.sessions.note_error(response.code.name)
+                elif isinstance(response, ModelClosed):
                     self.is_closed = True
                     self.outbox.put(None)
             for request in todo.ready:
@@ -166,7 +179,7 @@ class ModelConversation:
         try:
             slots = lanes.seated(context.slots)
         except (CapacityError, CodecError) as error:
-            return failed(request, error)
+            return self._failed(request, error)
         self._predicting[request.request_id] = self._host.predict(
             key,
             contract,
@@ -191,12 +204,13 @@ class ModelConversation:
         response: SessionResponse
         try:
             if isinstance(result, bytes):
+                self.num_predicted += 1
                 response = Predicted(
                     request.request_id, request.context, result, run, queue_ns, request.mirror
                 )
             else:
                 self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
-                response = failed(request, result)
+                response = self._failed(request, result)
             self._follow([self._session.complete(request, response)])
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
@@ -206,10 +220,14 @@ class ModelConversation:
             try:
                 response = await self._answer(request)
             except RlmeshError as error:
-                response = failed(request, error)
+                response = self._failed(request, error)
             self._follow([self._session.complete(request, response)])
         except Exception:  # noqa: BLE001  # all other sessions go on
             self._fail()
+
+    def _failed(self, request: RouteRequest, error: RlmeshError) -> ModelFailed:
+        with logged_as(*self._names):
+            return failed(request, error)
 
     async def _answer(self, request: RouteRequest) -> SessionResponse:
         route_id = request.context.route_id

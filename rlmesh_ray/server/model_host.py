@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 
 from rlmesh_ray.errors import EndpointTimeoutError, RlmeshError
-from rlmesh_ray.models.batcher import BatcherStatistics
 from rlmesh_ray.models.policy import Policy
 from rlmesh_ray.models.torch_threads import limit_torch_threads
 from rlmesh_ray.server.error_text import text_of
@@ -15,6 +14,7 @@ from rlmesh_ray.server.policy_calls import PolicyCalls
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S, PolicyHealth
 from rlmesh_ray.server.policy_weights import PolicyWeights
 from rlmesh_ray.server.predictions import Predictions
+from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract
 
 _LOG = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class ModelHost:
         """See ``Predictions.predict``."""
         self.cancel = self._predictions.cancel
         """See ``Predictions.cancel``."""
+        self.sessions = self._predictions.counts.sessions
+        """Where sessions are counted, for whoever opens and ends them."""
         self._calls.make(limit_torch_threads, torch_threads)
 
     @property
@@ -69,8 +71,8 @@ class ModelHost:
         """Of the weights that act now; 0 for those that the policy came with."""
         return self._weights.version
 
-    def statistics(self) -> BatcherStatistics:
-        """Return what the batcher counted. From any thread."""
+    def statistics(self) -> ModelStatistics:
+        """Return what has been counted. From any thread."""
         return self._predictions.statistics()
 
     def health(self) -> Health:

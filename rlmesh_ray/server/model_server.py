@@ -5,17 +5,20 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS, BatcherStatistics
+from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.protocol.handshake import resolve_text
-from rlmesh_ray.server.access import ServerTls, checked_address
+from rlmesh_ray.server.access import TlsSource, checked_address
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.server.silence import checked_idle_timeout
 from rlmesh_ray.server.speaks import MODEL_LANGUAGES, checked_languages
+from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 
@@ -26,8 +29,10 @@ class ModelServer:
         policy: A ``Policy``, a torch module, or a function (a batch of observations in, a batch
             of actions out).
         address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
-        token: What clients must show; required unless ``address`` is loopback.
-        tls: Files for TLS.
+        token: What clients must show, or a ``TokenFile``; required unless ``address`` is loopback.
+        tls: Files for TLS; ``RayTls()``: those that Ray uses.
+        open_to_strangers: Whether to listen without a token where other machines can reach it; the
+            log says what that means.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
         torch_threads: How many threads torch uses for a batch. More than one pays for large modules
             only: on two cores, two of them were seen to be forty times as slow for small ones.
@@ -39,6 +44,8 @@ class ModelServer:
         accept_edition_texts: See ``EnvServer``.
         speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
             released rlmesh 0.1.0). Default: both.
+        idle_timeout_s: See ``EnvServer``; a session that waits for an answer is not idle.
+        endpoint_id: See ``EnvServer``.
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, or an
@@ -51,8 +58,9 @@ class ModelServer:
         policy: object,
         *,
         address: str = "127.0.0.1:0",
-        token: str | None = None,
-        tls: ServerTls | None = None,
+        token: TokenSource | None = None,
+        tls: TlsSource | None = None,
+        open_to_strangers: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
@@ -60,11 +68,14 @@ class ModelServer:
         stop_on_close: bool = False,
         accept_edition_texts: Collection[str] = (),
         speaks: Collection[str] | None = None,
+        idle_timeout_s: float | None = None,
+        endpoint_id: str | None = None,
     ) -> None:
         # What can be refused without the policy comes first: a host begins with a thread.
-        checked_address(address, token)
+        checked_address(address, token, open_to_strangers=open_to_strangers)
         accept_texts = frozenset(map(resolve_text, accept_edition_texts))
         languages = checked_languages(speaks, MODEL_LANGUAGES)
+        checked_idle_timeout(idle_timeout_s)
         self._host = ModelHost(
             as_policy(policy),
             max_batch_rows,
@@ -73,13 +84,20 @@ class ModelServer:
             name=uuid.uuid4().hex,
         )
         self._endpoint = Endpoint(
-            address, token=token, tls=tls, on_stop=self._host.close, probe=self._host.health
+            address,
+            token=token,
+            tls=tls,
+            open_to_strangers=open_to_strangers,
+            endpoint_id=endpoint_id,
+            on_stop=self._host.close,
+            probe=self._host.health,
         )
         self._rules = HouseRules(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
             accept_texts=accept_texts,
             speaks=languages,
+            idle_timeout_s=idle_timeout_s,
         )
 
     @property
@@ -87,8 +105,8 @@ class ModelServer:
         """Where clients dial it; only after ``start``."""
         return self._endpoint.address
 
-    def statistics(self) -> BatcherStatistics:
-        """Return what has been predicted, in how many batches."""
+    def statistics(self) -> ModelStatistics:
+        """Return what it has done up to now. From any thread."""
         return self._host.statistics()
 
     @property

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-import grpc
-
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.attention import attentive
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.model_conversation import ModelConversation
 from rlmesh_ray.server.model_dialects import ABLE, DIALECTS, HANDSHAKES
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.reception import HouseRules, Reception
+from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.silence import Silence
 
 SERVICE = "rlmesh.model.v1.ModelService"
 _FAULT = "this session has come upon a fault of the server, which its log tells; open another one"
@@ -27,6 +29,7 @@ class ModelService:
     def __init__(self, host: ModelHost, rules: HouseRules, drain: Drain) -> None:
         self._host = host
         self._on_close = rules.on_close
+        self._idle_timeout_s = rules.idle_timeout_s
         self._drain = drain
         self._reception = Reception(HANDSHAKES, ABLE, rules)
 
@@ -43,6 +46,16 @@ class ModelService:
             return
         dialect = DIALECTS[words.generation]()
         conversation = ModelConversation(self._host, self._drain, dialect, words.frame)
+        silence = Silence(self._idle_timeout_s, lambda: conversation.is_asked)
+        counts = self._host.sessions
+        counts.note_opened()
+        log = SessionLog(
+            counts,
+            context.peer(),
+            words.generation,
+            lambda: {"predictions": conversation.num_predicted},
+        )
+        requests = attentive(silence.heard(requests), lambda: counts.num_open == 1)
         reader = asyncio.ensure_future(conversation.read(requests))
         try:
             while (frame := await conversation.outbox.get()) is not None:
@@ -50,10 +63,20 @@ class ModelService:
                 conversation.note_taken()
             if conversation.has_failed:
                 await context.abort(grpc.StatusCode.INTERNAL, _FAULT)
+            await silence.tell(context)
         finally:
+            silence.stop()
             reader.cancel()
             # Also when the client has gone as soon as it had its answer.
             if conversation.is_closed and self._on_close is not None:
                 self._on_close()
             # The stream's own cancellation must not cut the release short.
-            await asyncio.shield(asyncio.ensure_future(conversation.release()))
+            releasing = asyncio.ensure_future(conversation.release())
+            counts.note_ended()
+            log.end(
+                is_closed=conversation.is_closed,
+                is_silent=silence.is_over,
+                is_stopping=self._drain.is_wanted,
+                has_failed=conversation.has_failed,
+            )
+            await asyncio.shield(releasing)

@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
+from rlmesh_ray.models.batcher import Batcher, Item
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch_threads import limit_torch_threads
 from rlmesh_ray.protocol.adapters import TimedRun
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server.batch_run import BatchRunner, Part
 from rlmesh_ray.server.batch_values import BatchValues
+from rlmesh_ray.server.counts import ModelCounts
 from rlmesh_ray.server.gathering import Gathering
 from rlmesh_ray.server.pace import Pace
 from rlmesh_ray.server.policy_health import PolicyHealth
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.server.policy_weights import PolicyWeights
+from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 
@@ -80,6 +82,8 @@ class Predictions:
         self._health = health
         self._torch_threads = torch_threads
         self._name = name
+        self.counts = ModelCounts()
+        """What the batcher does not count."""
         self._runner = BatchRunner(policy, untimed=edition_values)
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows)
         # The serving loop adds, the policy's thread takes.
@@ -91,10 +95,13 @@ class Predictions:
         self.thread = PolicyThread(self._next_batch)
         """The policy's: whatever else it is asked belongs there, too."""
 
-    def statistics(self) -> BatcherStatistics:
-        """Return what the batcher counted. From any thread."""
+    def statistics(self) -> ModelStatistics:
+        """Return what has been counted. From any thread."""
         with self._lock:
-            return self._batcher.statistics()
+            batcher = self._batcher.statistics()
+        return self.counts.statistics(
+            batcher, routes=self.gathering.num_routes, policy_version=self._weights.version
+        )
 
     def predict(
         self,
@@ -173,8 +180,11 @@ class Predictions:
 
     def _run(self, jobs: Sequence[_Job]) -> _Done:
         begun_ns = time.monotonic_ns()
+        for job in jobs:
+            self.counts.note_waited(begun_ns - job.arrived_ns)
         results = self._runner.run(jobs)
         num_rows = sum([len(job.slots) for job in jobs])
+        self.counts.note_batch(num_rows, self._runner.forward_ns)
         run = TimedRun(
             self._weights.version,
             num_rows,

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-import grpc
-
 from rlmesh_ray import __version__
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.generations import GENERATIONS, PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import Answer, Offer, answer_offer
 from rlmesh_ray.protocol.wire_handshake import answer_wire_offer, wire_answer
-from rlmesh_ray.server.first_words import FirstWords, first_frame
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.first_words import FirstWords, first_words
 from rlmesh_ray.server.offers import Offers
 from rlmesh_ray.wire.recognition import (
     generation_of_handshake,
@@ -72,6 +71,8 @@ class HouseRules:
     """The sha256 of edition texts that count as this package's own."""
     speaks: frozenset[str] = frozenset(GENERATIONS)
     """The generations whose clients are served; names of other languages tell those who are not."""
+    idle_timeout_s: float | None = None
+    """After how long without a request a session ends; None: never."""
 
 
 class Reception:
@@ -162,10 +163,15 @@ class Reception:
 
         The message is not given again: who goes on with ``async for`` gets those after it.
 
+        A client that has not shaken hands must say something soon; one that has may be building
+        whatever it wants to say it with.
+
         Returns:
             None: the stream has ended before it has begun.
         """
-        frame = await first_frame(requests)
+        metadata = dict(context.invocation_metadata() or ())
+        is_known = capabilities.SESSION_METADATA_KEY in metadata
+        frame = await first_words(requests, context, is_known=is_known)
         if frame is None:
             return None
         generation = generation_of_request(frame)

@@ -6,71 +6,29 @@ Between two frames a client may take as long as it likes.
 """
 
 import asyncio
-import contextlib
-import hmac
 import logging
 import socket
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-from rlmesh_ray.errors import AddressError, RlmeshError
+from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.errors import AddressError
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.server.access import checked_address
+from rlmesh_ray.server.access import (
+    TlsSource,
+    checked_address,
+    resolved_tls,
+    warn_of_strangers,
+)
+from rlmesh_ray.server.known_tokens import KnownTokens
 from rlmesh_ray.server.loop import shared_loop
-from rlmesh_ray.wire.rllink import messages as m
-from rlmesh_ray.wire.rllink.dialects import JSON, Dialect, dialect_of
-from rlmesh_ray.wire.rllink.frames import HEADER_BYTES, MOST_BODY_BYTES, body_bytes, framed
+from rlmesh_ray.server.rllink_connection import Answer, Connection, Host, Limits, Visit
+
+__all__ = ["Answer", "Host", "Limits", "RLlinkServer", "Visit"]
 
 _LOG = logging.getLogger(__name__)
 
-_STRANGER_BYTES = 4096
-"""Most bytes of a message from somebody who has not shown the token."""
 _STOP_S = 5.0
-_SILENT_S, _PROBE_S, _NUM_PROBES = 60, 15, 4
-"""After how much silence the kernel asks whether the client's machine is there; how often then."""
-
-Answer = m.Reply | Future[m.Reply | None] | None
-
-
-class Visit(Protocol):
-    """One client's conversation; called in the serving loop, so it must not block."""
-
-    def receive(self, request: m.Request) -> Answer:
-        """Take a request, other than Ping; return its reply, at once or later, or none.
-
-        Until a reply that comes later is there, nothing else of this client's is looked at. It may
-        be cancelled, when the client has gone.
-
-        Raises:
-            RlmeshError: The request cannot be taken; the client is told and cut off.
-        """
-
-    def leave(self) -> None:
-        """Forget the client, who has gone."""
-
-
-class Host(Protocol):
-    """Whoever talks with the clients."""
-
-    def admit(self, peer: str, dialect: Dialect) -> Visit:
-        """Begin a conversation with a client, who has shown the token; in the serving loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a client may ask of the port."""
-
-    max_message_bytes: int = 32 * 2**20
-    """Of a message's body; at most what eight digits can say."""
-    frame_timeout_s: float = 30.0
-    """From a frame's first byte to its last; also for taking an answer, and for the first frame."""
-    max_clients: int = 256
-    """Connections at a time; further ones are closed at once."""
-
-
-class _Refusal(Exception):
-    """The client is to be told why, and cut off."""
 
 
 class RLlinkServer:
@@ -79,13 +37,16 @@ class RLlinkServer:
     Args:
         host: Talks with them.
         address: ``HOST:PORT``; port 0: a free one.
-        token: What clients must show in their first PING; required unless ``address`` is
-            loopback.
+        token: What clients must show in their first PING, or the file with such tokens; required
+            unless ``address`` is loopback.
+        tls: Files for TLS; None for plain text.
+        open_to_strangers: Whether it may do without a token where other machines can reach it.
         limits: What a client may ask of the port.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
-        ConfigurationError: ``token`` is nothing that can be shown.
+        ConfigurationError: ``token`` is nothing that can be shown, or Ray's own, or a file cannot
+            be used.
     """
 
     def __init__(
@@ -93,17 +54,23 @@ class RLlinkServer:
         host: Host,
         *,
         address: str = "127.0.0.1:0",
-        token: str | None = None,
+        token: TokenSource | None = None,
+        tls: TlsSource | None = None,
+        open_to_strangers: bool = False,
         limits: Limits | None = None,
     ) -> None:
-        self._wanted = checked_address(address, token)
+        self._wanted = checked_address(address, token, open_to_strangers=open_to_strangers)
         if self._wanted.path:
             raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
         self._host = host
-        self._token = token
+        self._known = None if token is None else KnownTokens(token)
+        files = resolved_tls(tls)
+        self._tls = None if files is None else files.context()
         self._limits = limits or Limits()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        # Those who have not shown the token, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
         self._bound: Address | None = None
 
     @property
@@ -122,6 +89,8 @@ class RLlinkServer:
         Raises:
             AddressError: The address is in use, or not this machine's.
         """
+        if self._known is None:
+            warn_of_strangers(self._wanted)
         try:
             shared_loop().run(self._start())
         except OSError as error:
@@ -136,17 +105,30 @@ class RLlinkServer:
 
     async def _start(self) -> None:
         self._server = await asyncio.start_server(
-            self._serve, self._wanted.host, self._wanted.port, limit=2**18
+            self._serve,
+            **self._place(),
+            limit=2**18,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._limits.stranger_timeout_s if self._tls else None,
         )
         port = self._server.sockets[0].getsockname()[1]
         self._bound = Address(self._wanted.host, port)
+
+    def _place(self) -> dict[str, Any]:
+        """Return where to listen, as asyncio wants to be told."""
+        host, port = self._wanted.host, self._wanted.port
+        if host != "::" or not socket.has_dualstack_ipv6():
+            return {"host": host, "port": port}
+        # asyncio would leave the other half of the port to somebody else.
+        family = socket.AF_INET6
+        return {"sock": socket.create_server((host, port), family=family, dualstack_ipv6=True)}
 
     async def _stop(self) -> None:
         server, self._server = self._server, None
         if server is None:
             return
         server.close()
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *self._strangers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,139 +136,35 @@ class RLlinkServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if self._server is None or len(self._tasks) >= self._limits.max_clients:
+        connection = Connection(reader, writer, self._limits)
+        if self._server is None or not self._has_room(task):
             writer.close()
             return
-        self._tasks.add(task)
-        connection = _Connection(reader, writer, self._limits)
         try:
-            await connection.converse(self._host, self._token)
+            await connection.converse(self._host, self._known, partial(self._seat, task))
         except (OSError, EOFError, TimeoutError) as error:
             _LOG.info("%s has gone: %s", connection.peer, error or type(error).__name__)
         except asyncio.CancelledError:
             pass  # the port is closed: asyncio's server would log it
         finally:
             self._tasks.discard(task)
+            self._strangers.pop(task, None)
             writer.transport.abort()
 
+    def _has_room(self, task: "asyncio.Task[None]") -> bool:
+        if self._known is None:
+            return self._seat(task)
+        if len(self._strangers) >= self._limits.max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[task] = None
+        return True
 
-class _Connection:
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._limits = limits
-        self._dialect: Dialect = JSON
-        self._has_spoken = False
-        host, port, *_ = writer.get_extra_info("peername") or ("somebody", 0)
-        self.peer = f"{host}:{port}"
-        _watch(writer.get_extra_info("socket"))
-
-    async def converse(self, host: Host, token: str | None) -> None:
-        try:
-            async with asyncio.timeout(self._limits.frame_timeout_s):
-                first = await self._read(
-                    self._limits.max_message_bytes if token is None else _STRANGER_BYTES
-                )
-            request = self._parsed(first)
-            if token is not None:
-                _require_token(request, token)
-            visit = host.admit(self.peer, self._dialect)
-            try:
-                await self._attend(visit, request)
-            finally:
-                visit.leave()
-        except (_Refusal, RlmeshError) as error:
-            _LOG.warning("%s is cut off: %s", self.peer, error)
-            await self._cut_off(str(error))
-        except (OSError, EOFError):
-            raise
-        except Exception:  # noqa: BLE001  # whatever it is, the client is told, others go on
-            _LOG.exception("the conversation with %s has failed", self.peer)
-            await self._cut_off("the training could not answer; its log says why")
-
-    async def _attend(self, visit: Visit, request: m.Request) -> None:
-        while True:
-            answer = m.Pong() if isinstance(request, m.Ping) else visit.receive(request)
-            coming = asyncio.ensure_future(self._read(self._limits.max_message_bytes))
-            try:
-                if isinstance(answer, Future):
-                    answer = await self._awaited(answer, coming)
-                if answer is not None:
-                    await self._send(answer)
-                body = await coming
-            finally:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-            request = self._parsed(body)
-
-    async def _awaited(
-        self, answer: Future[m.Reply | None], coming: asyncio.Task[bytes]
-    ) -> m.Reply | None:
-        """Wait for a reply, unless the client goes meanwhile."""
-        waiting = asyncio.wrap_future(answer)
-        either: set[asyncio.Future[Any]] = {waiting, coming}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if coming.done() and not waiting.done():
-                coming.result()  # raises if the client has gone, or has broken a rule
-            return await waiting
-        finally:
-            waiting.cancel()
-
-    async def _read(self, limit: int) -> bytes:
-        begun = await self._reader.readexactly(1)
-        try:
-            async with asyncio.timeout(self._limits.frame_timeout_s):
-                header = begun + await self._reader.readexactly(HEADER_BYTES - 1)
-                size = body_bytes(header, min(limit, MOST_BODY_BYTES))
-                return await self._reader.readexactly(size)
-        except TimeoutError as error:
-            raise _Refusal(
-                f"a message was not complete {self._limits.frame_timeout_s:g} s after it began"
-            ) from error
-
-    def _parsed(self, body: bytes) -> m.Request:
-        dialect = dialect_of(body)
-        if self._has_spoken and dialect is not self._dialect:
-            raise _Refusal("a client must keep to the dialect that it has begun with")
-        self._dialect, self._has_spoken = dialect, True
-        return self._dialect.parse_request(body)
-
-    async def _send(self, reply: m.Reply) -> None:
-        self._writer.write(framed(self._dialect.pack_reply(reply)))
-        # Not wait_for: before Python 3.12 it forgets a cancellation that comes with the result.
-        async with asyncio.timeout(self._limits.frame_timeout_s):
-            await self._writer.drain()
-
-    async def _cut_off(self, reason: str) -> None:
-        await self._send(m.Failed(reason))
-        self._writer.write_eof()
-        # Else the kernel would throw the answer away with what has not been read.
-        async with asyncio.timeout(self._limits.frame_timeout_s):
-            while await self._reader.read(2**16):
-                pass
-
-
-def _watch(line: Any) -> None:
-    """Have the kernel find out when the client's machine has vanished: it would stay for ever."""
-    with contextlib.suppress(OSError):  # the client has gone already
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        # Elsewhere these are not there, or have other names; the system's defaults hold then.
-        for name, value in (
-            ("TCP_KEEPIDLE", _SILENT_S),
-            ("TCP_KEEPINTVL", _PROBE_S),
-            ("TCP_KEEPCNT", _NUM_PROBES),
-        ):
-            if option := getattr(socket, name, None):
-                line.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _require_token(request: m.Request, token: str) -> None:
-    shown = request.token if isinstance(request, m.Ping) else None
-    # JSON can hold halves of characters, which plain UTF-8 cannot.
-    if not hmac.compare_digest((shown or "").encode("utf-8", "surrogatepass"), token.encode()):
-        raise _Refusal(
-            "this port wants a token: the first message must be PING with the right one as `token`"
-        )
+    def _seat(self, task: "asyncio.Task[None]") -> bool:
+        """Count a client that may stay; return whether there is a place."""
+        self._strangers.pop(task, None)
+        if len(self._tasks) >= self._limits.max_clients:
+            return False
+        self._tasks.add(task)
+        return True

@@ -3,8 +3,6 @@
 See ``wire.line_v1`` for what a line is.
 """
 
-import logging
-
 from rlmesh_ray.envs.commands import (
     AttachCommand,
     AttachReply,
@@ -18,8 +16,6 @@ from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
-
-_LOG = logging.getLogger(__name__)
 
 _ATTACH_TIMEOUT_MS = 2_000
 _MOST_DIGITS = 20  # of a number that a line can have
@@ -45,6 +41,11 @@ class SessionLine:
         return self._line is not None and self._line.control.is_busy
 
     @property
+    def num_begun(self) -> int:
+        """Number of the last request that has begun over the line; 0: none."""
+        return self._line.control.begun if self._line is not None else 0
+
+    @property
     def _is_there(self) -> bool:
         return self._line is not None and not self._line.is_cut
 
@@ -64,17 +65,18 @@ class SessionLine:
         reply = await self._worker.call(AttachCommand(tag_arrays), deadline)
         if not isinstance(reply, AttachReply):
             return None
-        begun = self._line.control.begun if self._line is not None else 0
+        begun = self.num_begun
         self.cut()
         try:
             line = process.lend_line()
         except OSError as error:
-            _LOG.warning("no shared memory for a session: %s", error)
+            self._worker.warn("no shared memory for a session: %s", error)
             await in_thread(process.kill)
             return None
         line.control.begin(begun, 0)
         line.control.end()
         self._line, self._overdue = line, None
+        self._worker.counts.follow(line.control, process.contract.num_envs)
         self._watch = LineWatch(line.control, timeout_ms, self._end_overdue)
         return line
 
@@ -96,6 +98,7 @@ class SessionLine:
             self._watch = None  # it knows us: memory would wait for the collector of such circles
         if self._line is not None and not self._line.is_cut:
             self._line.cut()
+            self._worker.settle_line()
             self._worker.require().take_line_back()
 
     async def verdict(self, request_id: str, deadline: Deadline) -> Failure | None:

@@ -2,19 +2,39 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from rlmesh_ray.envs.commands import Command, Reply
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.envs.commands import (
+    Command,
+    Reply,
+    ResetCommand,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.waiting import Looking
 
 _LOG = logging.getLogger(__name__)
+
+_LONGEST_LOOK_S = 1e-3
+"""So long the loop may do nothing but wait for a worker, where it has nobody else to serve."""
+
+_NOWHERE = np.zeros((), np.bool_)
+"""Stands for an array of that, one a lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +68,15 @@ class SessionWorker:
         """The latest; None: there has been none yet."""
         self.is_idle = True
         """Whether nobody waits for a reply, and nothing is done in vain."""
+        # Timers and the desk for lines call from elsewhere.
+        self._names = current()
+        self.counts = pool.counts.open()
+        """What its lanes do."""
+        self._looking = Looking(_LONGEST_LOOK_S)
         # While the worker is busy with what nobody waits for any more.
         self._finishing: asyncio.Task[None] | None = None
+        self._over: NDArray[np.bool_] = _NOWHERE
+        """Which lanes have ended and only begin anew with a Reset; see ``_NOWHERE``."""
 
     @property
     def is_finishing(self) -> bool:
@@ -67,14 +94,21 @@ class SessionWorker:
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self.is_idle = False
+        begun_ns = time.monotonic_ns()
         worker.submit(command)
+        is_alone = self._pool.num_sessions == 1  # else others would wait for the loop meanwhile
+        if is_alone:
+            self._looking.look(worker.advance)
         if not await arrives(worker, deadline.at_s):
             self._finishing = asyncio.ensure_future(self._finish(worker))
             return Failure(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
+        if is_alone:
+            self._looking.learn()
         reply = await take(worker)
         self.is_idle = True
+        self._count(worker, command, reply, time.monotonic_ns() - begun_ns)
         if isinstance(reply, Failure) and reply.kind is FailureKind.CRASHED:
-            _LOG.warning("%s%s", reply.message, reply.debug_info and f"\n{reply.debug_info}")
+            self.warn("%s%s", reply.message, reply.debug_info and f"\n{reply.debug_info}")
         return reply
 
     def call_in_vain(self, command: Command) -> None:
@@ -127,7 +161,51 @@ class SessionWorker:
         """
         if self._finishing is not None:
             self._finishing.cancel()
+        self._pool.counts.close(self.counts)
         self._pool.release(self.process, is_idle=self.is_idle and is_idle)
+
+    def warn(self, message: str, *values: object) -> None:
+        """Tell the log what has gone wrong in this session."""
+        with logged_as(*self._names):
+            _LOG.warning(message, *values)
+
+    def note_error(self, code: str) -> None:
+        """Count an error that a request was answered with."""
+        self._pool.counts.sessions.note_error(code)
+
+    def settle_line(self) -> None:
+        """Keep what was counted over a line that has ended."""
+        self._pool.counts.settle(self.counts)
+
+    def _count(
+        self, worker: WorkerProcess, command: Command, reply: Reply | Failure, took_ns: int
+    ) -> None:
+        if type(command) is StepCommand and type(reply) is StepReply:
+            num_ended = self._num_ended(worker, command.lanes)
+            num_lanes = len(command.lanes) or worker.contract.num_envs
+            self.counts.note_step(took_ns, num_lanes, num_ended)
+        elif type(command) is ResetCommand and type(reply) is ResetReply:
+            self.counts.resets += 1
+            if command.lanes and self._over.ndim:
+                self._over[list(command.lanes)] = False
+            elif not command.lanes:
+                self._over = _NOWHERE
+
+    def _num_ended(self, worker: WorkerProcess, lanes: Sequence[int]) -> int:
+        """Return in how many of ``lanes``, or of all, an episode has ended with this step."""
+        terminated, truncated = worker.results.terminated, worker.results.truncated
+        # Mostly there is none, and NumPy would take longer to say so.
+        if 1 not in terminated.tobytes() and 1 not in truncated.tobytes():
+            return 0
+        has_ended = terminated | truncated
+        if lanes:
+            is_meant = np.zeros_like(has_ended)
+            is_meant[list(lanes)] = True
+            has_ended &= is_meant
+        if worker.contract.autoreset_mode is AutoresetMode.DISABLED:
+            # Whoever steps past an end sees the flags again, but no other episode has ended.
+            has_ended, self._over = has_ended > self._over, has_ended | self._over
+        return int(np.count_nonzero(has_ended))
 
     async def _finished(self) -> None:
         """Wait until the worker is idle, or gone."""
@@ -143,7 +221,7 @@ class SessionWorker:
         if await arrives(worker, asyncio.get_running_loop().time() + self._grace_s):
             await take(worker)
         else:
-            _LOG.warning("still busy %g s after a deadline: the worker is killed", self._grace_s)
+            self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
             await in_thread(worker.kill)
         self.is_idle = True
 

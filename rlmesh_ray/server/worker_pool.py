@@ -6,6 +6,7 @@ from rlmesh_ray.envs.commands import ClearCommand, ClearReply, RenewCommand, Ren
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
+from rlmesh_ray.server.counts import EnvCounts
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
@@ -41,6 +42,8 @@ class WorkerPool:
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
+        self.counts = EnvCounts()
+        """What the sessions do that have its workers."""
         self.steps_subsets = False
         """Whether the workers can step some of their lanes; only after ``start``."""
 
@@ -74,6 +77,7 @@ class WorkerPool:
                 break
             await asyncio.wait(self._leaving, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if self._num_sessions >= self._max_sessions:
+            self.counts.sessions.note_refused()
             raise CapacityError(
                 f"all {self._max_sessions} sessions are taken; close one, or serve the "
                 "environment from a factory or id with a larger max_sessions"
@@ -92,6 +96,7 @@ class WorkerPool:
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
         if gone is not None:
+            self.counts.note_worker_restart()
             self._out.discard(gone)
             await in_thread(gone.kill)
         if self._spare is None and self._leaving and self._source.is_renewable:

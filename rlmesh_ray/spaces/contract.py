@@ -4,6 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.spaces.spec import SpaceSpec
 
 
@@ -32,3 +33,19 @@ class EnvContract:
     render_mode: str = ""
     """As gymnasium has it; empty for none."""
     metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:
+    """Compare what RLlib relies on: width, autoreset mode and spaces.
+
+    Raises:
+        ContractMismatchError: Something differs; the message names it and both sides.
+    """
+    for name in ("num_envs", "autoreset_mode", "observation_space", "action_space"):
+        ours, theirs = getattr(expected, name), getattr(found, name)
+        if ours != theirs:
+            raise ContractMismatchError(
+                f"{address} serves {found.id} with {name} = {theirs}, but {expected.id} with "
+                f"{ours} is expected; all endpoints of one algorithm must serve the same "
+                "environment at the same width"
+            )

@@ -64,3 +64,29 @@ def test_the_cluster_on_kubernetes_runs_a_ray_that_the_project_takes() -> None:
     assert spec["authOptions"] == {"mode": "token"}
     for source in yaml.safe_load(TEXT)["file_mounts"].values():
         assert f" {source} " in text  # the image has what the machines get
+
+
+def test_the_gateway_on_kubernetes_is_reached_by_its_service_and_reads_its_own_token_file() -> None:
+    text = (PROJECT / "kuberay.yaml").read_text()
+    cluster = yaml.safe_load(text)
+    pod, service = (
+        yaml.safe_load("\n".join(line.removeprefix("# ") for line in block.splitlines()))
+        for block in text[text.index("# spec:") :].split("#\n")
+    )
+    (head,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    (init,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    command = text[text.index("serve_behind_one_address.py") :].splitlines()[1]
+    _, _, address, _, token_file = command.split()
+    (mount,), (port,) = container["volumeMounts"], service["spec"]["ports"]
+
+    assert (container["name"], init["image"]) == (head["name"], head["image"])
+    assert [each["name"] for each in init["volumeMounts"]] == [
+        volume["name"] for volume in pod["spec"]["volumes"]
+    ]
+    # The copy is what the example is told, in the folder that both containers have.
+    assert mount in init["volumeMounts"]
+    assert token_file == init["command"][-1]
+    assert Path(token_file).parent == Path(mount["mountPath"])
+    assert service["spec"]["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
+    assert address == f"0.0.0.0:{port['port']}"
+    assert " examples " in text  # the image has it

@@ -165,6 +165,7 @@ def test_an_environment_of_a_model_is_dialed_with_the_same_token(
 ) -> None:
     file = tmp_path / "token"
     file.write_text("secret")
+    file.chmod(0o600)
     with (
         EnvServer("CartPole-v1", token="secret") as env,
         ModelServer(zeros, token="secret") as model,

@@ -83,8 +83,9 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where both machines find the token, and its opposite."""
-    (tmp_path / "token").write_text("s3cret\n")
-    (tmp_path / "wrong-token").write_text("secret\n")
+    for name, token in {"token": "s3cret\n", "wrong-token": "secret\n"}.items():
+        (tmp_path / name).write_text(token)
+        (tmp_path / name).chmod(0o600)
     return tmp_path
 
 

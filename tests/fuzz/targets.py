@@ -51,6 +51,7 @@ from rlmesh_ray.wire.rlmesh_v1.frames import parse, varint
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from tests.fuzz.registry_targets import REGISTRY_TARGETS
 from tests.fuzz.released_targets import RELEASED_TARGETS
 from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
 
@@ -442,26 +443,35 @@ def dm_env_rpc_actions_seeds() -> Iterator[bytes]:
         yield bytes([number]) + dm_env_rpc.EnvironmentRequest(step=step).SerializeToString()
 
 
-TARGETS = RELEASED_TARGETS | {
-    "env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
-    "env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
-    "model_request": Target(model_request, model_request_seeds, model_pb.JoinRequest),
-    "model_response": Target(model_response, model_response_seeds, model_pb.JoinResponse),
-    "env_offer": Target(_offer(env), offer_seeds, env_service_pb.HandshakeRequest),
-    "env_answer": Target(_answer(env), env_answer_seeds, env_service_pb.HandshakeResponse),
-    "model_offer": Target(_offer(model), offer_seeds, model_service_pb.HandshakeRequest),
-    "model_answer": Target(_answer(model), model_answer_seeds, model_service_pb.HandshakeResponse),
-    "shutdown": Target(shutdown, shutdown_seeds, env_service_pb.ShutdownResponse),
-    "spec": Target(spec, spec_seeds, spaces_pb2.SpaceSpec),
-    "contract": Target(contract, contract_seeds, contract_pb2.EnvContract),
-    "values": Target(values, values_seeds, value_pb2.ValueList, prefix_bytes=1),
-    "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
-    "rllink_request": Target(rllink_request, rllink_request_seeds, None),
-    "rllink_reply": Target(rllink_reply, rllink_reply_seeds, None),
-    "dm_env_rpc_request": Target(
-        dm_env_rpc_request, dm_env_rpc_request_seeds, dm_env_rpc.EnvironmentRequest
-    ),
-    "dm_env_rpc_actions": Target(
-        dm_env_rpc_actions, dm_env_rpc_actions_seeds, dm_env_rpc.EnvironmentRequest, prefix_bytes=1
-    ),
-}
+TARGETS = (
+    RELEASED_TARGETS
+    | REGISTRY_TARGETS
+    | {
+        "env_request": Target(env_request, env_request_seeds, env_pb.JoinRequest),
+        "env_response": Target(env_response, env_response_seeds, env_pb.JoinResponse),
+        "model_request": Target(model_request, model_request_seeds, model_pb.JoinRequest),
+        "model_response": Target(model_response, model_response_seeds, model_pb.JoinResponse),
+        "env_offer": Target(_offer(env), offer_seeds, env_service_pb.HandshakeRequest),
+        "env_answer": Target(_answer(env), env_answer_seeds, env_service_pb.HandshakeResponse),
+        "model_offer": Target(_offer(model), offer_seeds, model_service_pb.HandshakeRequest),
+        "model_answer": Target(
+            _answer(model), model_answer_seeds, model_service_pb.HandshakeResponse
+        ),
+        "shutdown": Target(shutdown, shutdown_seeds, env_service_pb.ShutdownResponse),
+        "spec": Target(spec, spec_seeds, spaces_pb2.SpaceSpec),
+        "contract": Target(contract, contract_seeds, contract_pb2.EnvContract),
+        "values": Target(values, values_seeds, value_pb2.ValueList, prefix_bytes=1),
+        "meta": Target(meta, meta_seeds, meta_pb2.MetaMap),
+        "rllink_request": Target(rllink_request, rllink_request_seeds, None),
+        "rllink_reply": Target(rllink_reply, rllink_reply_seeds, None),
+        "dm_env_rpc_request": Target(
+            dm_env_rpc_request, dm_env_rpc_request_seeds, dm_env_rpc.EnvironmentRequest
+        ),
+        "dm_env_rpc_actions": Target(
+            dm_env_rpc_actions,
+            dm_env_rpc_actions_seeds,
+            dm_env_rpc.EnvironmentRequest,
+            prefix_bytes=1,
+        ),
+    }
+)

@@ -19,12 +19,14 @@ class RawJoin:
     Args:
         channel: To the endpoint.
         path: ``ENV_JOIN`` or ``MODEL_JOIN``.
+        token: What to show, alone.
     """
 
-    def __init__(self, channel: grpc.Channel, path: str) -> None:
+    def __init__(self, channel: grpc.Channel, path: str, token: str | None = None) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         frames = iter(self._outbox.get, None)
-        self._call: Any = channel.stream_stream(path)(frames, timeout=DEADLINE_S)
+        shown = None if token is None else (("authorization", token),)
+        self._call: Any = channel.stream_stream(path)(frames, timeout=DEADLINE_S, metadata=shown)
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Send all ``frames``."""

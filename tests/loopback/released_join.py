@@ -32,11 +32,12 @@ class ReleasedJoin:
     Args:
         address: Of the endpoint.
         configure: Whether to name the edition at once, as clients do.
+        token: What to show, alone.
     """
 
-    def __init__(self, address: str, *, configure: bool = True) -> None:
+    def __init__(self, address: str, *, configure: bool = True, token: str | None = None) -> None:
         self._channel = grpc.insecure_channel(address)
-        self._stream = RawJoin(self._channel, ENV_JOIN)
+        self._stream = RawJoin(self._channel, ENV_JOIN, token)
         self._ids = count(1)
         if configure:
             self.ask(Configure(self.next_id(), EDITION_NAME))

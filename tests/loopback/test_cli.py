@@ -19,10 +19,11 @@ import grpc
 import numpy as np
 import pytest
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.released_join import ReleasedJoin
 
 COMMAND = [sys.executable, "-m", "rlmesh_ray"]
@@ -358,8 +359,26 @@ def test_inspect_tells_what_an_endpoint_is(folder: Path, here: Run) -> None:
 # --- tokens and TLS --------------------------------------------------------------------
 
 
-def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path, here: Run) -> None:
+def own_file(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+def test_a_token_file_that_others_may_read_is_refused(folder: Path, here: Run) -> None:
     (folder / "token").write_text("s3cret\n")
+    (folder / "token").chmod(0o644)
+
+    fails(here, ["serve-env", "CartPole-v1", "--token-file", "token"], "chmod 600")
+
+
+def test_an_endpoint_may_be_open_to_strangers_if_it_is_said(folder: Path) -> None:
+    arguments = ["serve-env", "CartPole-v1", "--address", "0.0.0.0:0", "--open-to-strangers"]
+    with started(*arguments, folder=folder) as (_, serving), RemoteEnv(serving["address"]) as env:
+        env.reset()
+
+
+def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path, here: Run) -> None:
+    own_file(folder / "token", "s3cret\n")
     with started("serve-env", "CartPole-v1", "--token-file", "token", folder=folder) as (
         _,
         serving,
@@ -374,8 +393,8 @@ def test_a_token_opens_the_door_from_a_file_or_the_environment(folder: Path, her
 
 
 def test_each_endpoint_may_want_a_token_of_its_own(folder: Path, here: Run) -> None:
-    (folder / "env-token").write_text("one")
-    (folder / "model-token").write_text("two")
+    own_file(folder / "env-token", "one")
+    own_file(folder / "model-token", "two")
     arguments = ["--token-file", "env-token", "--model-token-file", "model-token"]
     with (
         EnvServer("CartPole-v1", token="one") as env,
@@ -419,6 +438,34 @@ def test_tls_protects_an_endpoint(folder: Path, here: Run) -> None:
         refused = here("inspect", serving["address"], code=1)
 
     assert serving["address"] in refused.stderr
+
+
+@needs_openssl
+def test_an_endpoint_may_want_certificates_and_ray_may_name_them(
+    folder: Path, here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Authority(folder, "ours")
+    own, client = ours.sign("own"), ours.sign("client")
+    tls = ["--tls-cert", str(own[0]), "--tls-key", str(own[1]), "--tls-client-ca", "ours.pem"]
+    shown = ["--tls-ca", "ours.pem", "--tls-cert", str(client[0]), "--tls-key", str(client[1])]
+    named = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+    with started("serve-env", "CartPole-v1", *tls, "--idle-timeout", "60", folder=folder) as (
+        _,
+        serving,
+    ):
+        address = serving["address"]
+        here("inspect", address, *shown)
+        refused = here("inspect", address, "--tls-ca", "ours.pem", code=1)
+        half = here("inspect", address, *shown[:4], code=1)
+        unset = here("inspect", address, "--tls-from-ray", code=1)
+        for name, value in zip(named, [*client, ours.certificate], strict=True):
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        here("inspect", address, "--tls-from-ray")
+
+    assert "--tls-cert" in refused.stderr
+    assert "--tls-key" in half.stderr
+    assert "RAY_USE_TLS=1" in unset.stderr
 
 
 # --- errors ----------------------------------------------------------------------------

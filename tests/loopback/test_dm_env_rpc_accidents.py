@@ -51,7 +51,10 @@ def test_a_shared_world_that_is_lost_is_created_anew_for_all() -> None:
         env.reset()
         env.close()
 
-        assert peer.kinds().count("create_world") == 2
+        # Who is cut off first takes the others along, whose requests may not have arrived by then.
+        kinds = peer.kinds()
+        assert kinds.count("create_world") >= 2
+        assert "".join(kinds).rpartition("create_world")[2].count("join_world") >= 3
 
 
 @pytest.mark.parametrize("kind", ["create_world", "join_world", "reset", "step"])

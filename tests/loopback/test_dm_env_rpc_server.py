@@ -777,7 +777,7 @@ def test_agents_meet_in_a_world_without_a_name(duel: EnvServer) -> None:
         b.join("")
         taken = b.refused(join_world={})
         assert taken.code == 9
-        assert duel.num_sessions == 1
+        assert settled(duel, 1)  # the test before may just be leaving
 
 
 def test_a_batched_join_drives_all_lanes() -> None:

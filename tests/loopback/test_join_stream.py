@@ -1,8 +1,11 @@
 """The client's stream against servers that misbehave."""
 
+import gc
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -11,6 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
+from rlmesh_ray.client import bidi_call
+from rlmesh_ray.client.bidi_call import QueuedCall
+from rlmesh_ray.client.direct_call import DirectCall
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -27,10 +33,18 @@ Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 Serve = Callable[[Handler], JoinStream]
 
 
-@pytest.fixture
-def serve() -> Iterator[Serve]:
+@pytest.fixture(params=[DirectCall, QueuedCall], ids=["direct", "queued"])
+def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server with the given handler and return a stream to it."""
-    server = grpc.server(ThreadPoolExecutor(2))
+    if request.param is QueuedCall:
+        monkeypatch.setattr(bidi_call, "_begin_direct", lambda: None)
+    options = [
+        ("grpc.keepalive_time_ms", 100),
+        ("grpc.keepalive_timeout_ms", 2000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
+    ]
+    server = grpc.server(ThreadPoolExecutor(2), options=options)
     streams: list[JoinStream] = []
     channels: list[grpc.Channel] = []
 
@@ -43,6 +57,7 @@ def serve() -> Iterator[Serve]:
         server.start()
         channels.append(grpc.insecure_channel(f"127.0.0.1:{port}"))
         streams.append(JoinStream(channels[-1], PATH, (), f"127.0.0.1:{port}"))
+        assert type(streams[-1]._call) is request.param
         return streams[-1]
 
     yield start
@@ -144,6 +159,155 @@ def test_a_closed_stream_refuses_to_send(serve: Serve) -> None:
 
     with pytest.raises(EndpointClosedError):
         stream.send(b"a")
+
+
+def test_a_stream_keeps_its_channel(serve: Serve) -> None:
+    address = serve(echo)._address
+    stream = JoinStream(grpc.insecure_channel(address), PATH, (), address)
+    gc.collect()
+
+    stream.send(b"a")
+    assert stream.receive(5.0) == b"a"
+    stream.close()
+
+
+def test_one_thread_may_send_while_another_waits(serve: Serve) -> None:
+    stream = serve(echo)
+    received: list[bytes] = []
+    reader = threading.Thread(target=lambda: received.extend(stream.receive(20.0) for _ in "abcd"))
+    reader.start()
+
+    for frame in (b"a", b"b", b"c", b"d"):
+        stream.send(frame)
+
+    reader.join(20.0)
+    assert received == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_stream_that_nobody_reads_answers_the_servers_pings(serve: Serve) -> None:
+    is_gone = Event()
+
+    def wait(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        context.add_callback(is_gone.set)
+        yield next(requests)
+        yield b"gone" if is_gone.wait(4.0) else b"still there"
+
+    stream = serve(wait)
+    stream.send(b"a")
+    assert stream.receive(5.0) == b"a"
+    assert not is_gone.wait(3.0)  # a ping has 2 s to be answered
+
+    assert stream.receive(5.0) == b"still there"
+
+
+def test_a_stream_that_is_closed_while_another_thread_waits_ends_there(serve: Serve) -> None:
+    has_begun = Event()
+
+    def mute(_requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        is_gone = Event()
+        context.add_callback(is_gone.set)
+        has_begun.set()
+        is_gone.wait(20.0)
+        yield from ()
+
+    stream = serve(mute)
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            stream.receive(20.0)
+        except EndpointError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=wait)
+    reader.start()
+    assert has_begun.wait(20.0)
+    stream.close()
+    reader.join(20.0)
+
+    assert [type(error) for error in errors] == [EndpointLostError]
+
+
+def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(serve: Serve) -> None:
+    def mute(_requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        is_gone = Event()
+        context.add_callback(is_gone.set)
+        is_gone.wait(20.0)
+        yield from ()
+
+    stream = serve(mute)
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream.receive(20.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, former)
+
+    stream.send(b"a")
+    closing = threading.Thread(target=stream.close)
+    closing.start()
+    closing.join(20.0)
+    assert not closing.is_alive()
+    with pytest.raises(EndpointClosedError):
+        stream.send(b"a")
+
+
+def test_nothing_is_left_of_streams_that_were_closed(serve: Serve) -> None:
+    """What gRPC keeps of a call has a descriptor, and ends with it."""
+    stream = serve(echo)
+    address = stream._address
+
+    def come_and_go() -> None:
+        with grpc.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            passing = JoinStream(channel, PATH, (), address)
+            passing.send(b"a")
+            passing.receive(5.0)
+            passing.send(b"never read")
+            passing.close()
+
+    def num_descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    come_and_go()
+    before = num_descriptors()
+    for _ in range(20):
+        come_and_go()
+
+    deadline = threading.Event()
+    for _ in range(100):  # connections close in gRPC's own time
+        if num_descriptors() <= before + 4:
+            break
+        deadline.wait(0.05)
+    assert num_descriptors() <= before + 4
+
+
+@pytest.mark.parametrize("error", [AttributeError, TypeError, ValueError])
+def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*_: object) -> None:
+        raise error("changed")
+
+    monkeypatch.setattr(DirectCall, "begin", begin)
+    with grpc.insecure_channel("127.0.0.1:1") as channel:
+        stream = JoinStream(channel, PATH, (), "127.0.0.1:1")
+
+        assert type(stream._call) is QueuedCall
+        with pytest.raises(EndpointUnreachableError):
+            stream.receive(20.0)
+        stream.close()
+
+
+def test_calls_take_no_short_cut_through_a_grpc_that_is_older(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert bidi_call._begin_direct() is not None
+    monkeypatch.setattr(grpc, "__version__", "1.84.9")
+    assert bidi_call._begin_direct() is None
 
 
 FORK = """

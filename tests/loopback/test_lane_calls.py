@@ -286,7 +286,7 @@ def test_a_closed_session_is_not_called(client: EnvClient) -> None:
 
     with pytest.raises(EndpointClosedError):
         with_another.call("task")
-    client._metadata = with_another._metadata
+    client._session_id = with_another._session_id
     with pytest.raises(EndpointLostError, match="the session is not open any more"):
         client.call("task")
 

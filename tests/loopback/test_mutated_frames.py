@@ -6,9 +6,11 @@ all is over nothing is left behind.
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -67,6 +69,9 @@ WINDOW = 20
 """Frames that are sent before the first of their answers is read."""
 SETTLE_S = 10.0
 NUM_FRAMES = 10_000
+OTHERS = 5
+"""What others in this process may begin to hold meanwhile: a driver of Ray that earlier tests have
+left connects when it likes. What is left behind here is left by each of dozens of sessions."""
 
 
 # --- what must not be left behind ------------------------------------------------------
@@ -86,6 +91,15 @@ async def _count_tasks() -> int:
     return len(asyncio.all_tasks())
 
 
+def _descriptors() -> Counter[str]:
+    """Count this process's descriptors by what they are."""
+    kinds: Counter[str] = Counter()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            kinds[re.sub(r"[0-9]+", "", os.readlink(f"/proc/self/fd/{number}"))] += 1
+    return kinds
+
+
 def _belongings() -> dict[str, int]:
     return {
         "threads": threading.active_count(),
@@ -96,15 +110,18 @@ def _belongings() -> dict[str, int]:
 
 
 def _is_within(now: dict[str, int], before: dict[str, int]) -> bool:
-    return all(now[name] <= before[name] for name in before)
+    return all(now[name] <= before[name] + OTHERS for name in before)
 
 
-def _assert_nothing_is_left(before: dict[str, int], rss_bytes: int) -> None:
+def _assert_nothing_is_left(
+    before: dict[str, int], descriptors: Counter[str], rss_bytes: int
+) -> None:
     """What ends by itself gets ``SETTLE_S`` for it."""
     ends_s = time.monotonic() + SETTLE_S
     while not _is_within(now := _belongings(), before) and time.monotonic() < ends_s:
         threading.Event().wait(0.05)
-    assert _is_within(now, before), f"{now}, before {before}"
+    more = dict(_descriptors() - descriptors)
+    assert _is_within(now, before), f"{now}, before {before}; new descriptors: {more}"
     assert _rss_bytes() - rss_bytes < 150 * 2**20
 
 
@@ -305,9 +322,9 @@ def test_an_env_endpoint_survives_wrong_frames_in_mid_episode(amount: int) -> No
 
 def _measured(send: Callable[[int], None], amount: int) -> None:
     send(min(200, amount // 5))  # what is kept for good is there then
-    before, rss_bytes = _belongings(), _rss_bytes()
+    before, descriptors, rss_bytes = _belongings(), _descriptors(), _rss_bytes()
     send(amount)
-    _assert_nothing_is_left(before, rss_bytes)
+    _assert_nothing_is_left(before, descriptors, rss_bytes)
 
 
 # --- ModelService ----------------------------------------------------------------------
@@ -397,6 +414,7 @@ def _zeros(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+@pytest.mark.slow
 def test_a_model_endpoint_survives_wrong_frames_on_configured_routes() -> None:
     frames = _wrong_model_frames(random.Random(NUM_FRAMES))
     seen: Counter[str] = Counter()

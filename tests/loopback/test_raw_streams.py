@@ -291,6 +291,12 @@ class Audience:
         self.is_configured = asyncio.Event()
         self.num_answered = 0
 
+    def peer(self) -> str:
+        return "nobody"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     async def send_initial_metadata(self, _metadata: Any) -> None:
         pass
 

@@ -96,7 +96,10 @@ async def releases() -> list[str]:
     return [repr(task) for task in asyncio.all_tasks() if name in repr(task)]
 
 
-def wait_released() -> None:
+def wait_released(server: ModelServer, *, num_open: int = 0) -> None:
+    """Wait until the policy has forgotten all sessions but so many."""
+    # A client is done when it has read the last answer; the release begins after that.
+    wait_for(lambda: server.statistics().sessions.open == num_open)
     wait_for(lambda: not shared_loop().run(releases()))
 
 
@@ -320,12 +323,12 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
         wait_for(forgetting.cancelled)  # by the release of the session
         gate.may_pass.set()
         running.result(PATIENCE_S)
-        wait_released()
+        wait_released(server, num_open=1)
 
         assert len(policy.known) == 1
         assert server._host._gathering.num_routes == 1
         leaving.close()
-    wait_released()
+    wait_released(server)
     assert policy.known == set()
 
 
@@ -338,7 +341,7 @@ def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> 
                 model.configure_route(CONTRACT, route_id=route)
                 model.predict(observation(1), route_id=route)
             assert len(policy.known) == 4
-        wait_released()
+        wait_released(server)
 
         assert policy.known == set()
         assert server._host._gathering.num_routes == 0
@@ -412,7 +415,7 @@ def test_a_fault_of_this_package_ends_the_session_that_has_it_and_no_other(
         model.close()
 
         assert other.predict(observation(2)).tolist() == [[2]]
-        wait_released()
+        wait_released(server, num_open=1)
         assert len(policy.known) == 1
     assert "a model session has failed; please report this" in caplog.text
 

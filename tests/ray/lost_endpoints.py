@@ -2,16 +2,18 @@
 
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray import EnvServer
+from rlmesh_ray.actors.seating import Seat
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.plan import PLAN_KEY
@@ -22,6 +24,12 @@ class Board:
     """A directory whose addresses change."""
 
     addresses: list[str | None]
+    redirected: dict[int, int] = field(default_factory=dict)
+    """Endpoints whose sessions go elsewhere, and where."""
+    leaving: set[int] = field(default_factory=set)
+    """Endpoints whose sessions are asked to move."""
+    claimed: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
 
     def __deepcopy__(self, _memo: object) -> "Board":
         return self  # RLlib copies configs
@@ -34,6 +42,18 @@ class Board:
         if address is None:
             raise EndpointUnreachableError(f"endpoint {index} is away", "")
         return address
+
+    def claim(self, session: str, index: int, _node_id: str) -> Seat:
+        self.claimed.append(session)
+        index = self.redirected.get(index, index)
+        return Seat(self.address(index), str(index))
+
+    def survey(self, seated: Mapping[str, str]) -> Any:
+        names = [name for name, endpoint_id in seated.items() if int(endpoint_id) in self.leaving]
+        return ray.put(tuple(names))
+
+    def release(self, sessions: Collection[str]) -> None:
+        self.released += sessions
 
 
 def serve(env: Callable[[], Any]) -> EnvServer:
@@ -61,11 +81,17 @@ class Fleet:
         self.board.addresses[index] = server.address
 
     def runner(
-        self, config: PPOConfig | None = None, *, worker_index: int = 0, **settings: Any
+        self,
+        config: PPOConfig | None = None,
+        *,
+        worker_index: int = 0,
+        lockstep: bool = False,
+        **settings: Any,
     ) -> Any:
         """Build the runner that ``configure`` chooses for the environment."""
         config = (config or PPOConfig()).env_runners(num_env_runners=0, **settings)
-        config = configure(config, [address for address in self.board.addresses if address])
+        addresses = [address for address in self.board.addresses if address]
+        config = configure(config, addresses, lockstep=lockstep)
         plan = replace(config.env_config[PLAN_KEY], directory=self.board)
         config.env_config[PLAN_KEY] = plan
         return config.env_runner_cls(

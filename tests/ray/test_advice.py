@@ -37,7 +37,7 @@ from rlmesh_ray.rllib.plan import FixedAddresses, RolloutPlan
 from rlmesh_ray.rllib.presets import algorithm_config
 from rlmesh_ray.rllib.sampler import sampler_for
 from rlmesh_ray.rllib.shares import Share
-from rlmesh_ray.server.env_server import DEFAULT_MAX_SESSIONS
+from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import lane_observation

@@ -301,7 +301,7 @@ SECOND_DRIVER = """
 def test_a_second_driver_joins_a_cluster_that_asks_for_its_token() -> None:
     with EnvFleet("CartPole-v1", num_envs=LANES, num_cpus=0.1) as fleet:
         command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SECOND_DRIVER)]
-        arguments = [ray.get_runtime_context().gcs_address, fleet.token, *fleet.addresses]
+        arguments = [ray.get_runtime_context().gcs_address, fleet.tokens[0], *fleet.addresses]
         without = subprocess.run(
             [sys.executable, "-c", "import sys, ray; ray.init(sys.argv[1])", arguments[0]],
             capture_output=True,

@@ -1,6 +1,7 @@
 """Scaling is measured for real, though not for long, and with few endpoints."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -59,14 +60,17 @@ def test_a_watched_runner_tells_who_gave_a_step_before_and_after_the_stroke(
         fleet.lose(1)
         fleet.bring_back(1)
 
-    back_s, steps = runner.watch(stroke, 5, 0.05)
+    begun_s = time.time()
+    assert begun_s < runner.settle(2, 5) < time.time()
+    told = runner.watch(stroke, runner._seats.endpoint_of(1), 5, 0.05)
     runner.stop()
 
-    struck = [at_s for at_s, endpoint in steps if endpoint == 1]
-    assert {endpoint for at_s, endpoint in steps if at_s < 0.0} == {0, 1}
+    assert told["lost"] == [1]
+    steps, back_s = told["steps"], told["back_s"]
+    assert {session for at_s, session in steps if at_s < 0.0} == {0, 1}
     assert back_s > 0.0
-    assert back_s in struck
-    assert any(0.0 <= at_s < back_s for at_s, endpoint in steps if endpoint == 0)
+    assert back_s in [at_s for at_s, session in steps if session == 1]
+    assert any(0.0 <= at_s < back_s for at_s, session in steps if session == 0)
     assert steps == sorted(steps)
 
 
@@ -106,6 +110,7 @@ def test_scaling_is_measured_drawn_and_told(capsys: Capture, tmp_path: Path) -> 
         "--quick",
         *("--endpoints", "2", "--runners", "2", "--nodes", "1", "--nodes", "2"),
         *("--seconds", "0.2", "--fragment", "5", "--control-endpoints", "2"),
+        *("--step-ms", "5", "--lanes", "2"),
         *("--only", "rates", "--only", "membership", "--only", "control"),
         *("--out", str(plot)),
         capsys=capsys,
@@ -118,13 +123,14 @@ def test_scaling_is_measured_drawn_and_told(capsys: Capture, tmp_path: Path) -> 
     assert "2 nodes, 2 runners, 2 endpoints" in rates
     for case in rates:
         assert found[case]["comparisons"]["/ ideal"]["median"] > 0
+    assert found["1 node, 1 endpoint"]["sides"]["sleep alone"]["median"] == 400.0
     assert found["1 node, 1 endpoint"]["comparisons"]["/ ideal"]["median"] == 1.0
     assert len(result["placed"]) == 4
     for placed in result["placed"]:
         assert sum(placed["endpoints_by_node"]) in (1, 2)
         assert placed["one_by_one"] is None
     membership = [each for each in result["findings"] if each["workload"] == "membership"]
-    assert len(membership) == 4
+    assert len(membership) == 5
     control = [each for each in result["findings"] if each["workload"] == "control"]
     assert found["2 endpoints, 200 lanes: runner, memory"] in control
     assert any("on this one machine" in caveat for caveat in result["caveats"])

@@ -39,8 +39,8 @@ def small_ppo(num_env_runners: int = 0) -> PPOConfig:
 def test_a_fleet_serves_from_as_many_endpoints_as_asked_for_until_it_is_stopped() -> None:
     fleet = EnvFleet("CartPole-v1", num_endpoints=2, num_envs=3, num_cpus=0.1)
     addresses = fleet.addresses
-    for address in addresses:
-        env = RemoteVectorEnv(address, token=fleet.token)
+    for address, token in zip(addresses, fleet.tokens, strict=True):
+        env = RemoteVectorEnv(address, token=token)
         observation, _ = env.reset(seed=0)
         assert observation.shape == (3, 4)
         env.close()
@@ -117,6 +117,7 @@ def assert_trained(progress: list[Progress]) -> None:
     assert progress[-1].return_mean > 5
 
 
+@pytest.mark.slow
 def test_ppo_trains_on_a_fleet_with_a_remote_runner(trained: tuple[list[Progress], Path]) -> None:
     assert_trained(trained[0])
 

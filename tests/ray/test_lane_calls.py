@@ -32,7 +32,7 @@ class Tasked(gymnasium.Env[Any, Any]):
 
 def test_the_clients_of_a_fleet_may_call_what_its_operator_allows() -> None:
     with EnvFleet(Tasked, num_envs=2, num_cpus=0.1, allow_calls=("set_task",)) as fleet:
-        env = RemoteVectorEnv(fleet.addresses[0], token=fleet.token)
+        env = RemoteVectorEnv(fleet.addresses[0], token=fleet.tokens[0])
         results = env.call("set_task", 4)
         observation, _ = env.reset()
         with pytest.raises(ConfigurationError, match="only set_task"):

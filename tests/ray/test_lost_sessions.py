@@ -78,6 +78,54 @@ def test_an_interrupted_episode_is_returned_as_truncated_with_the_cause(
     runner.stop()
 
 
+def test_a_session_that_is_lost_looks_its_endpoint_up_before_it_dials(
+    fleets: Callable[..., Fleet], caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = fleets(Stairs)
+    runner = fleet.runner()
+    runner.sample(num_timesteps=4)
+    fleet.lose(0)
+    fleet.bring_back(0)
+
+    chunks = runner.sample(num_timesteps=8)
+
+    assert_unbroken(chunks)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]  # of the loss alone
+    runner.stop()
+
+
+def _sample_for_ever(runner: Any) -> None:
+    while True:
+        runner.sample(num_timesteps=4)
+
+
+def test_a_fault_while_a_session_is_opened_anew_is_not_kept_from_whoever_samples(
+    fleets: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = fleets(Stairs, Stairs)
+    runner = fleet.runner()
+    runner.sample(num_timesteps=4)
+    claim, faults = fleet.board.claim, [KeyError("nobody has expected this")]
+
+    def claim_at_last(*arguments: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return claim(*arguments)
+
+    monkeypatch.setattr(fleet.board, "claim", claim_at_last)
+    fleet.lose(0)
+    fleet.bring_back(0)
+    with pytest.raises(KeyError, match="nobody has expected this"):
+        _sample_for_ever(runner)
+
+    chunks: list[SingleAgentEpisode] = []
+    while len({chunk.id_ for chunk in chunks}) < 2:
+        chunks += runner.sample(num_timesteps=8)
+
+    assert_unbroken(chunks)
+    runner.stop()
+
+
 def test_whole_episodes_are_whole_in_spite_of_a_loss(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets(*[lambda: Stairs(length=4)] * 2)
     runner = fleet.runner()

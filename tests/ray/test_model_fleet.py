@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -34,6 +35,7 @@ from rlmesh_ray.errors import (
     PolicyError,
 )
 from tests.ray.switch_policy import switch_policy
+from tests.ray.test_fleet_registry import await_that
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -271,6 +273,49 @@ def test_a_policy_too_large_for_an_argument_survives_a_restart() -> None:
             kill(fleet.actors[0])
             assert ray.get(fleet.actors[0].policy_version.remote()) == 0
             assert served_actions(fleet) == [0]
+
+
+@pytest.mark.slow
+def test_a_replica_that_cannot_serve_at_once_after_a_restart_does_later(tmp_path: Path) -> None:
+    obstacle = tmp_path / "obstacle"
+
+    class Moody:
+        """Cannot be put anywhere while there is a certain file."""
+
+        def to(self, device: object) -> Any:
+            if obstacle.exists():
+                raise RuntimeError("not now")
+            return policy
+
+    policy = switch_policy()
+    with ModelFleet(Moody(), name="moody", num_cpus=0.1, device="cpu") as fleet:
+        fleet.set_weights({"action": 1})
+        (actor,) = fleet.actors
+        obstacle.touch()
+        ray.kill(actor, no_restart=False)
+
+        def fails() -> bool:
+            try:
+                ray.get(actor.address.remote())
+            except ray.exceptions.RayTaskError as error:
+                return isinstance(error.cause, PolicyError)
+            except ray.exceptions.RayActorError:
+                pass  # it is still on its way
+            return False
+
+        await_that(fails)
+        obstacle.unlink()
+
+        await_that(lambda: serves_again(fleet))
+        assert served_actions(fleet) == [1]
+
+
+def serves_again(fleet: ModelFleet) -> bool:
+    """Whether the first replica serves, and the registry knows it."""
+    try:
+        return fleet.addresses == [ray.get(fleet.actors[0].address.remote())]
+    except ray.exceptions.RayTaskError:
+        return False
 
 
 @pytest.mark.slow

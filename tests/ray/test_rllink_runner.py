@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,14 +18,18 @@ from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_RL_MODUL
 
 from rlmesh_ray.client.rllink import RAY, RLlinkClient
 from rlmesh_ray.client.rllink_agent import AskingAgent, LocalAgent
+from rlmesh_ray.client.tls import ClientTls
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
+    EndpointLostError,
     EndpointUnreachableError,
     LocalProtocolError,
     RemoteError,
 )
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
+from rlmesh_ray.server.tls import ServerTls
+from tests.loopback.certificates import Authority, needs_openssl
 from tests.ray.rllink_simulators import Simulators, asking, local
 
 BY_EITHER_WAY = pytest.mark.parametrize("way", [local, asking], ids=["local", "asking"])
@@ -304,6 +309,20 @@ def test_a_token_is_asked_for_where_one_is_set(listen: Listen, simulators: Simul
     assert sum(map(len, runner.sample())) == 40
 
 
+@needs_openssl
+def test_simulators_may_have_to_speak_tls(
+    listen: Listen, simulators: Simulators, tmp_path: Path
+) -> None:
+    ours = Authority(tmp_path, "ours")
+    runner = listen(configured(tls=ServerTls(*ours.sign("runner"), ours.certificate)))
+
+    with pytest.raises(EndpointLostError, match="TLS"):
+        RLlinkClient(runner.address)
+
+    simulators.start(runner.address, tls=ClientTls(ours.certificate, *ours.sign("simulator")))
+    assert sum(map(len, runner.sample())) == 40
+
+
 def test_agents_know_in_which_order_they_are_called(listen: Listen) -> None:
     runner = listen(configured(DQNConfig()))
     change(runner, 1)
@@ -347,6 +366,18 @@ def test_what_cannot_work_is_said_on_the_driver(
 ) -> None:
     with pytest.raises(error, match=why):
         configured(**options)
+
+
+def test_runners_listen_for_strangers_if_they_are_told_to(
+    listen: Listen, simulators: Simulators
+) -> None:
+    runner = listen(
+        configured(address="0.0.0.0:0", service_address="0.0.0.0:0", open_to_strangers=True)
+    )
+    _, _, port = runner.address.rpartition(":")
+    simulators.start(f"127.0.0.1:{port}", asking)
+
+    assert sum(len(episode) for episode in runner.sample()) >= 40
 
 
 def test_connectors_of_the_users_are_refused() -> None:

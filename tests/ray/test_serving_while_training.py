@@ -140,12 +140,10 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
     assert len(client.versions) >= seen
     assert client.versions == sorted(client.versions)
     assert len(set(client.versions)) > 2
-    assert result["served_policy"] == {
-        "policy_version": 4,
-        "delivered": 4,
-        "superseded": 0,
-        "failed": 0,
-    }
+    told = result["served_policy"]
+    # The fifth is on its way when the iteration tells; on a busy machine it has arrived by then.
+    assert told["policy_version"] == told["delivered"] in (4, 5)
+    assert (told["superseded"], told["failed"]) == (0, 0)
     assert np.array_equal(served, actions_of(checkpoint, state))
     assert not np.array_equal(served, actions_of(checkpoint))
     without_filter = {**state, "env_to_module_connector": {}}

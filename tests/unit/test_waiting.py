@@ -1,45 +1,123 @@
-"""Waiting for descriptors."""
+"""Waiting, for descriptors and in general."""
 
 import os
 
-from rlmesh_ray.waiting import Waiting
+import pytest
+
+from rlmesh_ray import waiting
+from rlmesh_ray.waiting import Looking, Waiting
 
 
 def test_the_same_descriptors_are_waited_for_again_and_again() -> None:
     ours, theirs = os.pipe()
-    waiting = Waiting(1e-3)
+    poll = Waiting(1e-3)
     try:
-        assert waiting.ready(ours, timeout_s=0.0) == []
+        assert poll.ready(ours, timeout_s=0.0) == []
         os.write(theirs, b"x")
-        assert waiting.ready(ours) == [ours]
+        assert poll.ready(ours) == [ours]
         os.read(ours, 1)
-        assert waiting.ready(ours, timeout_s=0.0) == []
+        assert poll.ready(ours, timeout_s=0.0) == []
     finally:
         os.close(ours)
         os.close(theirs)
 
 
 def test_a_number_that_is_used_anew_means_the_new_descriptor() -> None:
-    waiting = Waiting(1e-3)
+    poll = Waiting(1e-3)
     for _ in range(2):
         ours, theirs = os.pipe()
         try:
-            assert waiting.ready(ours, timeout_s=0.0) == []
+            assert poll.ready(ours, timeout_s=0.0) == []
             os.write(theirs, b"x")
-            assert waiting.ready(ours) == [ours]
+            assert poll.ready(ours) == [ours]
         finally:
             os.close(ours)
             os.close(theirs)
 
 
 def test_any_number_of_descriptors_can_be_waited_for_in_turn() -> None:
-    waiting = Waiting(1e-3)
+    poll = Waiting(1e-3)
     pipes = [os.pipe() for _ in range(100)]
     try:
         for ours, theirs in pipes:
             os.write(theirs, b"x")
-            assert waiting.ready(ours) == [ours]
+            assert poll.ready(ours) == [ours]
     finally:
         for pipe in pipes:
             for end in pipe:
                 os.close(end)
+
+
+class Clock:
+    """Time that passes with each look at it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.each_s = 0.0
+
+    def perf_counter(self) -> float:
+        self.now_s += self.each_s
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    return clock
+
+
+def wait(looking: Looking, clock: Clock, seconds: float) -> None:
+    """Wait for something that comes after so long, looked for or not."""
+    clock.each_s = 0.0
+    looking.look(lambda: True)
+    clock.now_s += seconds
+    looking.learn()
+
+
+def num_looks(looking: Looking, clock: Clock, most_s: float | None = None) -> int:
+    """Return how often is looked for what does not come, if each look takes 0.1 ms."""
+    clock.each_s = 1e-4
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    looking.look(look, most_s)
+    return looks
+
+
+def test_who_has_waited_for_a_short_time_looks_for_about_as_long(clock: Clock) -> None:
+    looking = Looking(1.5e-3)
+    assert num_looks(looking, clock) == 1
+
+    for _ in range(20):
+        wait(looking, clock, 0.5e-3)
+
+    assert 7 <= num_looks(looking, clock) <= 9
+    assert num_looks(looking, clock, 0.25e-3) == 3
+    assert num_looks(looking, clock, 0.0) == 1
+
+
+def test_a_single_long_wait_changes_little_and_many_end_the_looking(clock: Clock) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(20):
+        wait(looking, clock, 0.4e-3)
+
+    wait(looking, clock, 60.0)
+    assert num_looks(looking, clock) > 10
+
+    for _ in range(20):
+        wait(looking, clock, 2e-3)
+    assert num_looks(looking, clock) == 1
+
+
+def test_what_is_there_is_returned_at_once(clock: Clock) -> None:
+    looking = Looking(1e-3)
+    looks = iter([[], [], ["it"], ["more"]])
+    for _ in range(20):
+        wait(looking, clock, 0.5e-3)
+
+    assert looking.look(lambda: next(looks)) == ["it"]

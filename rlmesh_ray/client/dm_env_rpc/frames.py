@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 
 from rlmesh_ray.client.dm_env_rpc.settings import Settings
 from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
+from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire.dm_env_rpc_v1.published import pb, properties
 from rlmesh_ray.wire.dm_env_rpc_v1.tensors import pack_tensor
 from rlmesh_ray.wire.rlmesh_v1.frames import varint

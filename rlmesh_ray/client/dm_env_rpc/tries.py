@@ -2,9 +2,8 @@
 
 import time
 
-import grpc
-
 from rlmesh_ray.errors import EndpointError, EndpointLostError, EndpointUnreachableError
+from rlmesh_ray.rpc import grpc
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 1.0

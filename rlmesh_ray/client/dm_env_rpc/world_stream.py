@@ -3,8 +3,6 @@
 import threading
 import time
 
-import grpc
-
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc import frames
 from rlmesh_ray.client.dm_env_rpc.frames import Answer, Kind
@@ -14,6 +12,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RemoteProtocolError,
 )
+from rlmesh_ray.rpc import grpc
 
 _PROCESS = "/dm_env_rpc.v1.Environment/Process"
 

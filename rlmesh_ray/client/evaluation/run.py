@@ -16,6 +16,7 @@ from rlmesh_ray.client.evaluation.sites import Fleet, Site, sites_of
 from rlmesh_ray.client.evaluation.worker import Actor, FunctionActor, RemoteActor, Worker
 from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError
 
 ActionFn = Callable[[Any], Any]
@@ -36,8 +37,8 @@ class Options:
     """How to evaluate; see ``evaluate``."""
 
     seed: int | None = None
-    token: str | None = None
-    model_token: str | None = None
+    token: TokenSource | None = None
+    model_token: TokenSource | None = None
     on_episode: Callable[[Episode], None] | None = None
     on_loss: Callable[[Loss], None] | None = None
     env_timeout_s: float = 60.0
@@ -70,8 +71,8 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     *,
     episodes: int,
     seed: int | None = None,
-    token: str | None = None,
-    model_token: str | None = None,
+    token: TokenSource | None = None,
+    model_token: TokenSource | None = None,
     on_episode: Callable[[Episode], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     env_timeout_s: float = 60.0,

@@ -2,11 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.credentials.ray_files import RayTls
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, RlmeshError
 
 
@@ -21,15 +23,14 @@ SessionT = TypeVar("SessionT", bound=Session)
 
 
 class Fleet(Protocol):
-    """Endpoints that may move, such as an ``EnvFleet``; each keeps its place in the list."""
+    """Endpoints that may move, such as an ``EnvFleet``; each keeps its place in the list.
+
+    It has ``tokens``, too, one an endpoint, or one ``token`` for all of them.
+    """
 
     @property
     def addresses(self) -> Sequence[str]:
         """Where they are now."""
-
-    @property
-    def token(self) -> str | None:
-        """What they want to see."""
 
 
 class Place(Protocol):
@@ -109,7 +110,7 @@ class OpenSite(Generic[SessionT]):
 
 def sites_of(
     endpoints: object,
-    token: str | None,
+    token: TokenSource | None,
     kind: type[SessionT],
     connect: Callable[[Dial], SessionT],
 ) -> list[Site[SessionT]]:
@@ -135,12 +136,25 @@ def sites_of(
     if isinstance(endpoints, (str, Dial)):
         dial = Dial(endpoints, token) if isinstance(endpoints, str) else endpoints
         return [DialedSite(lambda: dial, connect)]
-    if hasattr(endpoints, "addresses") and hasattr(endpoints, "token"):
+    if is_fleet(endpoints):
         return [_fleet_site(endpoints, place, connect) for place in range(_size(endpoints))]
     raise ConfigurationError(
         f"{type(endpoints).__name__} is no endpoint for the {_NAMES[kind]}; give an address, an "
         f"open {kind.__name__}, a list of those, or a fleet"
     )
+
+
+def is_fleet(endpoints: object) -> TypeGuard[Fleet]:
+    """Return whether these are endpoints that may move."""
+    return hasattr(endpoints, "addresses") and (
+        hasattr(endpoints, "tokens") or hasattr(endpoints, "token")
+    )
+
+
+def token_at(fleet: Any, place: int) -> TokenSource | None:
+    """Return what the endpoint at this place of a fleet's list wants to see."""
+    token: TokenSource | None = fleet.tokens[place] if hasattr(fleet, "tokens") else fleet.token
+    return token
 
 
 def _fleet_site(
@@ -150,7 +164,8 @@ def _fleet_site(
         addresses = fleet.addresses
         if place >= len(addresses):
             raise EndpointUnreachableError(f"endpoint {place} has left its fleet")
-        return Dial(addresses[place], fleet.token)
+        # Ray hosts it: where Ray uses TLS, so does the endpoint.
+        return Dial(addresses[place], token_at(fleet, place), RayTls())
 
     return DialedSite(find, connect)
 

@@ -49,6 +49,11 @@ class LanesHost:
         self._ending: asyncio.Future[None] | None = None
         self._is_released = False
 
+    @property
+    def num_steps(self) -> int:
+        """Vector steps up to now."""
+        return self._worker.counts.num_steps
+
     async def reset_lanes(
         self, lanes: tuple[int, ...], seeds: tuple[int, ...], options: Mapping[str, object]
     ) -> Frame | WorkFailed:
@@ -66,15 +71,15 @@ class LanesHost:
         former = self._worker.process
         obstacle = await self._worker.make_ready(deadline, _nothing)
         if obstacle is not None:
-            return _failed(obstacle)
+            return self._failed(obstacle)
         is_another = former is not None and self._worker.process is not former
         if is_another and 0 < len(lanes) < self._num_lanes:
             # The other lanes have gone with the former one, which nobody has noticed yet.
-            return _failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
+            return self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
         command = ResetCommand(seeds=seeds, options=dict(options) or None, lanes=lanes)
         reply = await self._worker.call(command, deadline)
         if not isinstance(reply, ResetReply):
-            return _failed(as_failure(reply))
+            return self._failed(as_failure(reply))
         return Frame(_shown(self._worker.require(), reply.text_columns), *self._nothing)
 
     async def step_lanes(self, actions: Sequence[Column]) -> Frame | WorkFailed:
@@ -93,7 +98,7 @@ class LanesHost:
         deadline = Deadline.after(self._timeout_ms)
         reply = await self._worker.call(StepCommand(tuple(texts)), deadline)
         if not isinstance(reply, StepReply):
-            return _failed(as_failure(reply))
+            return self._failed(as_failure(reply))
         results = process.results
         return Frame(
             _shown(process, reply.text_columns),
@@ -114,6 +119,13 @@ class LanesHost:
             self._is_released = True
             self._worker.release(is_idle=True)
 
+    def _failed(self, failure: Failure) -> WorkFailed:
+        code = _CODES.get(failure.kind, Code.INTERNAL)
+        self._worker.note_error(code.name)
+        is_lost = failure.kind not in _HARMLESS
+        remedy = "; the next steps begin a new sequence" if is_lost else ""
+        return WorkFailed(Refusal(code, f"{failure.message}{remedy}", failure.debug_info), is_lost)
+
 
 async def _kill(process: WorkerProcess) -> None:
     await in_thread(process.kill)
@@ -130,10 +142,3 @@ def _shown(process: WorkerProcess, text_columns: TextColumns) -> list[Column]:
         next(texts) if isinstance(column, tuple) else column.copy()
         for column in process.observation_columns
     ]
-
-
-def _failed(failure: Failure) -> WorkFailed:
-    code = _CODES.get(failure.kind, Code.INTERNAL)
-    is_lost = failure.kind not in _HARMLESS
-    remedy = "; the next steps begin a new sequence" if is_lost else ""
-    return WorkFailed(Refusal(code, f"{failure.message}{remedy}", failure.debug_info), is_lost)

@@ -14,6 +14,8 @@ from rlmesh_ray.server.dm_env_rpc.hosted_world import HostedWorld
 from rlmesh_ray.server.dm_env_rpc.lanes_host import LanesHost
 from rlmesh_ray.server.dm_env_rpc.seats import Seat, batched_seat, seats_of
 from rlmesh_ray.server.dm_env_rpc.settings import CreateSettings, JoinSettings
+from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.speaks import DM_ENV_RPC
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
@@ -32,6 +34,7 @@ class _Entry:
     """The stream that created it; None: it has ended, or the endpoint did."""
     is_open: bool
     """Whether whoever names no world may join: the endpoint has created it."""
+    log: SessionLog
     was_joined: bool = False
 
 
@@ -75,7 +78,10 @@ class Worlds:
         except BaseException:
             host.release()
             raise
-        self._entries[world.name] = _Entry(world, owner, is_open=owner is None)
+        log = SessionLog(
+            self._pool.counts.sessions, "a client", DM_ENV_RPC, lambda: {"steps": host.num_steps}
+        )
+        self._entries[world.name] = _Entry(world, owner, owner is None, log)
         return world
 
     def find(self, name: str) -> HostedWorld | Refusal:
@@ -138,7 +144,10 @@ class Worlds:
             self._end(name)
 
     def _end(self, name: str) -> None:
-        self._entries.pop(name).world.end()
+        entry = self._entries.pop(name)
+        entry.world.end()
+        # Worlds that nobody needs any more end by themselves: none is ever lost.
+        entry.log.end(is_closed=True, is_silent=False, is_stopping=False)
 
     async def _own_world(self, settings: JoinSettings) -> HostedWorld | Refusal:
         if self._is_shared and not settings.is_batched:

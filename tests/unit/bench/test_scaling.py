@@ -149,11 +149,11 @@ def steps(endpoint: int, since_s: float, until_s: float, gap_s: float) -> list[t
 def test_others_who_go_on_were_never_slower() -> None:
     trace = sorted([*steps(0, -2.0, 0.0, 0.02), *steps(1, -2.0, 5.0, 0.02)])
 
-    found = others_at_full_rate(trace, lost=0)
+    found = others_at_full_rate(trace, lost={0})
 
     assert found.is_seen
     assert found.after_s == 0.0
-    assert longest_pause_s(trace, 0, 1.0) == pytest.approx(0.02)
+    assert longest_pause_s(trace, {0}, 1.0) == pytest.approx(0.02)
 
 
 def test_others_who_stop_for_a_while_are_back_when_they_are_back() -> None:
@@ -165,17 +165,17 @@ def test_others_who_stop_for_a_while_are_back_when_they_are_back() -> None:
         ]
     )
 
-    found = others_at_full_rate(trace, lost=0)
+    found = others_at_full_rate(trace, lost={0})
 
     assert found.is_seen
     assert found.after_s == pytest.approx(1.5)
-    assert longest_pause_s(trace, 0, 3.0) == pytest.approx(1.5)
+    assert longest_pause_s(trace, {0}, 3.0) == pytest.approx(1.5)
 
 
 def test_others_who_stay_slow_are_told_from_those_that_recover() -> None:
     trace = sorted([*steps(1, -2.0, 0.0, 0.02), *steps(1, 0.0, 5.0, 0.04)])
 
-    found = others_at_full_rate(trace, lost=0)
+    found = others_at_full_rate(trace, lost={0})
 
     assert not found.is_seen
     assert found.after_s == pytest.approx(trace[-1][0] - 1.0)

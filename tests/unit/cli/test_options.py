@@ -3,13 +3,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from rlmesh_ray.cli.options import (
-    TOKEN_VARIABLE,
-    client_tls,
-    parse_env_kwargs,
-    read_token,
-    server_tls,
-)
+from rlmesh_ray.cli.options import TOKEN_VARIABLE, client_tls, read_token
+from rlmesh_ray.credentials.token_file import TokenFile
 from rlmesh_ray.errors import ConfigurationError
 
 
@@ -31,48 +26,56 @@ def test_the_variable_is_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_file_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     (tmp_path / "token").write_text("from-file\n")
+    (tmp_path / "token").chmod(0o600)
 
-    assert read_token(tmp_path / "token") == "from-file"
+    source = read_token(tmp_path / "token")
+
+    assert source == TokenFile(tmp_path / "token")
+    assert source.client_token() == "from-file"
 
 
-@pytest.mark.parametrize("text", ["", "\n", "two words", "two\nlines", "sécret"])
+def test_a_variable_that_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "two words")
+
+    with pytest.raises(ConfigurationError, match=TOKEN_VARIABLE):
+        read_token(None)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "two words", "sécret"])
 def test_a_token_that_cannot_travel_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(text)
+    (tmp_path / "token").chmod(0o600)
 
     with pytest.raises(ConfigurationError, match="token"):
         read_token(tmp_path / "token")
 
 
-def test_env_kwargs_are_a_json_object() -> None:
-    assert parse_env_kwargs(None) is None
-    assert parse_env_kwargs('{"sutton_barto_reward": true}') == {"sutton_barto_reward": True}
-
-
-@pytest.mark.parametrize("text", ["{a", "[1]", "null", ""])
-def test_env_kwargs_of_another_kind_are_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="JSON"):
-        parse_env_kwargs(text)
-
-
 def test_without_files_there_is_no_tls() -> None:
-    assert server_tls(None, None) is None
     assert client_tls(None) is None
 
 
-@pytest.mark.parametrize("given", [0, 1])
-def test_a_certificate_needs_its_key(given: int, tmp_path: Path) -> None:
-    files: list[Path | None] = [None, None]
-    files[given] = tmp_path / "file.pem"
+def test_a_clients_certificate_needs_its_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--tls-cert.*--tls-key"):
+        client_tls(None, tmp_path / "client.pem")
 
-    with pytest.raises(typer.BadParameter, match=r"--tls-cert and --tls-key"):
-        server_tls(*files)
+
+def test_rays_files_stand_alone(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="leave out"):
+        client_tls(tmp_path / "file.pem", from_ray=True)
+
+
+def test_rays_files_must_be_there_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+
+    with pytest.raises(ConfigurationError, match="RAY_USE_TLS=1"):
+        client_tls(None, from_ray=True)
 
 
 def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
 
-    with pytest.raises(ConfigurationError, match=r"wrong\.pem"):
-        server_tls(wrong, wrong)
     with pytest.raises(ConfigurationError, match=r"wrong\.pem"):
         client_tls(wrong)

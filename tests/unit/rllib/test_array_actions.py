@@ -63,7 +63,7 @@ def both(
 
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("num_lanes", [1, 2, 33, 700])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("explore", [False, True])
 def test_actions_are_rllibs_own(
     kind: str, num_lanes: int, dtype: torch.dtype, explore: bool

@@ -108,3 +108,44 @@ def test_a_thread_may_be_late(arrivals: Arrivals[str], told: Told) -> None:
     arrivals.close()
 
     arrivals.put("put")
+
+
+def test_what_one_look_has_found_is_there_without_another(arrivals: Arrivals[str]) -> None:
+    several = [Told() for _ in range(3)]
+    for number, told in enumerate(several):
+        arrivals.watch(told.signal, number, lambda number=number: str(number))  # type: ignore[misc]
+    several[0].ring()
+    several[2].ring()
+
+    assert not arrivals.is_there
+    assert arrivals.take(None) == "0"
+    assert arrivals.is_there
+    assert arrivals.take(None) == "2"
+    assert not arrivals.is_there
+    for told in several:
+        told.close()
+
+
+def test_what_is_watched_no_more_is_not_taken_although_it_has_told(
+    arrivals: Arrivals[str],
+) -> None:
+    several = [Told() for _ in range(2)]
+    for number, told in enumerate(several):
+        arrivals.watch(told.signal, number, lambda number=number: str(number))  # type: ignore[misc]
+        told.ring()
+    arrivals.take(None)
+
+    job = arrivals.unwatch(1)
+
+    assert job is not None
+    assert job() == "1"
+    assert not arrivals.is_there
+    assert arrivals.take(0.0) is None
+    for told in several:
+        told.close()
+
+
+def test_what_was_put_is_there(arrivals: Arrivals[str]) -> None:
+    assert not arrivals.is_there
+    arrivals.put("put")
+    assert arrivals.is_there

@@ -1,3 +1,4 @@
+import threading
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,57 @@ def test_an_error_of_the_caller_s_leaves_the_slot_idle() -> None:
         slot.step(None)
 
     assert slot.phase is Phase.IDLE
+
+
+def test_a_slot_that_is_alone_opens_anew_while_nobody_waits_for_it() -> None:
+    groups, opened = [Group(), Group()], threading.Event()
+
+    def open_group() -> Any:
+        group = groups[len(opened_groups)]
+        opened_groups.append(group)
+        if group is groups[1]:
+            opened.set()
+        return group
+
+    opened_groups: list[Group] = []
+    arrivals = Arrivals[Arrival](1)
+    slot = LaneSlot(range(1), open_group, arrivals)
+    slot.open()
+
+    slot.reopen(0.0, in_background=True)
+
+    assert opened.wait(10)
+    arrival = arrivals.take(10)
+    assert arrival is not None
+    assert slot.is_current(arrival)
+    assert (groups[0].asked, groups[1].asked) == (["close"], ["reset"])
+    slot.close()
+
+
+def test_a_fault_in_a_slot_s_thread_arrives_instead_of_ending_the_thread() -> None:
+    fault, groups = KeyError("nobody has expected this"), [Group(), Group()]
+    outcomes: list[Any] = [groups[0], fault, groups[1]]
+
+    def open_group() -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    arrivals = Arrivals[Arrival](2)
+    slot = LaneSlot(range(1), open_group, arrivals)
+    slot.open()
+
+    slot.reopen(0.0)
+    first = arrivals.take(10)
+    slot.reopen(0.0)
+    second = arrivals.take(10)
+
+    assert first is not None
+    assert (first.batch, first.error) == (None, fault)
+    assert second is not None
+    assert second.batch is BATCH
+    slot.close()
 
 
 def test_work_that_was_overtaken_is_not_current() -> None:

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.client.channel import ClientTls
+from rlmesh_ray.actors.seating import Seat
+from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.plan import (
@@ -12,14 +13,18 @@ from rlmesh_ray.rllib.plan import (
     JoinedDirectories,
     RolloutPlan,
     require_next_step,
-    require_same_contract,
 )
 from rlmesh_ray.rllib.shares import Share
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract, require_same_contract
 from rlmesh_ray.spaces.spec import DiscreteSpec
 
 CONTRACT = EnvContract("Toy-v0", DiscreteSpec(5), DiscreteSpec(2), 4, AutoresetMode.NEXT_STEP)
 ADDRESSES = FixedAddresses(("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"))
+
+
+def dial_of(plan: RolloutPlan, endpoint: int) -> Dial:
+    directory, index = plan.place_of(endpoint)
+    return plan.dial(endpoint, directory.claim("a session", index, "a node"))
 
 
 @pytest.mark.parametrize("wrong", [{"token": 5}, {"tls": "ca.pem"}, {"edition_text": 2026}])
@@ -32,7 +37,7 @@ def test_a_runner_has_the_lanes_of_all_its_sessions() -> None:
     plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 1, 3))
 
     assert plan.lanes_per_runner == 12
-    assert [plan.dial(endpoint).address for endpoint in plan.endpoints_of(0)] == [
+    assert [dial_of(plan, endpoint).address for endpoint in plan.endpoints_of(0)] == [
         "127.0.0.1:1",
         "127.0.0.1:2",
         "127.0.0.1:3",
@@ -64,11 +69,36 @@ def test_each_endpoint_is_dialed_with_what_lets_in_there_and_with_nothing_else()
     accesses = (Access("a"), Access("b", ClientTls(), "0" * 64), Access())
     plan = RolloutPlan(ADDRESSES, CONTRACT, Share(3, 1, 3), access=accesses)
 
-    dials = [plan.dial(endpoint) for endpoint in range(3)]
+    dials = [dial_of(plan, endpoint) for endpoint in range(3)]
 
     assert [dial.token for dial in dials] == ["a", "b", None]
     assert [dial.tls for dial in dials] == [None, ClientTls(), None]
     assert [dial.edition_text for dial in dials] == [None, "0" * 64, None]
+
+
+def test_joined_directories_hand_each_session_to_the_one_that_owns_its_endpoint() -> None:
+    first = FixedAddresses(("127.0.0.1:9",))
+    plan = RolloutPlan(JoinedDirectories.of([first, ADDRESSES]), CONTRACT, Share(4, 1, 4))
+
+    assert [plan.place_of(endpoint) for endpoint in range(4)] == [
+        (first, 0),
+        (ADDRESSES, 0),
+        (ADDRESSES, 1),
+        (ADDRESSES, 2),
+    ]
+
+
+def test_a_fixed_address_has_a_seat_for_every_session() -> None:
+    assert ADDRESSES.claim("a session", 1, "a node") == Seat("127.0.0.1:2")
+
+
+def test_a_seat_with_a_token_of_its_own_is_dialed_with_that_one_and_no_other() -> None:
+    accesses = (Access("a", ClientTls()),)
+    plan = RolloutPlan(ADDRESSES, CONTRACT, Share(1, 1, 1), access=accesses)
+
+    dial = plan.dial(0, Seat("127.0.0.1:7", "elsewhere", 2, token="theirs"))
+
+    assert (dial.address, dial.token, dial.tls) == ("127.0.0.1:7", "theirs", ClientTls())
 
 
 def test_tokens_do_not_show() -> None:

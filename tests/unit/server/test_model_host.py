@@ -151,6 +151,20 @@ def test_a_batch_goes_out_in_the_round_in_which_every_live_route_has_arrived() -
     play(scenario)
 
 
+def test_eight_that_have_asked_wait_for_nobody_else() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open(*"abcdefghij")
+        for value, key in enumerate("abcdefg"):
+            stage.send(key, value)
+        await next_round()
+        assert stage.policy.batches == []
+        stage.send("h", 7)
+        await next_round()
+        assert stage.policy.batches == [[0, 1, 2, 3, 4, 5, 6, 7]]
+
+    play(scenario)
+
+
 def test_a_lone_route_does_not_wait_for_the_next_round() -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")

@@ -1,0 +1,62 @@
+"""Servers of actors that Ray restarts come back, at the address that they had if it is theirs."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import ray
+
+from rlmesh_ray.errors import AddressError, RlmeshError
+
+_LOG = logging.getLogger(__name__)
+
+_AGAIN_S = 0.5
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""Between attempts to serve again after a restart."""
+
+ServerT = TypeVar("ServerT")
+
+
+def started(start: Callable[[], ServerT]) -> ServerT:
+    """Start a server in the constructor of its actor; return it.
+
+    Raises:
+        RlmeshError: As ``start`` raises it, but for an address that is in use in an actor that has
+            been restarted: what is left of its former process may still be ending.
+    """
+    is_back = ray.get_runtime_context().was_current_actor_reconstructed
+    while True:
+        try:
+            return start()
+        except AddressError as error:
+            if not is_back:
+                raise
+            _LOG.warning("not back yet: %s", error)
+            time.sleep(_AGAIN_S)
+
+
+def started_later(
+    start: Callable[[], ServerT], failure: RlmeshError, note: Callable[[RlmeshError], object]
+) -> ServerT:
+    """Start the server of an actor that could not serve at once after a restart; return it.
+
+    Nobody waits for it as at the first start, and Ray takes its actor for alive: it is tried again
+    and again, less and less often. For a thread of its own.
+
+    Args:
+        start: Starts it.
+        failure: Why that failed.
+        note: Told why it has failed again.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        _LOG.warning("an endpoint cannot serve again yet: %s", failure)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        try:
+            return start()
+        except RlmeshError as error:
+            failure = error
+            note(error)

@@ -1,0 +1,290 @@
+"""How serve-env registers its endpoint with a pool, and leaves it."""
+
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.credentials.pool_token import PoolTokenFile
+from rlmesh_ray.credentials.token_file import TokenFile, TokenSource
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.protocol.attendance import Registered, checked_name, endpoint_token
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.registration import PoolDial, Registration
+    from rlmesh_ray.client.tls import ClientTls
+    from rlmesh_ray.server.env_server import EnvServer
+
+POOL_TOKEN_VARIABLE = "RLMESH_RAY_POOL_TOKEN"
+
+RegisterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--register",
+        metavar="POOL@HOST:PORT",
+        help="Register with the pool of that name, whose registrar listens there "
+        "(rlmesh-ray pool, EnvPool).",
+    ),
+]
+PoolTokenOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pool-token-file",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="File with the pool's token, mode 0600; without it, the variable "
+        f"{POOL_TOKEN_VARIABLE} counts.",
+    ),
+]
+EndpointIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-id",
+        metavar="NAME",
+        help="What pool and log call this endpoint, also when it comes back at another address.",
+        show_default="in a pool: the host's name and a random number",
+    ),
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Where clients reach this endpoint, if not at --address; port 0: the same port.",
+    ),
+]
+PoolAuthorityOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pool-tls-ca",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Speak TLS with the registrar; who must have signed its certificate (PEM). The "
+        "endpoint's own certificate is shown, if it has one.",
+    ),
+]
+
+
+LeaveTimeOption = Annotated[
+    float | None,
+    typer.Option(
+        "--leave-time",
+        metavar="SECONDS",
+        min=0.0,
+        max=86_400.0,
+        help="When stopped, leave the pool, and give its sessions so long to move to other "
+        "endpoints; by default they are cut off.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """How an endpoint is to be registered."""
+
+    pool: str
+    registrar: str
+    endpoint_id: str
+    secret: str | None = field(repr=False)
+    tls: "ClientTls | None"
+    listening: Address
+    """Where the endpoint was told to listen."""
+    advertised: Address | None
+    """Where clients are told to dial; None: where it listens."""
+    leave_time_s: float = 0.0
+    """How long its sessions have to move elsewhere in the end."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What people are told of it."""
+        return {"registers with": f"{self.pool} at {self.registrar}, as {self.endpoint_id}"}
+
+    @property
+    def dial(self) -> "PoolDial":
+        """How to reach the registrar."""
+        from rlmesh_ray.client.registration import PoolDial
+
+        return PoolDial(self.registrar, self.pool, self.endpoint_id, self.secret, self.tls)
+
+    def token(self, own: TokenSource | None) -> TokenSource | None:
+        """Return what the endpoint's clients must show.
+
+        Args:
+            own: What it was given besides; only a file counts.
+        """
+        if self.secret is None:
+            return own
+        derived = endpoint_token(self.secret, self.pool, self.endpoint_id)
+        return PoolTokenFile(own.path, derived) if isinstance(own, TokenFile) else derived
+
+    def place(self, bound: Address) -> tuple[str, int]:
+        """Return host and port to register; no host: wherever the registrar sees us come from.
+
+        Args:
+            bound: Where the endpoint listens, in the end.
+        """
+        from rlmesh_ray.server.access import is_wildcard
+
+        if self.advertised is not None:
+            return self.advertised.host, self.advertised.port or bound.port
+        return "" if is_wildcard(self.listening) else bound.host, bound.port
+
+
+def require_unused(*options: object) -> None:
+    """See to it that none of the options for a pool is given.
+
+    Raises:
+        typer.BadParameter: One is, and there is no pool to register with.
+    """
+    if any(option is not None for option in options):
+        raise typer.BadParameter(
+            "for an endpoint that registers with a pool: name it by --register POOL@HOST:PORT",
+            param_hint=["--pool-token-file", "--advertise", "--pool-tls-ca", "--leave-time"],
+        )
+
+
+def pool_entry(
+    register: str,
+    token_file: Path | None,
+    endpoint_id: str | None,
+    tls: "ClientTls | None",
+    addresses: tuple[str, str | None],
+) -> PoolEntry:
+    """Return what the options say.
+
+    Args:
+        register: ``--register``.
+        token_file: ``--pool-token-file``.
+        endpoint_id: ``--endpoint-id``.
+        tls: How to dial the registrar.
+        addresses: ``--address`` and ``--advertise``.
+
+    Raises:
+        ConfigurationError: They make no sense.
+    """
+    pool, separator, registrar = register.partition("@")
+    if not separator:
+        raise ConfigurationError(
+            f"{register!r} names no pool: write POOL@HOST:PORT, the pool's name and where its "
+            "registrar listens"
+        )
+    listening = parse_address(addresses[0])
+    advertised = None if addresses[1] is None else parse_address(addresses[1])
+    if listening.path or (advertised is not None and advertised.path):
+        raise ConfigurationError(
+            "an endpoint that registers with a pool has clients on other machines: write HOST:PORT "
+            "in place of a unix socket"
+        )
+    return PoolEntry(
+        checked_name(pool, "pool"),
+        str(parse_address(registrar)),
+        checked_name(endpoint_id, "endpoint-id") if endpoint_id is not None else _any_id(),
+        pool_secret(token_file),
+        tls,
+        listening,
+        advertised,
+    )
+
+
+def pool_secret(file: Path | None) -> str | None:
+    """Return the pool's token, from ``file`` or the environment; None where there is neither.
+
+    Raises:
+        ConfigurationError: The file cannot be used.
+    """
+    if file is not None:
+        return TokenFile(file).client_token()
+    return os.environ.get(POOL_TOKEN_VARIABLE, "").strip() or None
+
+
+class AttendingServer:
+    """A server whose endpoint is in a pool while it serves.
+
+    Args:
+        server: Serves.
+        entry: How it is registered.
+        console: Told each time that it has been.
+    """
+
+    def __init__(self, server: "EnvServer", entry: PoolEntry, console: Console) -> None:
+        self._server = server
+        self._entry = entry
+        self._console = console
+        self._registration: Registration | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once it does."""
+        return self._server.address
+
+    def start(self) -> object:
+        """Listen."""
+        return self._server.start()
+
+    def register(self) -> None:
+        """Begin to register; does not wait for it."""
+        from rlmesh_ray.client.registration import Registration
+        from rlmesh_ray.server.reports import pack_report
+
+        entry, console, server = self._entry, self._console, self._server
+        host, port = entry.place(parse_address(self._server.address))
+        self._registration = Registration(
+            entry.dial,
+            host=host,
+            port=port,
+            version=__version__,
+            on_registered=lambda registered: tell_registered(console, entry, registered),
+            report=lambda: pack_report(server.statistics()),
+        ).start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it has stopped; return whether it has.
+
+        Raises:
+            RlmeshError: The pool does not let it in, and will not.
+        """
+        if self._registration is not None:
+            self._registration.require_hope()
+        return self._server.wait(timeout_s)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Leave the pool, let the sessions move, then end those that are left."""
+        try:
+            if self._registration is not None:
+                self._registration.close()
+            if self._entry.leave_time_s:
+                self._server.drain(self._entry.leave_time_s)
+        finally:
+            self._server.stop(grace_s)
+
+
+def tell_registered(console: Console, entry: PoolEntry, registered: Registered) -> None:
+    """Say that an endpoint is in its pool now."""
+    console.event(
+        "registered",
+        pool=entry.pool,
+        registrar=entry.registrar,
+        endpoint_id=entry.endpoint_id,
+        incarnation=registered.incarnation,
+        address=registered.address,
+    )
+    console.say(
+        f"in pool {entry.pool} as {entry.endpoint_id}, at {registered.address} "
+        f"(incarnation {registered.incarnation})"
+    )
+
+
+def _any_id() -> str:
+    # What a host may be called beyond our names' letters is of no use to anybody.
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname(), flags=re.ASCII).lstrip(".-")
+    return f"{host[:40] or 'endpoint'}-{secrets.token_hex(4)}"

@@ -1,0 +1,156 @@
+"""Options of commands that serve something, and what is made of them."""
+
+import enum
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.options import require_alone
+from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
+
+if TYPE_CHECKING:
+    from rlmesh_ray.server.access import ServerTls
+
+
+class ModelLanguage(enum.StrEnum):
+    """What clients of a policy may speak."""
+
+    PROTOCOL_V1 = PROTOCOL_V1
+    WIRE_V1 = WIRE_V1
+
+
+class EnvLanguage(enum.StrEnum):
+    """What clients of an environment may speak."""
+
+    PROTOCOL_V1 = PROTOCOL_V1
+    WIRE_V1 = WIRE_V1
+    DM_ENV_RPC = "dm_env_rpc.v1"
+
+
+class Autoreset(enum.StrEnum):
+    """What several lanes do after an episode's end."""
+
+    NEXT_STEP = "next_step"
+    DISABLED = "disabled"
+
+
+AddressToListen = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Where to listen: HOST:PORT (port 0: a free one) or unix:PATH.",
+    ),
+]
+TlsClientAuthority = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-client-ca",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help="Let in only clients with a certificate that this authority signed (PEM).",
+    ),
+]
+OpenToStrangers = Annotated[
+    bool,
+    typer.Option(
+        "--open-to-strangers",
+        help="Listen without a token where other machines can reach it: everybody may use it.",
+    ),
+]
+IdleTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--idle-timeout",
+        metavar="SECONDS",
+        callback=lambda value: _seconds_above_0(value),
+        help="End sessions without a request for so long; by default none.",
+    ),
+]
+AllowShutdown = Annotated[
+    bool,
+    typer.Option("--allow-shutdown", help="Let clients stop the endpoint; by default none may."),
+]
+AcceptedTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-edition-text",
+        metavar="NAME_OR_SHA256",
+        help="Serve clients of another edition text as well, such as "
+        f"{next(iter(KNOWN_TEXTS))}; repeatable.",
+    ),
+]
+
+
+def _seconds_above_0(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise typer.BadParameter(f"{value} is not a finite number of seconds above 0")
+    return value
+
+
+def server_tls(
+    certificate: Path | None,
+    private_key: Path | None,
+    client_ca: Path | None = None,
+    *,
+    from_ray: bool = False,
+) -> "ServerTls | None":
+    """Return how a server speaks TLS; None where no file is given.
+
+    Args:
+        certificate: ``--tls-cert``.
+        private_key: ``--tls-key``.
+        client_ca: ``--tls-client-ca``.
+        from_ray: ``--tls-from-ray``, which stands alone.
+
+    Raises:
+        typer.BadParameter: The options do not go together.
+        ConfigurationError: A file cannot be used.
+    """
+    from rlmesh_ray.server.tls import ServerTls
+
+    if from_ray:
+        require_alone(certificate, private_key, client_ca)
+        tls = ServerTls.from_ray()
+        tls.context()
+        return tls
+    if certificate is None and private_key is None:
+        if client_ca is not None:
+            raise typer.BadParameter(
+                "a server that checks certificates needs its own: --tls-cert and --tls-key",
+                param_hint="--tls-client-ca",
+            )
+        return None
+    if certificate is None or private_key is None:
+        raise typer.BadParameter(
+            "TLS takes both files: --tls-cert and --tls-key",
+            param_hint=["--tls-cert", "--tls-key"],
+        )
+    tls = ServerTls(certificate, private_key, client_ca)
+    tls.context()
+    return tls
+
+
+def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
+    """Return the keyword arguments that ``text`` holds as JSON.
+
+    Raises:
+        typer.BadParameter: It is not a JSON object.
+    """
+    if text is None:
+        return None
+    remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"not JSON ({error}); {remedy}", param_hint="--env-kwargs"
+        ) from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint="--env-kwargs")
+    return value

@@ -1,0 +1,90 @@
+"""A bidirectional call of raw messages: written by one thread, read by another or the same."""
+
+import queue
+import sys
+from typing import Any, Protocol
+
+from rlmesh_ray.client.channel import Metadata
+from rlmesh_ray.rpc import grpc
+
+_DIRECT_SINCE = (1, 85)
+"""The grpcio that ``direct_call`` is tried with; long before it, nothing came in between reads."""
+
+
+class BidiCall(Protocol):
+    """An open call; what ends it early is raised as ``grpc.RpcError``."""
+
+    def write(self, message: bytes) -> None:
+        """Send ``message`` after those before it, without waiting."""
+
+    def __next__(self) -> bytes:
+        """Wait for the next message; StopIteration at the end. For one thread at a time."""
+
+    def cancel(self) -> bool:
+        """End it at once; for any thread."""
+
+    def close(self) -> None:
+        """End it, and let go of what it holds. Idempotent; for any thread."""
+
+
+def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
+    """Begin a call.
+
+    Args:
+        channel: Over which; without interceptors.
+        path: Of the RPC.
+        metadata: What the call carries.
+    """
+    begin = _begin_direct()
+    if begin is not None:
+        try:
+            call: BidiCall = begin(channel, path, metadata)
+        except (AttributeError, TypeError, ValueError):
+            pass  # a gRPC whose private parts have changed costs speed only
+        else:
+            return call
+    return QueuedCall(channel, path, metadata)
+
+
+class QueuedCall:
+    """As gRPC has it: two of its threads hand each message on.
+
+    Args:
+        channel: See ``open_call``.
+        path: See ``open_call``.
+        metadata: See ``open_call``.
+    """
+
+    def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._call = channel.stream_stream(path)(iter(self._outbox.get, None), metadata=metadata)
+
+    def write(self, message: bytes) -> None:
+        """Send ``message`` after those before it, without waiting."""
+        self._outbox.put(message)
+
+    def __next__(self) -> bytes:
+        """Wait for the next message."""
+        message: bytes = next(self._call)
+        return message
+
+    def cancel(self) -> bool:
+        """End it at once."""
+        return bool(self._call.cancel())
+
+    def close(self) -> None:
+        """End it, and the thread that sends."""
+        self._outbox.put(None)
+        self._call.cancel()
+
+
+def _begin_direct() -> Any:
+    """Return what begins a call without those threads; None: not with this gRPC."""
+    version = tuple(map(int, grpc.__version__.split(".")[:2]))
+    if sys.platform != "linux" or version < _DIRECT_SINCE:
+        return None
+    try:
+        from rlmesh_ray.client.direct_call import DirectCall
+    except (ImportError, AttributeError):
+        return None
+    return DirectCall.begin

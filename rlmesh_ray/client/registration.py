@@ -1,0 +1,289 @@
+"""An endpoint's own entry in a pool: registers it, and again whenever the connection breaks."""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+from rlmesh_ray.client.channel import ClientTls, Dial, translate
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    CodecError,
+    ConfigurationError,
+    EndpointError,
+    EndpointLostError,
+    EndpointTimeoutError,
+    RlmeshError,
+)
+from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.protocol.attendance import (
+    Arrival,
+    Refusal,
+    RefusalKind,
+    Registered,
+    checked_name,
+    registration_token,
+)
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.wire import registry_v1 as wire
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 10.0
+# The registrar looks at the endpoint first, and at others before it.
+_ANSWER_S = 60.0
+_GOODBYE_S = 2.0
+_REPORT_EVERY_S = 3.0
+_MAX_ANSWER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDial:
+    """How to reach the registrar of a pool, and what is registered there."""
+
+    address: str
+    """Of the registrar, ``HOST:PORT``."""
+    pool: str
+    endpoint_id: str
+    """Keeps its meaning when the endpoint comes back at another address."""
+    secret: str | None = field(default=None, repr=False)
+    """Of the pool. It does not travel: what is shown is derived from it."""
+    tls: ClientTls | None = None
+
+    def __post_init__(self) -> None:
+        checked_name(self.pool, "pool")
+        checked_name(self.endpoint_id, "endpoint_id")
+        self.dial()
+        if parse_address(self.address).port == 0:
+            raise ConfigurationError(
+                f"{self.address} is nowhere to dial; name the registrar's port"
+            )
+
+    def dial(self) -> Dial:
+        """Return how to reach the registrar."""
+        token = None if self.secret is None else registration_token(self.secret)
+        return Dial(self.address, token, self.tls)
+
+
+class Registration:
+    """Keeps an endpoint registered from ``start`` to ``close``, in a thread of its own.
+
+    Whoever finds the endpoint in the pool shows ``endpoint_token(secret, pool, endpoint_id)``:
+    serve it with that token. A connection that breaks is made again, after half a second at first
+    and after ten at most, as often as it takes; each time is another incarnation. What a
+    registrar refuses is tried again, too. It has failed for good when another endpoint has taken
+    the id; and if it has never been registered, when the registrar wants another token, or would
+    refuse the same again.
+
+    Usable as a context manager.
+
+    Args:
+        pool: Where to register what.
+        host: Under which clients reach the endpoint; empty: the one from which the registrar sees
+            it come.
+        port: Likewise.
+        version: Of the endpoint's software; for people.
+        on_registered: Called in the thread each time it has been registered.
+        report: Returns the request that tells what the endpoint has done; called every 3 s, in
+            another thread. None: nothing is told.
+    """
+
+    def __init__(
+        self,
+        pool: PoolDial,
+        *,
+        host: str,
+        port: int,
+        version: str = "",
+        on_registered: Callable[[Registered], None] | None = None,
+        report: Callable[[], bytes] | None = None,
+    ) -> None:
+        self._pool = pool
+        self._dial = pool.dial()
+        self._arrival = Arrival(pool.pool, pool.endpoint_id, host, port, version)
+        wire.pack_arrival(self._arrival)  # what cannot be sent is told here
+        self._on_registered = on_registered
+        self._report = report
+        self._closing = threading.Event()
+        self._attempt_over = threading.Event()
+        self._failure: RlmeshError | None = None
+        self._delay_s = _FIRST_DELAY_S
+        self._last_words = ""
+        self._call: grpc.Call | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="rlmesh-ray-registration", daemon=True
+        )
+
+    def start(self) -> Self:
+        """Begin to register; does not wait for it."""
+        self._thread.start()
+        return self
+
+    def require_hope(self) -> None:
+        """Make sure that it has not failed for good.
+
+        Raises:
+            ConfigurationError: The registrar refuses what is asked for, or another endpoint has
+                registered under the same id.
+            AccessDeniedError: The registrar wants another token.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Leave the pool, so that nobody is sent here any more. Idempotent; blocks.
+
+        A registrar that does not answer is left without a word after 2 s.
+        """
+        self._closing.set()
+        self._attempt_over.set()
+        if self._thread.ident is None:
+            return
+        self._thread.join(_GOODBYE_S)
+        if self._call is not None:
+            self._call.cancel()
+        self._thread.join(_GOODBYE_S)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            error = self._attend()
+            if self._closing.is_set():
+                return
+            if self._is_hopeless(error):
+                is_refused = isinstance(error, _Refused)
+                self._failure = ConfigurationError(str(error)) if is_refused else error
+                return
+            self._tell(error)
+            # Not all endpoints at once, where a registrar has restarted.
+            self._closing.wait(random.uniform(0.5, 1.0) * self._delay_s)
+            self._delay_s = min(2.0 * self._delay_s, _LONGEST_DELAY_S)
+
+    def _attend(self) -> RlmeshError:
+        """Be in the pool for as long as that goes; return why it does not any more."""
+        # ``close`` sets its flag first, and then the event that it finds: one of them is seen.
+        over = self._attempt_over = threading.Event()
+        if self._closing.is_set():
+            over.set()
+        try:
+            with self._open() as channel:
+                return self._talk(channel, over)
+        except RlmeshError as error:
+            return error
+        finally:
+            over.set()
+
+    def _open(self) -> grpc.Channel:
+        try:
+            return self._dial.open(_MAX_ANSWER_BYTES)
+        except OSError as error:  # the files for TLS
+            raise ConfigurationError(f"cannot dial {self._pool.address}: {error}") from error
+
+    def _talk(self, channel: grpc.Channel, over: threading.Event) -> RlmeshError:
+        address = self._pool.address
+        call = self._call = channel.stream_stream(wire.ATTEND)(
+            self._requests(over), metadata=self._dial.metadata
+        )
+        is_registered = False
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            call.cancel()
+
+        patience = threading.Timer(_ANSWER_S, give_up)
+        patience.daemon = True
+        patience.start()
+        try:
+            for data in call:
+                patience.cancel()
+                answer = wire.parse_answer(data)
+                if isinstance(answer, Refusal):
+                    return _Refused(answer.kind, f"{address}: {answer.message}")
+                is_registered = True
+                self._note(answer)
+        except grpc.RpcError as error:
+            if late.is_set():
+                return EndpointTimeoutError(f"no answer in {_ANSWER_S:g} s", address)
+            if is_registered:
+                return EndpointLostError("the connection to the registrar has broken", address)
+            return _as_registrar(translate(error, address))
+        except CodecError as error:
+            return EndpointLostError(f"the answer makes no sense here ({error})", address)
+        finally:
+            patience.cancel()
+            call.cancel()
+        return EndpointLostError("the registrar has ended the connection", address)
+
+    def _requests(self, over: threading.Event) -> Iterator[bytes]:
+        """Yield what is said in one attempt; gRPC asks for it in a thread of its own."""
+        yield wire.pack_arrival(self._arrival)
+        while not over.wait(_REPORT_EVERY_S):
+            try:
+                told = self._report() if self._report is not None else None
+            except Exception:  # noqa: BLE001  # who cannot be measured can be used all the same
+                _LOG.exception("what the endpoint has done cannot be told; please report this")
+                told = self._report = None
+            if told is not None:
+                yield told
+
+    def _note(self, registered: Registered) -> None:
+        self._arrival = replace(self._arrival, former_incarnation=registered.incarnation)
+        self._delay_s, self._last_words = _FIRST_DELAY_S, ""
+        _LOG.info(
+            "registered with pool %s as %s, at %s (incarnation %d)",
+            self._pool.pool, self._pool.endpoint_id, registered.address, registered.incarnation,
+        )  # fmt: skip
+        if self._on_registered is None:
+            return
+        try:
+            self._on_registered(registered)
+        except Exception:  # noqa: BLE001  # somebody else's code
+            # Such as an output that nobody reads any more; the endpoint serves all the same.
+            _LOG.exception("what is told of registrations has failed")
+
+    def _is_hopeless(self, error: RlmeshError) -> bool:
+        if isinstance(error, _Refused) and error.kind is RefusalKind.REPLACED:
+            return True
+        if self._arrival.former_incarnation:
+            return False
+        is_refused = isinstance(error, _Refused) and error.kind is RefusalKind.NOT_LIKE_THIS
+        return is_refused or isinstance(error, AccessDeniedError)
+
+    def _tell(self, error: RlmeshError) -> None:
+        words = str(error)
+        # The same again and again would bury everything else.
+        level = logging.INFO if words == self._last_words else logging.WARNING
+        self._last_words = words
+        _LOG.log(level, "not in pool %s: %s; trying again", self._pool.pool, words)
+
+
+class _Refused(ConfigurationError):
+    """What the registrar has said; never leaves this module."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def _as_registrar(error: EndpointError) -> EndpointError:
+    if not isinstance(error, AccessDeniedError):
+        return error
+    return AccessDeniedError(
+        "the registrar wants another token: give the pool's own secret (--pool-token-file)",
+        error.address,
+    )

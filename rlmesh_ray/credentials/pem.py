@@ -1,0 +1,103 @@
+"""Files in PEM form: whether they are what they should be, and what Python's TLS makes of them.
+
+gRPC reads them by itself, and reports a bad one as an address that cannot be used.
+"""
+
+import ssl
+from pathlib import Path
+
+from rlmesh_ray.errors import ConfigurationError
+
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+_ELLIPTIC = bytes.fromhex("06072a8648ce3d0201")
+# What certificates call the kinds of keys that BoringSSL offers: RSA, P-256, P-384.
+_KNOWN_KEYS = (
+    bytes.fromhex("06092a864886f70d010101"),
+    _ELLIPTIC + bytes.fromhex("06082a8648ce3d030107"),
+    _ELLIPTIC + bytes.fromhex("06052b81040022"),
+)
+
+
+def server_context(
+    certificate: Path, private_key: Path, client_ca: Path | None = None
+) -> ssl.SSLContext:
+    """Return how a server speaks TLS.
+
+    Args:
+        certificate: The server's, with those between it and the authority.
+        private_key: Of the certificate.
+        client_ca: Who must have signed the certificates of clients; None: they need none.
+
+    Raises:
+        ConfigurationError: A file cannot be used; the message names it and the remedy.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_pair(context, certificate, private_key)
+    if client_ca is not None:
+        _load_authority(context, client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(
+    root_ca: Path | None = None, certificate: Path | None = None, private_key: Path | None = None
+) -> ssl.SSLContext:
+    """Return how a client speaks TLS.
+
+    Args:
+        root_ca: Who must have signed the server's certificate; None: one of the system's.
+        certificate: To show to servers that ask for one.
+        private_key: Of the certificate.
+
+    Raises:
+        ConfigurationError: A file cannot be used, or of certificate and key one is missing.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if root_ca is None:
+        context.load_default_certs()
+    else:
+        _load_authority(context, root_ca)
+    if certificate is not None and private_key is not None:
+        _load_pair(context, certificate, private_key)
+    elif certificate is not None or private_key is not None:
+        raise ConfigurationError(
+            "a client that shows a certificate needs both files: the certificate (--tls-cert) and "
+            "its key (--tls-key)"
+        )
+    return context
+
+
+def require_known_key(certificate: Path) -> None:
+    """Refuse a certificate that gRPC would take and that nobody could then speak TLS with.
+
+    Raises:
+        ConfigurationError: Its key is of a kind that gRPC does not know.
+    """
+    head, end, _ = certificate.read_text("latin-1").partition(_END)
+    leaf = ssl.PEM_cert_to_DER_cert(head[head.index(_BEGIN) :] + end)
+    if not any(kind in leaf for kind in _KNOWN_KEYS):
+        raise ConfigurationError(
+            f"{certificate} has a key of a kind that gRPC does not know; have a certificate made "
+            "for an RSA key, or an elliptic one on the curve P-256 or P-384"
+        )
+
+
+def _load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) -> None:
+    try:
+        # An empty password: OpenSSL would ask whoever sits at the terminal.
+        context.load_cert_chain(certificate, private_key, password="")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{certificate} and {private_key} are no certificate and its key in PEM form, without "
+            f"a password ({error}); name files that belong together and that you may read"
+        ) from error
+
+
+def _load_authority(context: ssl.SSLContext, authority: Path) -> None:
+    try:
+        context.load_verify_locations(authority)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{authority} is no certificate in PEM form ({error}); name that of the authority, in "
+            "a file that you may read"
+        ) from error

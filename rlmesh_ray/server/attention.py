@@ -1,0 +1,66 @@
+"""Staying awake for a client that is about to ask again.
+
+A loop that sleeps is woken by a thread of gRPC's, which is woken by the system, and begins with
+cold caches: together that takes longer than a small policy or a step of an environment. A client
+that nobody shares the endpoint with, and that has been quick to ask, finds the loop awake.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+
+from rlmesh_ray.waiting import Looking
+
+_LONGEST_S = 0.001
+
+
+def attentive(frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> AsyncIterator[bytes]:
+    """Return the messages in ``frames``; while the next one is due, the loop does not sleep.
+
+    Args:
+        frames: Of one stream.
+        is_alone: Tells whether no other client would wait for the processor meanwhile.
+    """
+    return _Attention(frames, is_alone)
+
+
+class _Attention:
+    """No generator: one that is left in the middle has to be closed, in a task of its own."""
+
+    def __init__(self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> None:
+        self._frames = aiter(frames)
+        self._is_alone = is_alone
+        self._loop = asyncio.get_running_loop()
+        self._looking = Looking(_LONGEST_S)
+        self._until_s = 0.0
+        self._is_awake = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        self._looking.begin()
+        self._stay_awake()
+        frame = await anext(self._frames)
+        self._looking.learn()
+        # Also for the answer, which wakes the loop when it has left.
+        self._stay_awake()
+        return frame
+
+    def _stay_awake(self) -> None:
+        """Do not sleep for about as long as it usually takes the client to ask again."""
+        look_s = self._looking.look_s
+        if look_s and self._is_alone():
+            self._until_s = time.perf_counter() + look_s
+            if not self._is_awake:
+                self._is_awake = True
+                self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Let the loop look at its sockets, and come back."""
+        if time.perf_counter() < self._until_s:
+            os.sched_yield()
+            self._loop.call_soon(self._turn)
+        else:
+            self._is_awake = False

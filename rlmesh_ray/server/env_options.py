@@ -1,0 +1,65 @@
+"""What EnvServer's options may be."""
+
+import math
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.conformance import Policy
+
+DEFAULT_MAX_SESSIONS = 16
+DEFAULT_STEP_GRACE_S = 5.0
+
+
+def checked_grace(step_grace_s: float) -> float:
+    """Return how long an environment may go on after a deadline, in seconds.
+
+    Raises:
+        ConfigurationError: It is no finite number of seconds, 0 or more.
+    """
+    if not 0 <= step_grace_s < math.inf:
+        raise ConfigurationError(
+            f"step_grace_s={step_grace_s} must be a finite number of seconds, 0 or more"
+        )
+    return step_grace_s
+
+
+def checked_policy(validation: str) -> Policy:
+    """Return what happens to values out of range.
+
+    Raises:
+        ConfigurationError: ``validation`` names nothing of that kind.
+    """
+    try:
+        return Policy(validation)
+    except ValueError:
+        choices = ", ".join(policy.value for policy in Policy)
+        raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
+
+
+def resets_itself(autoreset: str) -> bool:
+    """Tell whether several lanes reset by themselves.
+
+    Raises:
+        ConfigurationError: ``autoreset`` is no mode that can be chosen.
+    """
+    choices = {"next_step": True, "disabled": False}
+    if autoreset not in choices:
+        raise ConfigurationError(f"autoreset={autoreset!r} is not one of {', '.join(choices)}")
+    return choices[autoreset]
+
+
+def checked_sessions(wanted: int | None, possible: int | None) -> int:
+    """Return how many sessions to allow, given what was asked for and what the source can do.
+
+    Raises:
+        ConfigurationError: There can be none, or not so many.
+    """
+    if wanted is not None and wanted < 1:
+        raise ConfigurationError(f"max_sessions={wanted} must be at least 1")
+    if possible is None:
+        return wanted or DEFAULT_MAX_SESSIONS
+    if wanted is not None and wanted > possible:
+        raise ConfigurationError(
+            f"max_sessions={wanted}, but an instance can serve only {possible}; "
+            "give a factory or a Gymnasium id instead"
+        )
+    return possible

@@ -1,0 +1,69 @@
+"""The door of a gRPC server: who shows no token of the endpoint's is answered nothing else.
+
+It stands before the handlers, and looks at nothing but a call's path and metadata: nothing that a
+stranger sends is parsed, decoded or built.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
+from rlmesh_ray.protocol.token import role_wanted
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.known_tokens import KnownTokens
+
+_SCHEME = "Bearer "
+_UNKNOWN = "this endpoint wants another token (token=…, --token-file)"
+_SEVERAL = "this call shows several tokens; show one"
+
+
+class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Turns away every call that does not carry a token, as ``Bearer TOKEN`` or alone.
+
+    Args:
+        token: The endpoint's, or the file with its tokens.
+
+    Raises:
+        ConfigurationError: ``token`` is nothing that a call can carry, or its file cannot be used.
+    """
+
+    def __init__(self, token: TokenSource) -> None:
+        self._known = KnownTokens(token)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Pass the call on, or replace its handler by the refusal."""
+        shown = [
+            value
+            for key, value in details.invocation_metadata or ()
+            if key == AUTHORIZATION_METADATA_KEY
+        ]
+        if len(shown) > 1:
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, _SEVERAL)
+        # Clients of ``rlmesh-wire-v1`` show it alone.
+        role = self._known.role_of(str(*shown).removeprefix(_SCHEME).encode())
+        if role is None:
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, _UNKNOWN)
+        wanted = role_wanted(details.method)
+        if role < wanted:
+            return _refusal(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{details.method} wants a token of the role {wanted.label}, and this one is a "
+                f"{role.label}'s",
+            )
+        return await continuation(details)
+
+
+def _refusal(code: grpc.StatusCode, reason: str) -> grpc.RpcMethodHandler:
+    return grpc.stream_stream_rpc_method_handler(partial(_refuse, code, reason))
+
+
+async def _refuse(
+    code: grpc.StatusCode, reason: str, _requests: Any, context: grpc.aio.ServicerContext
+) -> None:
+    await context.abort(code, reason)

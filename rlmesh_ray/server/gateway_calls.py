@@ -1,0 +1,130 @@
+"""One call through a gateway: bytes in, bytes out, nothing parsed and nothing repeated."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import Any
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, SESSION_METADATA_KEY
+from rlmesh_ray.protocol.gateway_routes import Target
+from rlmesh_ray.protocol.token import bearer
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.gateway_lines import Line, Lines, NoEndpointError
+from rlmesh_ray.wire import health_v1
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+# What belongs to one of the two connections; gRPC writes its own for the other.
+_HOP_BY_HOP = frozenset({"content-type", "host", "user-agent"})
+_REFUSED = (
+    "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
+    "another one; dial the gateway again"
+)
+
+
+def passed_on(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
+    """Return what of a call's metadata goes on to the other side."""
+    return tuple(
+        (key, value)
+        for key, value in metadata or ()
+        if key not in _HOP_BY_HOP and not key.startswith(("grpc-", ":"))
+    )
+
+
+def shown_to(target: Target, metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
+    """Return a client's metadata as ``target`` is to see them: with its own token."""
+    others = (pair for pair in passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY)
+    token = () if target.token is None else ((AUTHORIZATION_METADATA_KEY, bearer(target.token)),)
+    return (*others, *token)
+
+
+class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Takes every call of every service, but for the health, on to an endpoint.
+
+    Args:
+        lines: To the endpoints.
+        service: What the gateway calls itself when somebody asks for the health of a service.
+    """
+
+    def __init__(self, lines: Lines, service: str) -> None:
+        self._lines = lines
+        self._service = service
+
+    def service_name(self) -> str:
+        """Return the service that the endpoints have."""
+        return self._service
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return what forwards a call; on the wire all four kinds of calls are streams."""
+        if details.method.startswith(f"/{health_v1.SERVICE}/"):
+            return None
+        return grpc.stream_stream_rpc_method_handler(partial(self._forward, details.method))
+
+    async def _forward(
+        self, method: str, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        connection, metadata = context.peer(), context.invocation_metadata()
+        is_bound = any(key == SESSION_METADATA_KEY for key, _ in metadata or ())
+        try:
+            line = await self._lines.lead(connection, is_bound=is_bound)
+        except (NoEndpointError, ConfigurationError) as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise  # never reached: abort raises
+        visit = self._lines.begin(connection, line)
+        call = line.channel.stream_stream(method)(
+            timeout=context.time_remaining(), metadata=shown_to(line.target, metadata)
+        )
+        sending = asyncio.ensure_future(_send(requests, call))
+        try:
+            await _receive(call, context)
+            code, details = await call.code(), await call.details()
+            trailing = passed_on(await call.trailing_metadata())
+        finally:
+            # Also when the client has gone: the endpoint's session must end.
+            sending.cancel()
+            call.cancel()
+            self._lines.end(visit)
+        if code is grpc.StatusCode.OK:
+            context.set_trailing_metadata(trailing)
+            return
+        code, details = await self._as_told(connection, line, code, details or "")
+        await context.abort(code, details, trailing)
+
+    async def _as_told(
+        self, connection: str, line: Line, code: grpc.StatusCode, details: str
+    ) -> tuple[grpc.StatusCode, str]:
+        """Return how a call has ended, as the client shall know it."""
+        if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
+            self._lines.lose(connection, line)
+            return grpc.StatusCode.UNAVAILABLE, _REFUSED
+        if code is not grpc.StatusCode.UNAVAILABLE:
+            return code, details
+        if not await line.has_gone():  # the endpoint says so itself: it drains, or stops
+            self._lines.avoid(line)
+            return code, details
+        self._lines.lose(connection, line)
+        return code, f"the endpoint behind the gateway has gone ({details}); dial the gateway again"
+
+
+async def _send(requests: AsyncIterator[bytes], call: Any) -> None:
+    """Take the client's messages to the endpoint; each waits until there is room for it."""
+    try:
+        async for message in requests:
+            await call.write(message)
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        return  # the call has ended, and whoever receives learns how
+
+
+async def _receive(call: Any, context: grpc.aio.ServicerContext) -> None:
+    """Take the endpoint's headers and messages to the client, until the call ends."""
+    headers = await call.initial_metadata()
+    if headers or not call.done():
+        # At once: some clients wait for the headers before they send anything.
+        await context.send_initial_metadata(passed_on(headers))
+    try:
+        async for message in call:
+            await context.write(message)
+    except grpc.aio.AioRpcError:
+        return  # its status is told

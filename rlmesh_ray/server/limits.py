@@ -1,0 +1,45 @@
+"""What an endpoint gives to clients at most: the numbers, in one place.
+
+Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``), sessions from max_sessions;
+RLlink's port has ``server.rllink.Limits``.
+"""
+
+MAX_STREAMS = 128
+"""Calls at a time on one connection; further ones wait at the client."""
+MAX_CALLS = 4096
+"""Calls at a time at an endpoint without a number of sessions; further ones are refused."""
+MAX_METADATA_BYTES = 8 * 1024
+"""Of all metadata of a call; one with more is refused before anything looks at it."""
+FIRST_WORDS_S = 60.0
+"""How long a stream without a handshake may say nothing before its place is taken away."""
+CONNECTION_SETUP_S = 20.0
+"""How long a connection may take to become one (TLS, HTTP/2)."""
+CONNECTION_IDLE_S = 300.0
+"""After how long without a call a connection is closed; clients open another one by themselves."""
+
+_CALLS_BESIDES = 256
+_CALLS_BESIDE_STREAMS = 3
+
+
+def max_calls(num_sessions: int, num_streams: int = 1) -> int:
+    """Return how many calls an endpoint with so many sessions takes at a time.
+
+    A session's streams are some; the others are for handshakes, health, calls into lanes and those
+    who wait.
+
+    Args:
+        num_sessions: At a time.
+        num_streams: How many a session may have.
+    """
+    return (num_streams + _CALLS_BESIDE_STREAMS) * num_sessions + _CALLS_BESIDES
+
+
+def connection_options() -> list[tuple[str, int]]:
+    """Return gRPC's options for the limits of connections."""
+    return [
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", int(CONNECTION_SETUP_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(CONNECTION_IDLE_S * 1000)),
+    ]

@@ -1,0 +1,107 @@
+"""How this package's records look on standard error: lines for people, or JSON for programs."""
+
+import datetime
+import enum
+import json
+import logging
+import os
+import sys
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.server.log_context import ContextFilter
+
+FORMAT_VARIABLE = "RLMESH_RAY_LOG_FORMAT"
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_PACKAGE = "rlmesh_ray"
+
+
+class LogFormat(enum.StrEnum):
+    """What a line of the log is."""
+
+    TEXT = "text"
+    """For people: warnings and errors."""
+    JSON = "json"
+    """One object a line, also for the begin and end of each session."""
+
+
+def log_to_stderr(log_format: LogFormat, *, level: int | None = None) -> None:
+    """Write this package's records to standard error; the last call counts.
+
+    Args:
+        log_format: What a line is.
+        level: From where on; default: warnings as text, what happens to sessions, too, as JSON.
+    """
+    if level is None:
+        level = logging.INFO if log_format is LogFormat.JSON else logging.WARNING
+    logger = logging.getLogger(_PACKAGE)
+    for former in [one for one in logger.handlers if isinstance(one, _Handler)]:
+        logger.removeHandler(former)
+    handler = _Handler(sys.stderr)
+    handler.setLevel(level)
+    handler.addFilter(ContextFilter())
+    handler.setFormatter(formatter_of(log_format))
+    logger.addHandler(handler)
+    if logger.getEffectiveLevel() > level:
+        logger.setLevel(level)
+
+
+def formatter_of(log_format: LogFormat) -> logging.Formatter:
+    """Return what makes lines of records that a ``ContextFilter`` has seen."""
+    return JsonFormatter() if log_format is LogFormat.JSON else TextFormatter()
+
+
+def log_as_environment_says() -> None:
+    """Do so where the process's environment names a format; for actors, which have no options.
+
+    Raises:
+        ConfigurationError: It names none that there is.
+    """
+    named = os.environ.get(FORMAT_VARIABLE)
+    if not named:
+        return
+    try:
+        log_format = LogFormat(named)
+    except ValueError:
+        choices = ", ".join(LogFormat)
+        raise ConfigurationError(f"{FORMAT_VARIABLE}={named!r} is not one of {choices}") from None
+    log_to_stderr(log_format)
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
+    """Told apart from those of others."""
+
+
+class TextFormatter(logging.Formatter):
+    """``time level logger: message [endpoint … session …]``."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT_FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line, without what follows it."""
+        line = super().formatMessage(record)
+        endpoint_id = getattr(record, "endpoint_id", "")
+        session = getattr(record, "session", "")
+        if not endpoint_id:
+            return line
+        return f"{line} [endpoint {endpoint_id}{session and f' session {session}'}]"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object: time (UTC), level, logger, message, endpoint_id, session, error if there is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the object, in one line."""
+        moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        fields: dict[str, object] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "endpoint_id": getattr(record, "endpoint_id", ""),
+            "session": getattr(record, "session", ""),
+        }
+        fields |= getattr(record, "facts", {})
+        if record.exc_info:
+            fields["error"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)

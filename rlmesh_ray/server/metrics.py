@@ -1,0 +1,171 @@
+"""The metrics of endpoints: what each is called, and where it stands in their statistics.
+
+One table, from which the metrics are fed and the dashboard is drawn, so that it cannot show what
+nobody feeds. A histogram is three metrics in Prometheus' form, of which one counts by upper bound.
+They are gauges for Ray, whose counters cannot be 0: a quantile would take the lowest bucket that
+is not empty for all that lies below it, too.
+"""
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlmesh_ray.histogram import Histogram
+from rlmesh_ray.server.statistics import EnvStatistics, Statistics
+
+PREFIX = "rlmesh_ray"
+TAGS = ("endpoint_id", "fleet")
+"""Of all of them."""
+
+Numbers = Mapping[str, float]
+"""By the value of the metric's own label; empty, where it has none."""
+
+
+class Kind(enum.Enum):
+    """What may become of a value."""
+
+    COUNTER = enum.auto()
+    """It grows, and begins at 0 with the endpoint's process."""
+    GAUGE = enum.auto()
+    """Anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of an endpoint, or one for each value of a label."""
+
+    name: str
+    kind: Kind
+    description: str
+    read: Callable[[Any], Numbers]
+    """Finds it in statistics."""
+    label: str = ""
+    """That the numbers are told apart by; empty: there is one."""
+
+    @property
+    def exported(self) -> str:
+        """What Prometheus gets to see: Ray puts something before the name, and after it."""
+        return f"ray_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramMetric:
+    """The metrics of a histogram; ``histogram_quantile`` takes the rate of ``bucket``."""
+
+    bucket: Metric
+    """Counts by the label ``le``; the last, ``+Inf``, counts all."""
+    total: Metric
+    """Sum of the values."""
+    count: Metric
+    """Their number."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """All of them."""
+        return self.bucket, self.total, self.count
+
+
+def _counter(name: str, description: str, value: Callable[[Any], float]) -> Metric:
+    return Metric(f"{PREFIX}_{name}", Kind.COUNTER, description, lambda told: {"": value(told)})
+
+
+def _gauge(name: str, description: str, value: Callable[[Any], float]) -> Metric:
+    return Metric(f"{PREFIX}_{name}", Kind.GAUGE, description, lambda told: {"": value(told)})
+
+
+def _histogram(name: str, description: str, value: Callable[[Any], Histogram]) -> HistogramMetric:
+    def by_bound(told: Any) -> Numbers:
+        histogram = value(told)
+        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+        return dict(zip(bounds, histogram.cumulative(), strict=True))
+
+    bucket_name, description_of_buckets = f"{PREFIX}_{name}_bucket", f"{description}, by bound."
+    return HistogramMetric(
+        Metric(bucket_name, Kind.GAUGE, description_of_buckets, by_bound, "le"),
+        _gauge(f"{name}_sum", f"{description}, summed up.", lambda told: value(told).total),
+        _gauge(f"{name}_count", f"{description}, how many.", lambda told: value(told).count),
+    )
+
+
+SESSIONS = _gauge("sessions", "Open sessions.", lambda told: told.sessions.open)
+SESSIONS_OPENED = _counter("sessions_opened", "Sessions begun.", lambda told: told.sessions.opened)
+SESSIONS_REFUSED = _counter(
+    "sessions_refused", "Sessions that there was no place for.", lambda told: told.sessions.refused
+)
+SESSIONS_LOST = _counter(
+    "sessions_lost", "Sessions that ended without Close.", lambda told: told.sessions.lost
+)
+ERRORS = Metric(
+    f"{PREFIX}_errors",
+    Kind.COUNTER,
+    "Requests that were answered with an error, by its code.",
+    lambda told: told.errors,
+    "code",
+)
+UPTIME = _gauge("uptime_seconds", "Age of the endpoint's process.", lambda told: told.uptime_s)
+
+ENV_STEPS = _counter("env_steps", "Vector steps that succeeded.", lambda told: told.steps)
+ENV_LANE_STEPS = _counter("env_lane_steps", "Steps of single lanes.", lambda told: told.lane_steps)
+ENV_RESETS = _counter("env_resets", "Resets that succeeded.", lambda told: told.resets)
+ENV_EPISODES = _counter("env_episodes", "Episodes that ended.", lambda told: told.episodes)
+WORKER_RESTARTS = _counter(
+    "env_worker_restarts",
+    "Worker processes that were replaced within a session.",
+    lambda told: told.worker_restarts,
+)
+ENV_STEP_SECONDS = _histogram(
+    "env_step_seconds", "How long workers take for a vector step", lambda told: told.step_s
+)
+
+PREDICTIONS = _counter("predictions", "Predictions that have begun.", lambda told: told.items)
+ROWS = _counter("rows", "Rows of these predictions.", lambda told: told.rows)
+BATCHES = _counter("batches", "Batches that have begun.", lambda told: told.batches)
+WAITING = _gauge(
+    "predictions_waiting", "Predictions that wait for a batch.", lambda told: told.items_waiting
+)
+ROUTES = _gauge("routes", "Open routes.", lambda told: told.routes)
+POLICY_VERSION = _gauge(
+    "policy_version", "Of the weights that act.", lambda told: told.policy_version
+)
+BATCH_ROWS = _histogram("batch_rows", "Rows of a batch", lambda told: told.batch_rows)
+QUEUE_SECONDS = _histogram(
+    "queue_seconds", "How long a prediction waits for its batch", lambda told: told.queue_s
+)
+FORWARD_SECONDS = _histogram(
+    "forward_seconds", "How long the policy takes for a batch", lambda told: told.forward_s
+)
+
+RESTARTS = Metric(
+    f"{PREFIX}_restarts",
+    Kind.GAUGE,
+    "How often the endpoint has been started anew.",
+    lambda _: {},  # not the endpoint's to tell: its process knows nothing of former ones
+)
+
+_OF_BOTH = (SESSIONS, SESSIONS_OPENED, SESSIONS_REFUSED, SESSIONS_LOST, ERRORS, UPTIME)
+_OF_ENVS = (
+    ENV_STEPS,
+    ENV_LANE_STEPS,
+    ENV_RESETS,
+    ENV_EPISODES,
+    WORKER_RESTARTS,
+    *ENV_STEP_SECONDS.metrics,
+)
+_OF_MODELS = (
+    PREDICTIONS,
+    ROWS,
+    BATCHES,
+    WAITING,
+    ROUTES,
+    POLICY_VERSION,
+    *BATCH_ROWS.metrics,
+    *QUEUE_SECONDS.metrics,
+    *FORWARD_SECONDS.metrics,
+)
+ALL_METRICS = (*_OF_BOTH, RESTARTS, *_OF_ENVS, *_OF_MODELS)
+
+
+def metrics_of(statistics: Statistics) -> tuple[Metric, ...]:
+    """Return the metrics that can be read from such statistics."""
+    return _OF_BOTH + (_OF_ENVS if isinstance(statistics, EnvStatistics) else _OF_MODELS)

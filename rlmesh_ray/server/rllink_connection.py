@@ -1,0 +1,220 @@
+"""One simulator's connection: its frames, its deadlines, its token."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.protocol.token import Role
+from rlmesh_ray.server.known_tokens import KnownTokens
+from rlmesh_ray.wire.rllink import messages as m
+from rlmesh_ray.wire.rllink.dialects import JSON, Dialect, dialect_of
+from rlmesh_ray.wire.rllink.frames import HEADER_BYTES, MOST_BODY_BYTES, body_bytes, framed
+
+_LOG = logging.getLogger(__name__)
+
+_STRANGER_BYTES = 4096
+"""Most bytes of a message from somebody who has not shown the token."""
+_SILENT_S, _PROBE_S, _NUM_PROBES = 60, 15, 4
+"""After how much silence the kernel asks whether the client's machine is there; how often then."""
+
+Answer = m.Reply | Future[m.Reply | None] | None
+
+
+class Visit(Protocol):
+    """One client's conversation; called in the serving loop, so it must not block."""
+
+    def receive(self, request: m.Request) -> Answer:
+        """Take a request, other than Ping; return its reply, at once or later, or none.
+
+        Until a reply that comes later is there, nothing else of this client's is looked at. It may
+        be cancelled, when the client has gone.
+
+        Raises:
+            RlmeshError: The request cannot be taken; the client is told and cut off.
+        """
+
+    def leave(self) -> None:
+        """Forget the client, who has gone."""
+
+
+class Host(Protocol):
+    """Whoever talks with the clients."""
+
+    def admit(self, peer: str, dialect: Dialect) -> Visit:
+        """Begin a conversation with a client, who has shown the token; in the serving loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may ask of the port."""
+
+    max_message_bytes: int = 32 * 2**20
+    """Of a message's body; at most what eight digits can say."""
+    frame_timeout_s: float = 30.0
+    """From a frame's first byte to its last; also for taking an answer, and for the first frame."""
+    max_clients: int = 256
+    """Connections at a time; further ones are closed at once."""
+    stranger_timeout_s: float = 10.0
+    """How long a connection may take to TLS, and then to show a token where one is wanted."""
+    max_strangers: int = 32
+    """Connections at a time that have not shown a token that is wanted, besides ``max_clients``;
+    when another one comes, the oldest is closed."""
+
+
+class _Refusal(Exception):
+    """The client is to be told why, and cut off."""
+
+
+class Connection:
+    """Talks with one client, in a task of its own.
+
+    Args:
+        reader: What comes.
+        writer: Where answers go.
+        limits: What the client may ask of the port.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._dialect: Dialect = JSON
+        self._has_spoken = False
+        host, port, *_ = writer.get_extra_info("peername") or ("somebody", 0)
+        self.peer = f"{host}:{port}"
+        _watch(writer.get_extra_info("socket"))
+
+    async def converse(
+        self, host: Host, known: KnownTokens | None, seat: Callable[[], bool]
+    ) -> None:
+        """Talk with the client until either has had enough.
+
+        Args:
+            host: Answers.
+            known: What the first message must show; None: nothing.
+            seat: Called when the right token was shown; returns whether there is a place.
+        """
+        limits = self._limits
+        try:
+            if known is None:
+                async with asyncio.timeout(limits.frame_timeout_s):
+                    request = self._parsed(await self._read(limits.max_message_bytes))
+            else:
+                async with asyncio.timeout(limits.stranger_timeout_s):
+                    request = self._parsed(await self._read(_STRANGER_BYTES))
+                _require_token(request, known)
+                if not seat():
+                    return
+            visit = host.admit(self.peer, self._dialect)
+            try:
+                await self._attend(visit, request)
+            finally:
+                visit.leave()
+        except (_Refusal, RlmeshError) as error:
+            _LOG.warning("%s is cut off: %s", self.peer, error)
+            await self._cut_off(str(error))
+        except (OSError, EOFError):
+            raise
+        except Exception:  # noqa: BLE001  # whatever it is, the client is told, others go on
+            _LOG.exception("the conversation with %s has failed", self.peer)
+            await self._cut_off("the training could not answer; its log says why")
+
+    async def _attend(self, visit: Visit, request: m.Request) -> None:
+        while True:
+            answer = m.Pong() if isinstance(request, m.Ping) else visit.receive(request)
+            coming = asyncio.ensure_future(self._read(self._limits.max_message_bytes))
+            try:
+                if isinstance(answer, Future):
+                    answer = await self._awaited(answer, coming)
+                if answer is not None:
+                    await self._send(answer)
+                body = await coming
+            finally:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            request = self._parsed(body)
+
+    async def _awaited(
+        self, answer: Future[m.Reply | None], coming: asyncio.Task[bytes]
+    ) -> m.Reply | None:
+        """Wait for a reply, unless the client goes meanwhile."""
+        waiting = asyncio.wrap_future(answer)
+        either: set[asyncio.Future[Any]] = {waiting, coming}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if coming.done() and not waiting.done():
+                coming.result()  # raises if the client has gone, or has broken a rule
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def _read(self, limit: int) -> bytes:
+        begun = await self._reader.readexactly(1)
+        try:
+            async with asyncio.timeout(self._limits.frame_timeout_s):
+                header = begun + await self._reader.readexactly(HEADER_BYTES - 1)
+                size = body_bytes(header, min(limit, MOST_BODY_BYTES))
+                return await self._reader.readexactly(size)
+        except TimeoutError as error:
+            raise _Refusal(
+                f"a message was not complete {self._limits.frame_timeout_s:g} s after it began"
+            ) from error
+
+    def _parsed(self, body: bytes) -> m.Request:
+        dialect = dialect_of(body)
+        if self._has_spoken and dialect is not self._dialect:
+            raise _Refusal("a client must keep to the dialect that it has begun with")
+        self._dialect, self._has_spoken = dialect, True
+        return self._dialect.parse_request(body)
+
+    async def _send(self, reply: m.Reply) -> None:
+        self._writer.write(framed(self._dialect.pack_reply(reply)))
+        # Not wait_for: before Python 3.12 it forgets a cancellation that comes with the result.
+        async with asyncio.timeout(self._limits.frame_timeout_s):
+            await self._writer.drain()
+
+    async def _cut_off(self, reason: str) -> None:
+        await self._send(m.Failed(reason))
+        if self._writer.can_write_eof():  # not with TLS
+            self._writer.write_eof()
+        # Else the kernel would throw the answer away with what has not been read.
+        async with asyncio.timeout(self._limits.frame_timeout_s):
+            while await self._reader.read(2**16):
+                pass
+
+
+def _watch(line: Any) -> None:
+    """Have the kernel find out when the client's machine has vanished: it would stay for ever."""
+    with contextlib.suppress(OSError):  # the client has gone already
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Elsewhere these are not there, or have other names; the system's defaults hold then.
+        for name, value in (
+            ("TCP_KEEPIDLE", _SILENT_S),
+            ("TCP_KEEPINTVL", _PROBE_S),
+            ("TCP_KEEPCNT", _NUM_PROBES),
+        ):
+            if option := getattr(socket, name, None):
+                line.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _require_token(request: m.Request, known: KnownTokens) -> None:
+    shown = request.token if isinstance(request, m.Ping) else None
+    # JSON can hold halves of characters, which plain UTF-8 cannot.
+    role = known.role_of((shown or "").encode("utf-8", "surrogatepass"))
+    if role is None:
+        raise _Refusal(
+            "this port wants a token: the first message must be PING with the right one as `token`"
+        )
+    if role < Role.CLIENT:
+        raise _Refusal(
+            f"this port wants a token of the role {Role.CLIENT.label}, and this one is a "
+            f"{role.label}'s"
+        )

@@ -1,0 +1,80 @@
+"""The frames of RegistryService: endpoints that register themselves."""
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.attendance import Arrival, Refusal, RefusalKind, Registered
+from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
+from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+
+SERVICE = "rlmesh_ray.registry.v1.RegistryService"
+ATTEND = f"/{SERVICE}/Attend"
+
+MAX_REQUEST_BYTES = 4096
+"""More than the longest names take."""
+
+_MAX_MESSAGE = 2000
+
+
+def pack_arrival(arrival: Arrival) -> bytes:
+    """Return the frame with which an endpoint says who it is.
+
+    Raises:
+        CodecError: A number does not fit its field.
+    """
+    try:
+        message = pb.AttendRequest(
+            pool=as_utf8(arrival.pool),
+            endpoint_id=as_utf8(arrival.endpoint_id),
+            host=as_utf8(arrival.host),
+            port=arrival.port,
+            version=as_utf8(arrival.version),
+            former_incarnation=arrival.former_incarnation,
+        )
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"the arrival has no wire form: {error}") from error
+    return message.SerializeToString()
+
+
+def parse_arrival(data: bytes) -> Arrival:
+    """Return the arrival in ``data``.
+
+    Raises:
+        CodecError: ``data`` holds none.
+    """
+    message = parse(pb.AttendRequest, data)
+    return Arrival(
+        message.pool,
+        message.endpoint_id,
+        message.host,
+        message.port,
+        message.version,
+        message.former_incarnation,
+    )
+
+
+def pack_answer(answer: Registered | Refusal) -> bytes:
+    """Return the frame of a registrar's answer."""
+    message = pb.AttendResponse()
+    if isinstance(answer, Registered):
+        message.registered.incarnation = answer.incarnation
+        message.registered.address = as_utf8(answer.address)
+    else:
+        message.refusal.kind = answer.kind.value  # type: ignore[assignment]  # enums are ints
+        message.refusal.message = as_utf8(answer.message[:_MAX_MESSAGE])
+    return message.SerializeToString()
+
+
+def parse_answer(data: bytes) -> Registered | Refusal:
+    """Return the answer in ``data``; a refusal of a kind without a name here is NOT_NOW.
+
+    Raises:
+        CodecError: ``data`` holds none.
+    """
+    message = parse(pb.AttendResponse, data)
+    match message.WhichOneof("kind"):
+        case "registered":
+            return Registered(message.registered.incarnation, message.registered.address)
+        case "refusal":
+            kinds = {kind.value: kind for kind in RefusalKind}
+            kind = kinds.get(message.refusal.kind, RefusalKind.NOT_NOW)
+            return Refusal(kind, message.refusal.message)
+    raise CodecError("the frame holds neither a registration nor a refusal")

@@ -1,0 +1,72 @@
+"""The decoders of RegistryService, as functions of bytes; see ``targets``."""
+
+from collections.abc import Iterator
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.protocol.attendance import Arrival, Refusal, RefusalKind, Registered, judge
+from rlmesh_ray.server.counts import EnvCounts
+from rlmesh_ray.server.reports import pack_report, parse_report
+from rlmesh_ray.wire import registry_v1 as wire
+from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
+from tests.fuzz.samples import Target
+
+
+def registry_request(data: bytes) -> None:
+    """Read what a registrar receives, and look where the endpoint says that it is."""
+    try:
+        arrival = wire.parse_arrival(data)
+    except CodecError:
+        return
+    assert wire.parse_arrival(wire.pack_arrival(arrival)) == arrival
+    place = judge(arrival, arrival.pool, "192.0.2.7")
+    if isinstance(place, Address):
+        assert parse_address(str(place)) == place
+        assert not place.path
+
+
+def registry_request_seeds() -> Iterator[bytes]:
+    """Yield arrivals from everywhere."""
+    for host in ("", "sim.example", "2001:db8::7", "unix"):
+        yield wire.pack_arrival(Arrival("games", "sim-1", host, 5555, "0.1.0"))
+
+
+def registry_report(data: bytes) -> None:
+    """Read what an endpoint tells of itself."""
+    try:
+        told = parse_report(data)
+    except CodecError:
+        return
+    assert parse_report(pack_report(told)) == told
+
+
+def registry_report_seeds() -> Iterator[bytes]:
+    """Yield what was counted of nothing, and of something."""
+    counts = EnvCounts()
+    yield pack_report(counts.statistics())
+    counts.open().note_step(30_000, 4, 1)
+    counts.sessions.note_error("TIMEOUT")
+    yield pack_report(counts.statistics())
+
+
+def registry_response(data: bytes) -> None:
+    """Read what an endpoint hears from a registrar."""
+    try:
+        answer = wire.parse_answer(data)
+    except CodecError:
+        return
+    wire.parse_answer(wire.pack_answer(answer))
+
+
+def registry_response_seeds() -> Iterator[bytes]:
+    """Yield answers of every kind."""
+    yield wire.pack_answer(Registered(3, "192.0.2.7:5555"))
+    for kind in RefusalKind:
+        yield wire.pack_answer(Refusal(kind, "words"))
+
+
+REGISTRY_TARGETS = {
+    "registry_request": Target(registry_request, registry_request_seeds, pb.AttendRequest),
+    "registry_report": Target(registry_report, registry_report_seeds, pb.AttendRequest),
+    "registry_response": Target(registry_response, registry_response_seeds, pb.AttendResponse),
+}

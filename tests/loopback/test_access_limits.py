@@ -1,0 +1,445 @@
+"""What a client may take of an endpoint: silence, calls, metadata; and who else suffers from it."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import gymnasium
+import numpy as np
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.health import check_health
+from rlmesh_ray.client.rllink import JSON, RLlinkClient
+from rlmesh_ray.errors import (
+    AddressError,
+    CapacityError,
+    ConfigurationError,
+    EndpointLostError,
+)
+from rlmesh_ray.server import env_server, first_words
+from rlmesh_ray.server.rllink import Limits, RLlinkServer
+from rlmesh_ray.wire.rllink import messages as m
+from rlmesh_ray.wire.rllink.frames import framed
+from tests.loopback.dm_env_rpc_stream import DmStream
+from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
+from tests.loopback.served_calls import ended_with, plain_channel
+from tests.loopback.test_server_lifecycle import eventually
+
+
+def zeros(observations: Any) -> Any:
+    return np.zeros(len(observations), np.int64)
+
+
+# --- silence ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_silent_session_ends_and_its_client_is_told(shared_memory: bool) -> None:
+    with EnvServer("CartPole-v1", idle_timeout_s=0.3) as server:
+        env = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        env.reset()
+        env.step([np.zeros(1, np.int64)])
+
+        assert eventually(lambda: server.num_sessions == 0)
+        with pytest.raises(EndpointLostError, match=r"no request came for 0\.3 s"):
+            env.reset()
+        env.close()
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_session_that_is_used_goes_on(shared_memory: bool) -> None:
+    with EnvServer("CartPole-v1", num_envs=2, idle_timeout_s=1.0) as server:
+        env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
+        env.reset()
+        end_s = time.monotonic() + 3.0
+        while time.monotonic() < end_s:
+            env.step(np.zeros(2, np.int64))
+        env.close()
+
+
+def test_a_call_into_the_lanes_is_a_sign_of_life() -> None:
+    with EnvServer("CartPole-v1", idle_timeout_s=1.0, allow_calls=("spec",)) as server:
+        env = EnvClient(Dial(server.address))
+        env.reset()
+        end_s = time.monotonic() + 3.0
+        while time.monotonic() < end_s:
+            env.call("spec")
+        env.reset()
+        env.close()
+
+
+class Dozing(gymnasium.Env[Any, Any]):
+    """Takes long for a step, and for a call."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **_more: Any) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if action:
+            self.doze()
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def doze(self) -> None:
+        time.sleep(2.2)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_session_that_waits_for_its_environment_is_not_silent(shared_memory: bool) -> None:
+    with EnvServer(Dozing, idle_timeout_s=1.0, allow_calls=("doze",)) as server:
+        env = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        env.reset()
+        # Some are needed to be sent through shared memory.
+        for action in (0, 0, 1, 0):
+            env.step([np.full(1, action, np.int64)])
+        env.call("doze")
+        env.reset()
+        env.close()
+
+
+def test_a_silent_world_ends_too() -> None:
+    with EnvServer("CartPole-v1", idle_timeout_s=0.3) as server, DmStream(server.address) as stream:
+        stream.join(stream.create())
+        assert eventually(lambda: server.num_sessions == 0)
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.receive()
+
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    assert "no request came" in caught.value.details()
+
+
+def test_a_silent_model_session_ends_but_not_one_that_waits_for_its_answer() -> None:
+    may_act = threading.Event()
+
+    def slow(observations: Any) -> Any:
+        may_act.wait(30.0)
+        return zeros(observations)
+
+    with (
+        EnvServer("CartPole-v1") as env_endpoint,
+        contextlib.closing(RemoteVectorEnv(env_endpoint.address)) as env,
+        ModelServer(slow, idle_timeout_s=0.3) as server,
+    ):
+        model = RemoteModel(server.address)
+        model.configure_route(env)
+        observations, _ = env.reset()
+        timer = threading.Timer(1.5, may_act.set)
+        timer.start()
+        assert model.predict(observations) == [0]
+        timer.join()
+
+        assert eventually(lambda: server.statistics().sessions.open == 0)
+        with pytest.raises(EndpointLostError, match="no request came"):
+            model.predict(observations)
+        model.close()
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan")])
+def test_an_idle_timeout_is_a_number_of_seconds(wrong: float) -> None:
+    for make in (lambda: EnvServer("CartPole-v1", idle_timeout_s=wrong),
+                 lambda: ModelServer(zeros, idle_timeout_s=wrong)):  # fmt: skip
+        with pytest.raises(ConfigurationError, match="idle_timeout_s"):
+            make()
+
+
+@pytest.mark.parametrize("path", [ENV_JOIN, MODEL_JOIN, "/dm_env_rpc.v1.Environment/Process"])
+def test_a_stream_that_says_nothing_at_all_loses_its_place(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_words, "FIRST_WORDS_S", 0.3)
+    serve: Any = ModelServer(zeros) if path == MODEL_JOIN else EnvServer("CartPole-v1")
+    with serve as server, plain_channel(server.address) as channel, RawJoin(channel, path) as mute:
+        with pytest.raises(grpc.RpcError) as caught:
+            mute.receive()
+
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        assert "said nothing" in caught.value.details()
+        assert eventually(lambda: getattr(server, "num_sessions", 0) == 0)
+
+
+def test_who_has_shaken_hands_may_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_words, "FIRST_WORDS_S", 0.1)
+    with (
+        EnvServer("CartPole-v1") as server,
+        ModelServer(zeros) as model_server,
+        plain_channel(server.address) as channel,
+        RawJoin(channel, ENV_JOIN) as mute,
+    ):
+        env, model = EnvClient(Dial(server.address)), RemoteModel(model_server.address)
+        with pytest.raises(grpc.RpcError):  # who has not has lost the place meanwhile
+            mute.receive()
+
+        env.reset()
+        env.close()
+        with contextlib.closing(RemoteVectorEnv(server.address)) as other:
+            model.configure_route(other)
+        model.close()
+
+
+# --- hostile clients -------------------------------------------------------------------
+
+
+@pytest.fixture
+def undisturbed() -> Iterator[EnvServer]:
+    """Yield an endpoint on which somebody else is at work, who notices nothing until the end."""
+    failures: list[Exception] = []
+    is_over = threading.Event()
+    num_steps = [0]
+
+    def work(address: str) -> None:
+        try:
+            with contextlib.closing(RemoteVectorEnv(address, shared_memory=False)) as env:
+                env.reset()
+                while not is_over.is_set():
+                    env.step(np.zeros(2, np.int64))
+                    num_steps[0] += 1
+        except Exception as error:  # noqa: BLE001  # told below
+            failures.append(error)
+
+    with EnvServer("CartPole-v1", num_envs=2, max_sessions=2) as server:
+        worker = threading.Thread(target=work, args=(server.address,))
+        worker.start()
+        assert eventually(lambda: num_steps[0] > 0 or bool(failures))
+        try:
+            yield server
+            before = num_steps[0]
+            assert eventually(lambda: num_steps[0] > before + 10 or bool(failures))
+        finally:
+            is_over.set()
+            worker.join(30.0)
+    assert failures == []
+
+
+def where(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def test_many_half_open_connections_disturb_nobody(undisturbed: EnvServer) -> None:
+    with contextlib.ExitStack() as lines:
+        for number in range(200):
+            line = lines.enter_context(socket.create_connection(where(undisturbed.address), 10.0))
+            if number % 2:
+                line.sendall(b"PRI * HTTP/2.0\r\n")  # and never the rest
+
+        assert check_health(Dial(undisturbed.address)).is_serving
+
+
+def test_streams_that_are_opened_and_reset_disturb_nobody(undisturbed: EnvServer) -> None:
+    with plain_channel(undisturbed.address) as channel:
+        join = channel.stream_stream(ENV_JOIN)
+        for _ in range(300):
+            join(iter(())).cancel()
+
+        assert eventually(lambda: undisturbed.num_sessions == 1)
+        with contextlib.closing(RemoteVectorEnv(undisturbed.address)) as env:
+            env.reset()
+
+
+def test_giant_metadata_are_refused_unread(undisturbed: EnvServer) -> None:
+    for size in (20_000, 1_000_000):
+        with plain_channel(undisturbed.address) as channel:
+            code, _, answers = ended_with(
+                channel, "/grpc.health.v1.Health/Check", (("authorization", "a" * size),)
+            )
+
+        assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+        assert answers == []
+
+
+def test_garbage_disturbs_nobody(undisturbed: EnvServer) -> None:
+    noise = np.random.default_rng(0).bytes(100_000)
+    for _ in range(20):
+        with socket.create_connection(where(undisturbed.address), 10.0) as line:
+            line.settimeout(10.0)
+            with contextlib.suppress(OSError):
+                line.sendall(noise)
+                while line.recv(65536):
+                    pass
+    with plain_channel(undisturbed.address) as channel:
+        for path in (ENV_JOIN, "/rlmesh.env.v1.EnvService/Handshake", "/no.such/Call"):
+            ended_with(channel, path, body=noise)
+
+
+def test_a_slow_sender_disturbs_nobody(undisturbed: EnvServer) -> None:
+    greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+    with socket.create_connection(where(undisturbed.address), 10.0) as line:
+        for byte in greeting:
+            line.sendall(bytes([byte]))
+            assert check_health(Dial(undisturbed.address)).is_serving
+
+
+def test_a_world_with_many_agents_has_a_stream_for_each() -> None:
+    num_lanes = 300
+    with EnvServer(
+        "CartPole-v1", num_envs=num_lanes, max_sessions=1, autoreset="disabled"
+    ) as server:
+        env = RemoteVectorEnv(
+            f"dm_env_rpc://{server.address}",
+            connect_timeout_s=60.0,
+            dm_env_rpc=DmEnvRpcSettings(num_envs=num_lanes, one_world=True),
+        )
+        env.reset()
+        env.close()
+
+
+def test_calls_beyond_the_limit_are_refused_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_server, "max_calls", lambda *_: 4)
+    with EnvServer("CartPole-v1") as server, contextlib.ExitStack() as open_calls:
+        env = EnvClient(Dial(server.address))
+        env.reset()
+        channel = open_calls.enter_context(plain_channel(server.address))
+        for _ in range(3):
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=30.0)
+            next(watch)
+            open_calls.callback(watch.cancel)
+        code, _, _ = ended_with(channel, "/grpc.health.v1.Health/Check")
+
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(CapacityError, match="as many calls as it takes at a time"):
+            RemoteEnv(server.address)
+        env.reset()
+        open_calls.close()
+        assert eventually(lambda: check_health(Dial(server.address)).is_serving)
+        env.close()
+
+
+# --- RLlink ----------------------------------------------------------------------------
+
+
+class Trainer:
+    """Tells how to sample."""
+
+    def admit(self, peer: str, dialect: object) -> "Trainer":
+        return self
+
+    def receive(self, request: m.Request) -> m.Reply:
+        return m.SetConfig(1, True)
+
+    def leave(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def rllink_server(limits: Limits) -> Iterator[RLlinkServer]:
+    server = RLlinkServer(Trainer(), token="s3cret", limits=limits)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_strangers_take_no_places_from_clients() -> None:
+    limits = Limits(max_clients=2, max_strangers=4)
+    with rllink_server(limits) as server, contextlib.ExitStack() as lines:
+        client = lines.enter_context(RLlinkClient(server.address, token="s3cret"))
+        strangers = [
+            lines.enter_context(socket.create_connection(where(server.address), 10.0))
+            for _ in range(20)
+        ]
+
+        assert client.get_config().env_steps_per_sample == 1
+        another = lines.enter_context(RLlinkClient(server.address, token="s3cret"))
+        assert another.get_config().env_steps_per_sample == 1
+        # The oldest had to go.
+        strangers[0].settimeout(10.0)
+        assert _is_closed(strangers[0])
+        # And clients beyond theirs find no place.
+        with pytest.raises(EndpointLostError, match="full"):
+            RLlinkClient(server.address, token="s3cret")
+
+
+def test_a_stranger_has_little_time() -> None:
+    with (
+        rllink_server(Limits(stranger_timeout_s=0.2)) as server,
+        socket.create_connection(where(server.address), 10.0) as mute,
+        socket.create_connection(where(server.address), 10.0) as slow,
+        RLlinkClient(server.address, token="s3cret", timeout_s=10.0) as client,
+    ):
+        slow.sendall(framed(JSON.pack_request(m.Ping("s3cret")))[:-1])
+        for line in (mute, slow):
+            line.settimeout(10.0)
+            assert _is_closed(line)
+        # Who has shown the token may be silent.
+        assert client.get_config().env_steps_per_sample == 1
+
+
+def _is_closed(line: socket.socket) -> bool:
+    try:
+        return line.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+# --- ports -----------------------------------------------------------------------------
+
+
+PAIRS = [
+    ("127.0.0.1", "127.0.0.1"),
+    ("0.0.0.0", "127.0.0.1"),
+    ("127.0.0.1", "0.0.0.0"),
+    ("0.0.0.0", "0.0.0.0"),
+    ("[::]", "0.0.0.0"),
+    ("0.0.0.0", "[::]"),
+    ("[::]", "[::1]"),
+    ("[::]", "127.0.0.1"),
+]
+KINDS: dict[str, Callable[[str], Any]] = {
+    "env": lambda address: EnvServer("CartPole-v1", address=address, token="s3cret"),
+    "model": lambda address: ModelServer(zeros, address=address, token="s3cret"),
+    "rllink": lambda address: RLlinkServer(Trainer(), address=address, token="s3cret"),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize(
+    "kinds", [("env", "env"), ("model", "env"), ("rllink", "model"), ("model", "rllink")]
+)
+def test_two_endpoints_never_share_a_port(kinds: tuple[str, str], first: str, second: str) -> None:
+    if not socket.has_dualstack_ipv6() and "[" in first + second:
+        pytest.skip("this machine has no IPv6")
+    one = KINDS[kinds[0]](f"{first}:0")
+    one.start()
+    try:
+        _, port = where(one.address)
+        two = KINDS[kinds[1]](f"{second}:{port}")
+        try:
+            with pytest.raises(AddressError, match=r"(choose|give) another port"):
+                two.start()
+        finally:
+            two.stop()
+    finally:
+        one.stop()
+
+
+def test_two_endpoints_never_share_a_path(tmp_path: Any) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    with ModelServer(zeros, address=address):
+        with pytest.raises(AddressError, match="another server"):
+            EnvServer("CartPole-v1", address=address).start()
+        assert check_health(Dial(address)).is_serving
+
+
+def test_a_port_that_was_taken_is_tried_again_with_success() -> None:
+    first = EnvServer("CartPole-v1").start()
+    address = first.address
+    second = EnvServer("CartPole-v1", address=address)
+    with pytest.raises(AddressError):
+        second.start()
+    first.stop()
+
+    with EnvServer("CartPole-v1", address=address), RemoteEnv(address) as env:
+        env.reset()

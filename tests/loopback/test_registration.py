@@ -1,0 +1,898 @@
+"""Endpoints that register themselves with a pool, over real gRPC."""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.client import registration as registration_module
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.registration import PoolDial, Registration
+from rlmesh_ray.client.tls import ClientTls
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    EndpointUnreachableError,
+    RlmeshError,
+)
+from rlmesh_ray.protocol.attendance import (
+    Arrival,
+    Refusal,
+    RefusalKind,
+    Registered,
+    endpoint_token,
+    registration_token,
+)
+from rlmesh_ray.server import registrar as registrar_module
+from rlmesh_ray.server.counts import EnvCounts
+from rlmesh_ray.server.registrar import Registrar
+from rlmesh_ray.server.reports import pack_report
+from rlmesh_ray.server.statistics import EnvStatistics
+from rlmesh_ray.server.tls import ServerTls
+from rlmesh_ray.wire import registry_v1 as wire
+from tests.loopback.certificates import Authority, needs_openssl
+
+SECRET = "s3cret"
+
+
+class Book:
+    """Notes what the registrar does, and objects where it is told to."""
+
+    def __init__(self) -> None:
+        self.events: queue.Queue[tuple[str, ...]] = queue.Queue()
+        self.told: queue.Queue[tuple[str, EnvStatistics]] = queue.Queue()
+        self.present: dict[str, str] = {}
+        self.incarnations: dict[str, int] = {}
+        self.objection: RlmeshError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_checks = 0
+
+    def check(self, endpoint_id: str, address: str) -> None:
+        self.num_checks += 1
+        self.gate.wait(20.0)
+        if self.objection is not None:
+            raise self.objection
+
+    def enter(self, endpoint_id: str, address: str, found: None) -> int:
+        self.present[endpoint_id] = address
+        self.incarnations[endpoint_id] = self.incarnations.get(endpoint_id, 0) + 1
+        self.events.put(("enter", endpoint_id, address))
+        return self.incarnations[endpoint_id]
+
+    def strike(self, endpoint_id: str) -> None:
+        del self.present[endpoint_id]
+        self.events.put(("strike", endpoint_id))
+
+    def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
+        self.told.put((endpoint_id, statistics))
+
+    def next(self) -> tuple[str, ...]:
+        return self.events.get(timeout=20.0)
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
+def registrar(book: Book) -> Iterator[Registrar]:
+    with Registrar("games", book, secret=SECRET, max_endpoints=3) as started:
+        yield started
+
+
+def dial(registrar: Registrar, endpoint_id: str = "sim-1", **others: Any) -> PoolDial:
+    settings = {"address": registrar.address, "pool": "games", "secret": SECRET, **others}
+    return PoolDial(endpoint_id=endpoint_id, **settings)
+
+
+@contextlib.contextmanager
+def registration(
+    pool: PoolDial, port: int = 5555, host: str = "127.0.0.1", **more: Any
+) -> Iterator[tuple[Registration, "queue.Queue[Registered]"]]:
+    told: queue.Queue[Registered] = queue.Queue()
+    with Registration(
+        pool, host=host, port=port, version="1", on_registered=told.put, **more
+    ) as started:
+        yield started, told
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    """Return whether ``condition`` has come true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def failure(started: Registration) -> RlmeshError:
+    """Return why a registration has failed for good."""
+
+    def has_failed() -> bool:
+        try:
+            started.require_hope()
+        except RlmeshError:
+            return True
+        return False
+
+    assert eventually(has_failed)
+    with pytest.raises(RlmeshError) as caught:
+        started.require_hope()
+    return caught.value
+
+
+def said(caplog: pytest.LogCaptureFixture, words: str) -> bool:
+    return eventually(lambda: words in caplog.text)
+
+
+# --- coming and going --------------------------------------------------------------------
+
+
+def test_an_endpoint_is_in_the_pool_while_it_is_connected(registrar: Registrar, book: Book) -> None:
+    with registration(dial(registrar)) as (_, told):
+        assert told.get(timeout=20.0) == Registered(1, "127.0.0.1:5555")
+        assert book.next() == ("enter", "sim-1", "127.0.0.1:5555")
+        assert registrar.num_endpoints == 1
+    # Nothing has to be waited for: whoever has left is out.
+    assert book.present == {}
+    assert registrar.num_endpoints == 0
+
+
+def test_an_endpoint_tells_again_and_again_what_it_has_done(
+    registrar: Registrar, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
+    monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
+    counts = EnvCounts()
+    lanes = counts.open()
+
+    def report() -> bytes:
+        lanes.note_step(1000, 2, 0)
+        return pack_report(counts.statistics())
+
+    with registration(dial(registrar), report=report) as (_, told):
+        told.get(timeout=20.0)
+        first, second = (book.told.get(timeout=20.0) for _ in range(2))
+
+    assert (first[0], second[0]) == ("sim-1", "sim-1")
+    assert 0 < first[1].lane_steps < second[1].lane_steps
+
+
+def test_an_endpoint_that_cannot_tell_what_it_has_done_stays_in(
+    registrar: Registrar,
+    book: Book,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
+
+    def report() -> bytes:
+        raise ValueError("nobody has expected this")
+
+    with registration(dial(registrar), report=report) as (_, told):
+        told.get(timeout=20.0)
+        assert said(caplog, "nobody has expected this")
+        assert registrar.num_endpoints == 1
+        assert book.told.empty()
+
+
+def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
+    registrar: Registrar,
+    book: Book,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
+    monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
+    sound, note = pack_report(EnvCounts().statistics()), book.note
+
+    def note_only_once_it_was_said(endpoint_id: str, told: EnvStatistics) -> None:
+        if "the ledger is full" not in caplog.text:
+            raise ValueError("the ledger is full")
+        note(endpoint_id, told)
+
+    monkeypatch.setattr(book, "note", note_only_once_it_was_said)
+    with registration(dial(registrar), report=lambda: sound):
+        assert book.told.get(timeout=20.0)[0] == "sim-1"
+        assert registrar.num_endpoints == 1
+    assert "cannot be noted" in caplog.text
+
+
+def test_whoever_tells_nonsense_or_too_much_stays_in_and_is_not_heard(
+    registrar: Registrar, book: Book
+) -> None:
+    sound = pack_report(EnvCounts().statistics())
+    channel, call = raw_visit(
+        registrar, wire.pack_arrival(arrival()), b"\xff", *[sound] * 1000, ends=True
+    )
+
+    assert [type(wire.parse_answer(data)) for data in call] == [Registered]
+    channel.close()
+
+    assert book.next()[0] == "enter"
+    assert book.next() == ("strike", "sim-1")  # all that was said has been read by then
+    assert book.told.qsize() <= 5
+
+
+def test_an_endpoint_that_does_not_name_its_host_is_where_it_comes_from(
+    registrar: Registrar, book: Book
+) -> None:
+    with registration(dial(registrar), host="") as (_, told):
+        assert told.get(timeout=20.0).address == "127.0.0.1:5555"
+
+
+def test_an_endpoint_that_comes_back_elsewhere_is_another_incarnation(
+    registrar: Registrar, book: Book
+) -> None:
+    with registration(dial(registrar), port=5555) as (_, told):
+        told.get(timeout=20.0)
+    with registration(dial(registrar), port=6666) as (_, told):
+        assert told.get(timeout=20.0) == Registered(2, "127.0.0.1:6666")
+        assert book.present == {"sim-1": "127.0.0.1:6666"}
+
+
+def test_an_endpoint_that_breaks_off_is_out_at_once(registrar: Registrar, book: Book) -> None:
+    channel, call = raw_visit(registrar, wire.pack_arrival(arrival()))
+    assert isinstance(wire.parse_answer(next(call)), Registered)
+
+    channel.close()
+
+    assert book.next()[0] == "enter"
+    assert book.next() == ("strike", "sim-1")
+
+
+def test_an_endpoint_comes_back_by_itself_to_a_registrar_that_restarts(
+    book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    first = Registrar("games", book, secret=SECRET).start()
+    with registration(dial(first)) as (_, told):
+        told.get(timeout=20.0)
+        first.stop()
+        assert said(caplog, "the connection to the registrar has broken; trying again")
+        with Registrar("games", book, address=first.address, secret=SECRET):
+            assert told.get(timeout=20.0).incarnation == 2
+
+
+def test_an_endpoint_waits_for_a_registrar_that_is_not_there_yet(
+    book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    early = Registrar("games", book, secret=SECRET).start()
+    early.stop()
+    with registration(dial(early)) as (started, told):
+        assert said(caplog, "nothing answers there; check the address and that the server runs")
+        with Registrar("games", book, address=early.address, secret=SECRET):
+            told.get(timeout=20.0)
+        started.require_hope()
+
+
+def test_closing_does_not_wait_for_a_registrar_that_is_not_there(book: Book) -> None:
+    early = Registrar("games", book, secret=SECRET).start()
+    early.stop()
+    started = Registration(dial(early), host="127.0.0.1", port=5555).start()
+    begun_s = time.monotonic()
+
+    started.close()
+    started.close()
+
+    assert time.monotonic() - begun_s < 10.0
+
+
+def test_a_registration_that_never_began_is_closed() -> None:
+    pool = PoolDial("127.0.0.1:1", "games", "sim-1")
+
+    Registration(pool, host="127.0.0.1", port=5555).close()
+
+
+def test_leaving_while_the_registrar_still_looks_leaves_nothing_behind(
+    registrar: Registrar, book: Book
+) -> None:
+    book.gate.clear()
+    with registration(dial(registrar)):
+        pass
+    book.gate.set()
+    with registration(dial(registrar, "sim-2")) as (_, told):
+        told.get(timeout=20.0)
+        assert eventually(lambda: set(book.present) == {"sim-2"})
+
+
+def test_an_endpoint_stays_in_when_what_it_is_told_can_be_told_to_nobody(
+    registrar: Registrar, book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tell(_registered: Registered) -> None:
+        raise BrokenPipeError("nobody reads this")
+
+    pool = dial(registrar)
+    with Registration(pool, host="127.0.0.1", port=5555, on_registered=tell) as started:
+        assert said(caplog, "nobody reads this")
+        with registration(dial(registrar, "sim-2")) as (_, told):
+            told.get(timeout=20.0)
+
+            started.require_hope()
+            assert book.incarnations == {"sim-1": 1, "sim-2": 1}
+            assert set(book.present) == {"sim-1", "sim-2"}
+        assert "not in pool" not in caplog.text
+
+
+def test_those_who_do_not_wait_for_the_look_at_them_make_no_more_looks_than_may_be(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar_module, "_MAX_LOOKS", 2)
+    with Registrar("games", book, secret=SECRET) as registrar:
+
+        def has_heard(count: int) -> bool:
+            return book.num_checks + len(registrar._looks._waiters or ()) == count
+
+        book.gate.clear()
+        for number in range(8):
+            channel, _call = raw_visit(registrar, wire.pack_arrival(arrival(f"sim-{number}")))
+            assert eventually(partial(has_heard, number + 1))
+            channel.close()
+        assert book.num_checks == 2
+        book.gate.set()
+        with registration(dial(registrar, "stays")) as (_, told):
+            told.get(timeout=20.0)
+
+            # Whoever had gone before it was looked at was not looked at any more.
+            assert book.num_checks == 3
+            assert set(book.present) == {"stays"}
+
+
+# --- two with one id -----------------------------------------------------------------------
+
+
+def test_of_two_with_one_id_the_newer_one_is_in_and_the_older_one_is_told(
+    registrar: Registrar, book: Book
+) -> None:
+    with registration(dial(registrar), port=5555) as (older, told):
+        told.get(timeout=20.0)
+        with registration(dial(registrar), port=6666) as (newer, told_newer):
+            assert told_newer.get(timeout=20.0).incarnation == 2
+
+            assert "another endpoint, at 127.0.0.1:6666, has registered as 'sim-1'" in str(
+                failure(older)
+            )
+            newer.require_hope()
+            older.close()
+            assert book.present == {"sim-1": "127.0.0.1:6666"}
+            assert told.empty()
+
+
+def test_one_that_was_cut_off_does_not_take_the_id_from_who_has_got_it_since(
+    registrar: Registrar, book: Book
+) -> None:
+    with registration(dial(registrar), port=6666) as (_, told):
+        told.get(timeout=20.0)
+        assert book.next()[0] == "enter"
+    with registration(dial(registrar), port=7777) as (newer, told):
+        assert told.get(timeout=20.0).incarnation == 2
+        channel, call = raw_visit(
+            registrar, wire.pack_arrival(dataclasses.replace(arrival(), former_incarnation=1))
+        )
+        (answer,) = [wire.parse_answer(data) for data in call]
+        channel.close()
+
+        assert isinstance(answer, Refusal)
+        assert answer.kind is RefusalKind.REPLACED
+        newer.require_hope()
+        assert book.present == {"sim-1": "127.0.0.1:7777"}
+
+
+def test_whoever_is_refused_replaces_nobody(registrar: Registrar, book: Book) -> None:
+    with registration(dial(registrar)) as (older, told):
+        told.get(timeout=20.0)
+        book.objection = ConfigurationError("another contract")
+        with registration(dial(registrar), port=6666) as (newer, _):
+            failure(newer)
+
+        older.require_hope()
+        assert book.present == {"sim-1": "127.0.0.1:5555"}
+
+
+# --- who is not let in ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", ["secret", None])
+def test_who_does_not_know_the_secret_is_not_let_in(
+    registrar: Registrar, book: Book, secret: str | None
+) -> None:
+    with registration(dial(registrar, secret=secret)) as (started, _):
+        found = failure(started)
+
+    assert isinstance(found, AccessDeniedError)
+    assert "--pool-token-file" in str(found)
+    assert book.events.empty()
+
+
+def test_the_secret_itself_opens_nothing_and_never_travels(registrar: Registrar) -> None:
+    pool = dial(registrar)
+    shown = dict(pool.dial().metadata)["authorization"]
+    naked = Dial(registrar.address, SECRET)
+
+    assert SECRET not in shown
+    with naked.open() as channel, pytest.raises(grpc.RpcError) as caught:
+        next(
+            channel.stream_stream(wire.ATTEND)(
+                iter([wire.pack_arrival(arrival())]), metadata=naked.metadata
+            )
+        )
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert SECRET not in repr(pool)
+
+
+@pytest.mark.parametrize(("secret", "words"), [("", "printable"), ("rays-own", "Ray's own")])
+def test_a_pool_s_secret_is_neither_empty_nor_ray_s_own(
+    secret: str, words: str, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "rays-own")
+
+    with pytest.raises(ConfigurationError, match=words):
+        Registrar("games", book, address="0.0.0.0:0", secret=secret)
+
+
+def test_an_empty_secret_is_refused_before_anything_is_dialed() -> None:
+    with pytest.raises(ConfigurationError, match="printable"):
+        PoolDial("127.0.0.1:7070", "games", "sim-1", "")
+
+
+def test_a_wrong_pool_is_told_by_name(registrar: Registrar, book: Book) -> None:
+    with registration(dial(registrar, pool="toys")) as (started, _):
+        found = failure(started)
+
+    assert isinstance(found, ConfigurationError)
+    assert f"{registrar.address}: this registrar is of the pool 'games', not of 'toys'" in str(
+        found
+    )
+    assert book.events.empty()
+
+
+def test_an_unusable_address_is_told(registrar: Registrar) -> None:
+    with registration(dial(registrar), host="0.0.0.0") as (started, _):
+        assert "--advertise HOST:PORT" in str(failure(started))
+
+
+def test_what_the_pool_cannot_reach_is_told_and_tried_again(
+    registrar: Registrar, book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    book.objection = EndpointUnreachableError("the pool cannot reach it", "127.0.0.1:5555")
+    with registration(dial(registrar)) as (_, told):
+        assert said(caplog, "the pool cannot reach it; trying again")
+        book.objection = None
+        told.get(timeout=20.0)
+
+
+def test_a_full_pool_takes_the_next_one_when_another_leaves(
+    registrar: Registrar, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with contextlib.ExitStack() as stack:
+        others = contextlib.ExitStack()
+        for number in range(3):
+            place = registration(dial(registrar, f"sim-{number}"))
+            others.enter_context(place)[1].get(timeout=20.0)
+        stack.enter_context(others)
+        _, told = stack.enter_context(registration(dial(registrar, "late")))
+        assert said(caplog, "the pool is full: it has 3 endpoints")
+        others.close()
+        told.get(timeout=20.0)
+
+
+def test_an_endpoint_is_no_registrar(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with EnvServer("CartPole-v1", token=registration_token(SECRET)) as server:
+        pool = PoolDial(server.address, "games", "sim-1", SECRET)
+        with registration(pool):
+            assert said(caplog, "not the service that was asked for")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pool": "a/b"}, {"endpoint_id": ""}, {"address": "127.0.0.1:0"}]
+)
+def test_what_cannot_be_registered_is_refused_at_once(settings: dict[str, str]) -> None:
+    arguments = {"address": "127.0.0.1:7070", "pool": "games", "endpoint_id": "sim-1", **settings}
+
+    with pytest.raises(ConfigurationError):
+        PoolDial(arguments["address"], arguments["pool"], arguments["endpoint_id"])
+
+
+# --- peers of other kinds --------------------------------------------------------------------
+
+
+def arrival(endpoint_id: str = "sim-1") -> Arrival:
+    return Arrival("games", endpoint_id, "127.0.0.1", 5555)
+
+
+def raw_visit(registrar: Registrar, *frames: bytes, ends: bool = False) -> tuple[Any, Any]:
+    """Dial the registrar; say ``frames`` and then nothing, or end."""
+    own = dial(registrar).dial()
+    channel = own.open()
+    silence = threading.Event()
+
+    def words() -> Iterator[bytes]:
+        yield from frames
+        if not ends:
+            silence.wait(30.0)
+
+    return channel, channel.stream_stream(wire.ATTEND)(words(), metadata=own.metadata)
+
+
+@pytest.mark.parametrize(
+    ("frames", "words"),
+    [
+        ((), "nothing was said"),
+        ((b"\xff",), "are no rlmesh_ray.registry.v1.AttendRequest"),
+        ((b"",), "not of ''"),
+    ],
+)
+def test_who_says_nothing_sensible_is_told_and_ends(
+    registrar: Registrar, book: Book, frames: tuple[bytes, ...], words: str
+) -> None:
+    channel, call = raw_visit(registrar, *frames, ends=not frames)
+
+    (answer,) = [wire.parse_answer(data) for data in call]
+    channel.close()
+
+    assert isinstance(answer, Refusal)
+    assert answer.kind is RefusalKind.NOT_LIKE_THIS
+    assert words in answer.message
+    assert book.events.empty()
+
+
+def test_who_says_nothing_at_all_loses_the_place(
+    registrar: Registrar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registrar_module, "_FIRST_WORD_S", 0.05)
+    channel, call = raw_visit(registrar)
+
+    (answer,) = [wire.parse_answer(data) for data in call]
+    channel.close()
+
+    assert "nothing was said for 0.05 s" in str(answer)
+
+
+def test_a_message_that_is_too_long_ends_its_own_call_only(registrar: Registrar) -> None:
+    with registration(dial(registrar)) as (started, told):
+        told.get(timeout=20.0)
+        channel, call = raw_visit(registrar, bytes(wire.MAX_REQUEST_BYTES + 1))
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call)
+        channel.close()
+
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        started.require_hope()
+        assert registrar.num_endpoints == 1
+
+
+def test_many_come_and_go_at_once_and_nobody_is_left(book: Book) -> None:
+    with Registrar("games", book, secret=SECRET) as registrar:
+        with contextlib.ExitStack() as stack:
+            for number in range(40):
+                pool = dial(registrar, f"sim-{number}")
+                stack.enter_context(Registration(pool, host="127.0.0.1", port=1000 + number))
+            assert eventually(lambda: registrar.num_endpoints == len(book.present) == 40)
+            assert book.present == {f"sim-{n}": f"127.0.0.1:{1000 + n}" for n in range(40)}
+
+        assert book.present == {}
+
+
+# --- TLS -------------------------------------------------------------------------------------
+
+
+@needs_openssl
+def test_a_registrar_with_mutual_tls_takes_endpoints_with_certificates_and_no_others(
+    book: Book, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    tls = ServerTls(*ours.sign("server"), ours.certificate)
+    client = ours.sign("client")
+    with Registrar("games", book, secret=SECRET, tls=tls) as registrar:
+        for other, words in {
+            None: "if the endpoint speaks TLS, name its authority",
+            ClientTls(theirs.certificate, *client): "not signed by the authority",
+            ClientTls(ours.certificate): "not in pool games",
+            ClientTls(tmp_path / "missing.pem"): "missing.pem",
+        }.items():
+            caplog.clear()
+            with registration(dial(registrar, tls=other)):
+                assert said(caplog, words)
+        assert book.events.empty()
+
+        with simulator(
+            registrar, tmp_path, "--pool-tls-ca", str(ours.certificate),
+            "--tls-cert", str(client[0]), "--tls-key", str(client[1]),
+        ) as started:  # fmt: skip
+            assert started.event()["event"] == "registered"
+
+
+# --- serve-env --register --------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulator:
+    """A process of ``serve-env --register``."""
+
+    process: "subprocess.Popen[str]"
+    address: str
+    """Where it serves."""
+
+    def event(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        event: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return event
+
+
+@contextlib.contextmanager
+def simulator(
+    registrar: Registrar | str, folder: Path, *options: str, secret: str = SECRET
+) -> Iterator[Simulator]:
+    """Run an endpoint as an operator does; kill it when the block ends."""
+    file = folder / f"pool-token-{secret}"
+    file.write_text(f"{secret}\n")
+    file.chmod(0o600)
+    name = registrar if isinstance(registrar, str) else f"games@{registrar.address}"
+    command = [
+        sys.executable, "-m", "rlmesh_ray", "serve-env", "CartPole-v1", "--json",
+        "--register", name, "--pool-token-file", str(file), *options,
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield Simulator(process, json.loads(process.stdout.readline())["address"])
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+
+
+def test_serve_env_registers_and_leaves_the_pool_before_it_stops(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as started:
+        registered = started.event()
+        env = RemoteEnv(started.address, token=endpoint_token(SECRET, "games", "sim-1"))
+        env.reset()
+        while (told := book.told.get(timeout=20.0)[1]).resets == 0:
+            pass
+        started.process.send_signal(signal.SIGINT)
+        stopped = started.event()
+        code = started.process.wait(timeout=20)
+        env.close()
+
+    assert told.sessions.open == 1
+    assert registered == {
+        "event": "registered",
+        "pool": "games",
+        "registrar": registrar.address,
+        "endpoint_id": "sim-1",
+        "incarnation": 1,
+        "address": started.address,
+    }
+    assert (stopped["event"], code) == ("stopped", 0)
+    assert book.present == {}
+
+
+def test_serve_env_leaves_the_pool_while_its_sessions_still_have_time(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    options = ["--endpoint-id", "sim-1", "--leave-time", "60"]
+    with simulator(registrar, tmp_path, *options) as started:
+        started.event()
+        assert book.next()[0] == "enter"
+        env = RemoteEnv(started.address, token=endpoint_token(SECRET, "games", "sim-1"))
+        env.reset()
+        started.process.send_signal(signal.SIGTERM)
+
+        assert book.next() == ("strike", "sim-1")
+        env.step(0)
+        env.close()
+        assert started.process.wait(timeout=20) == 0
+
+
+def test_an_endpoint_that_is_killed_and_restarted_is_found_at_its_new_address(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as first:
+        first.event()
+        first.process.kill()
+        assert book.next() == ("enter", "sim-1", first.address)
+        assert book.next() == ("strike", "sim-1")
+    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as second:
+        assert second.event()["incarnation"] == 2
+        assert book.present == {"sim-1": second.address}
+
+    assert first.address != second.address
+
+
+def test_the_token_of_one_endpoint_opens_no_other(registrar: Registrar, tmp_path: Path) -> None:
+    own = tmp_path / "own-token"
+    own.write_text("of-its-users\n")
+    own.chmod(0o600)
+    options = ["--endpoint-id", "sim-1", "--token-file", str(own)]
+    with simulator(registrar, tmp_path, *options) as started:
+        for token in (endpoint_token(SECRET, "games", "sim-1"), "of-its-users"):
+            RemoteEnv(started.address, token=token).close()
+        others = [endpoint_token(SECRET, "games", "sim-2"), registration_token(SECRET), SECRET]
+        for token in others:
+            with pytest.raises(AccessDeniedError):
+                RemoteEnv(started.address, token=token)
+
+
+def test_an_endpoint_on_all_interfaces_is_where_the_registrar_sees_it(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    with simulator(registrar, tmp_path, "--address", "0.0.0.0:0") as started:
+        registered = started.event()
+
+    assert registered["address"] == started.address
+    assert registered["endpoint_id"].startswith(socket.gethostname()[:1])
+
+
+def test_what_is_advertised_is_where_clients_are_sent(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    with simulator(registrar, tmp_path, "--advertise", "sim.example:0") as started:
+        port = started.address.rpartition(":")[2]
+
+        assert started.event()["address"] == f"sim.example:{port}"
+
+
+@pytest.mark.parametrize(
+    ("pool", "secret", "kind", "words"),
+    [
+        ("games", "other", "AccessDeniedError", "the registrar wants another token"),
+        ("toys", SECRET, "ConfigurationError", "is of the pool 'games', not of 'toys'"),
+    ],
+)
+def test_what_the_pool_refuses_ends_the_command_with_the_reason(
+    registrar: Registrar, tmp_path: Path, pool: str, secret: str, kind: str, words: str
+) -> None:
+    place = f"{pool}@{registrar.address}"
+    with simulator(place, tmp_path, secret=secret) as started:
+        stopped, error = started.event(), started.event()
+        code = started.process.wait(timeout=20)
+
+    assert (stopped["event"], error["event"], error["type"]) == ("stopped", "error", kind)
+    assert words in error["message"]
+    assert code == 1
+
+
+def test_the_older_one_of_two_with_one_id_ends(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    options = ["--endpoint-id", "sim-1"]
+    with simulator(registrar, tmp_path, *options) as older:
+        older.event()
+        with simulator(registrar, tmp_path, *options) as newer:
+            assert newer.event()["incarnation"] == 2
+            assert older.event()["event"] == "stopped"
+            assert "has registered as 'sim-1'" in older.event()["message"]
+            assert older.process.wait(timeout=20) == 1
+            assert book.present == {"sim-1": newer.address}
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_is_frozen_is_out_and_comes_back_by_itself(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as started:
+        started.event()
+        started.process.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: not book.present, 60.0)
+        started.process.send_signal(signal.SIGCONT)
+
+        assert started.event()["incarnation"] == 2
+
+
+def test_an_endpoint_of_another_program_is_in_the_pool_while_it_answers(
+    registrar: Registrar, book: Book, tmp_path: Path
+) -> None:
+    (tmp_path / "pool-token").write_text(SECRET)
+    (tmp_path / "pool-token").chmod(0o600)
+    with EnvServer("CartPole-v1") as other:
+        address = other.address
+        command = [
+            sys.executable, "-m", "rlmesh_ray", "register", f"games@{registrar.address}", address,
+            "--pool-token-file", str(tmp_path / "pool-token"), "--endpoint-id", "engine", "--json",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started = Simulator(process, address)
+        assert started.event()["address"] == address
+        assert book.present == {"engine": address}
+    with process:
+        assert started.event()["event"] == "away"
+        assert book.present == {}
+        with EnvServer("CartPole-v1", address=address):
+            assert started.event()["incarnation"] == 2
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 0
+
+    assert book.present == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["games", "127.0.0.1:5000"], "'games' names no pool: write POOL@HOST:PORT"),
+        (["games@127.0.0.1:7070", "127.0.0.1:0"], "name the endpoint's own port"),
+        (["games@127.0.0.1:7070", "0.0.0.0:5000"], "means any machine; name the endpoint's own"),
+        (["games@127.0.0.1:7070", "[::]:5000"], "means any machine; name the endpoint's own"),
+    ],
+)
+def test_what_register_cannot_use_is_told_without_options_that_it_lacks(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["register", *arguments])
+
+    assert code != 0
+    told = capsys.readouterr().err
+    assert words in told
+    assert "--register" not in told
+    assert "--advertise" not in told
+
+
+def test_register_says_that_it_waits_for_an_endpoint_that_does_not_answer_yet() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        command = [sys.executable, "-m", "rlmesh_ray", "register", "games@127.0.0.1:1", address]
+        with subprocess.Popen(
+            [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            told = json.loads(process.stdout.readline())
+            said = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+
+    assert (told["event"], told["address"]) == ("awaited", address)
+    assert f"nothing answers at {address} yet" in said
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--register", "games"], "write POOL@HOST:PORT"),
+        (["--register", "games@nowhere"], "'nowhere' is not an address"),
+        (["--register", "g/m@127.0.0.1:7070"], "pool='g/m' is no name"),
+        (["--register", "games@127.0.0.1:7070", "--endpoint-id", "a b"], "endpoint-id='a b'"),
+        (["--register", "games@127.0.0.1:7070", "--address", "unix:here"], "in place of a unix"),
+        (["--advertise", "192.0.2.7:0"], "name it by --register"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(
+    options: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    code = main(["serve-env", "CartPole-v1", *options])
+
+    assert code != 0
+    assert words in capsys.readouterr().err

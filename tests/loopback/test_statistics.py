@@ -1,0 +1,331 @@
+"""What an endpoint says that it has done is what was done to it, over whatever road."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.errors import CapacityError, RemoteEnvError, RemoteModelError
+from rlmesh_ray.server.log_context import ContextFilter, short_name
+from rlmesh_ray.server.log_format import JsonFormatter
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from tests.loopback.dm_env_rpc_stream import DmStream
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        os.sched_yield()
+    return True
+
+
+def leave(client: EnvClient) -> None:
+    """End a session as a client does that is killed."""
+    client._lines.close()
+    client._exchange._stream.close()
+
+
+class Ends(gymnasium.Env[Any, Any]):
+    """Every episode has three steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 10, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        return np.full(1, self._count, np.float32), 1.0, self._count == 3, False, {}
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(shared_memory: bool) -> None:
+    with EnvServer(Ends, num_envs=2) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=shared_memory)
+        client.reset()
+        for _ in range(8):  # two episodes a lane, with the step that resets it after each
+            client.step([np.zeros(2, np.int64)])
+        assert client._lines.is_open is shared_memory
+        during = server.statistics()
+        client.close()
+        after = server.statistics()
+
+    for statistics in (during, after):
+        assert statistics.steps == statistics.step_s.count == 8
+        assert statistics.lane_steps == 16
+        assert statistics.episodes == 4
+        assert statistics.resets == 1
+        assert statistics.errors == {}
+    assert during.sessions.open == 1
+    assert (after.sessions.open, after.sessions.opened, after.sessions.lost) == (0, 1, 0)
+    assert during.uptime_s < after.uptime_s
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_step_past_an_episode_s_end_ends_no_other_one(shared_memory: bool) -> None:
+    class StaysOver(Ends):
+        def step(self, action: Any) -> Any:
+            observation, reward, _, truncated, info = super().step(action)
+            return np.minimum(observation, 10), reward, self._count >= 3, truncated, info
+
+    with EnvServer(StaysOver, num_envs=1) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=shared_memory)
+        for _ in range(2):
+            client.reset()
+            for _ in range(5):
+                client.step([np.zeros(1, np.int64)])
+        assert client._lines.is_open is shared_memory
+        during = server.statistics()
+        client.close()
+
+    assert (during.steps, during.episodes) == (10, 2)
+
+
+def test_a_lane_that_was_reset_alone_ends_again_and_the_others_do_not() -> None:
+    with EnvServer(Ends, num_envs=2, autoreset="disabled") as server:
+        env = RemoteVectorEnv(server.address)
+        env.reset()
+        for _ in range(3):
+            env.step(np.zeros(2, np.int64))
+        env.reset(options={"reset_mask": np.array([True, False])})
+        for _ in range(3):
+            env.step(np.zeros(2, np.int64))
+        env.close()
+
+        assert server.statistics().episodes == 3
+
+
+def test_who_goes_without_close_is_lost_and_who_closes_is_not() -> None:
+    with EnvServer(Ends) as server:
+        with RemoteEnv(server.address) as env:
+            env.reset()
+        assert server.statistics().sessions.lost == 0
+
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0)
+        client.reset()
+        leave(client)
+
+        assert eventually(lambda: server.statistics().sessions.lost == 1)
+        assert server.statistics().sessions.open == 0
+
+
+def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
+    server = EnvServer(Ends).start()
+    client = EnvClient(Dial(server.address), step_timeout_s=30.0)
+    client.reset()
+    server.stop(grace_s=0.0)
+
+    assert server.statistics().sessions.lost == 0
+    leave(client)
+
+
+def test_a_session_without_a_place_is_refused() -> None:
+    with EnvServer(Ends, max_sessions=1) as server, RemoteEnv(server.address) as env:
+        env.reset()
+        with pytest.raises(CapacityError):
+            RemoteEnv(server.address).reset()
+
+        assert server.statistics().sessions.refused == 1
+        assert server.statistics().sessions.opened == 1
+
+
+def test_errors_count_by_code_and_a_crash_costs_a_worker() -> None:
+    with (
+        EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=1)) as server,
+        RemoteEnv(server.address) as env,
+    ):
+        env.reset()
+        with pytest.raises(RemoteEnvError):
+            env.step(0)
+        env.reset()
+        statistics = server.statistics()
+
+    assert sum(statistics.errors.values()) == 1
+    assert statistics.worker_restarts == 1
+    assert statistics.resets == 2
+
+
+def test_a_step_that_fails_over_shared_memory_is_an_error_and_no_step() -> None:
+    with EnvServer(lambda: FaultyEnv(Fault.RAISE, at_step=5), num_envs=1) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=True)
+        client.reset()
+        for _ in range(4):
+            client.step([np.zeros(1, np.int64)])
+        assert client._lines.is_open
+        with pytest.raises(RemoteEnvError):
+            client.step([np.zeros(1, np.int64)])
+        client.close()
+        statistics = server.statistics()
+
+    assert statistics.steps == 4
+    assert sum(statistics.errors.values()) == 1
+
+
+def test_a_world_of_dm_env_rpc_counts_as_a_session() -> None:
+    with EnvServer(Ends, num_envs=1) as server:
+        with DmStream(server.address) as stream:
+            stream.join(stream.create())
+            for _ in range(4):  # the first begins an episode of three steps
+                stream.step({1: 0})
+            during = server.statistics()
+        assert eventually(lambda: server.statistics().sessions.open == 0)
+        after = server.statistics()
+
+    assert (during.steps, during.episodes, during.resets) == (3, 1, 1)
+    assert (during.sessions.open, during.sessions.opened) == (1, 1)
+    assert after.sessions.lost == 0
+    assert after.steps == during.steps
+
+
+def test_predictions_count_by_batch() -> None:
+    server = ModelServer(lambda observations: np.zeros(len(observations), np.int64))
+    with server, RemoteModel(server.address) as model:
+        model.configure_route(Ends())
+        for _ in range(5):
+            model.predict(np.zeros((1, 1), np.float32))
+        during = server.statistics()
+    after = server.statistics()
+
+    assert during.items == during.queue_s.count == 5
+    assert during.batches == during.batch_rows.count == during.forward_s.count
+    assert during.batch_rows.total == during.rows == 5
+    assert (during.sessions.open, during.routes) == (1, 1)
+    assert (after.sessions.open, after.sessions.opened, after.sessions.lost) == (0, 1, 0)
+
+
+# --- the log ---------------------------------------------------------------------------------
+
+
+class Lines(logging.Handler):
+    """Keeps what the package logs, as programs would read it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.addFilter(ContextFilter())
+        self.setFormatter(JsonFormatter())
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+    def warnings(self) -> list[dict[str, Any]]:
+        return [line for line in map(json.loads, self.texts) if line["level"] == "WARNING"]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(text) for text in self.texts]
+        return [line for line in lines if line.get("event") == name]
+
+
+@pytest.fixture
+def log() -> Iterator[Lines]:
+    logger, lines = logging.getLogger("rlmesh_ray"), Lines()
+    former = logger.level
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.setLevel(former)
+    logger.removeHandler(lines)
+
+
+def test_a_session_s_begin_and_end_are_logged_with_both_names(log: Lines) -> None:
+    with EnvServer(Ends, endpoint_id="stairs-1") as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0)
+        client.reset()
+        client.step([np.zeros(1, np.int64)])
+        secret = client._session_id
+        client.close()
+        assert eventually(lambda: bool(log.events("session_ends")))
+
+    (begin,), (end,) = log.events("session_begins"), log.events("session_ends")
+    assert begin["endpoint_id"] == end["endpoint_id"] == "stairs-1"
+    assert begin["session"] == end["session"] == short_name(secret)
+    assert begin["language"] == "rlmesh.protocol.v1"
+    assert (end["cause"], end["steps"], end["level"]) == ("closed", 1, "INFO")
+    assert [line["endpoint_id"] for line in log.events("serving")] == ["stairs-1"]
+    assert len(log.events("stopped")) == 1
+    assert not any(secret in text for text in log.texts)
+
+
+def test_what_goes_wrong_in_a_session_is_logged_with_its_name(log: Lines) -> None:
+    server = EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=1), endpoint_id="faulty")
+    with server, RemoteEnv(server.address) as env:
+        env.reset()
+        with pytest.raises(RemoteEnvError):
+            env.step(0)
+
+    (begin,) = log.events("session_begins")
+    (warning,) = log.warnings()
+    assert (warning["endpoint_id"], warning["session"]) == ("faulty", begin["session"])
+
+
+def test_two_sessions_of_one_client_have_two_names(log: Lines) -> None:
+    with EnvServer(Ends) as server:
+        for _ in range(2):
+            with RemoteEnv(server.address) as env:
+                env.reset()
+
+    names = [line["session"] for line in log.events("session_begins")]
+    assert len(set(names)) == len(names) == 2
+
+
+def test_a_policy_s_sessions_are_logged_with_what_they_predicted(log: Lines) -> None:
+    server = ModelServer(
+        lambda observations: np.zeros(len(observations), np.int64), endpoint_id="pilot"
+    )
+    with server, RemoteModel(server.address) as model:
+        model.configure_route(Ends())
+        model.predict(np.zeros((1, 1), np.float32))
+
+    (end,) = log.events("session_ends")
+    assert (end["endpoint_id"], end["predictions"], end["cause"]) == ("pilot", 1, "closed")
+
+
+def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(log: Lines) -> None:
+    env = FaultyEnv(Fault.HANG, at_step=4)
+    with EnvServer(lambda: env, endpoint_id="hangs", step_grace_s=0.1) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=1.0, shared_memory=True)
+        client.reset()
+        for _ in range(3):
+            client.step([np.zeros(1, np.int64)])
+        assert client._lines.is_open
+        with pytest.raises(RemoteEnvError):
+            client.step([np.zeros(1, np.int64)])
+        assert eventually(lambda: bool(log.warnings()))
+        client.close()
+
+    (begin,), (warning,) = log.events("session_begins"), log.warnings()
+    assert "the worker is killed" in warning["message"]
+    assert (warning["endpoint_id"], warning["session"]) == ("hangs", begin["session"])
+
+
+def test_a_policy_that_fails_is_logged_for_the_session_that_asked(log: Lines) -> None:
+    def picky(observations: Any) -> Any:
+        if observations.max() > 5:
+            raise ValueError(f"{observations.max():g} is too much")
+        return np.zeros(len(observations), np.int64)
+
+    with ModelServer(picky) as server:
+        models = [RemoteModel(server.address) for _ in range(3)]
+        for number, model in enumerate(models):
+            model.configure_route(Ends())
+            with pytest.raises(RemoteModelError):
+                model.predict(np.full((1, 1), 10 + number, np.float32))
+        names = [short_name(model._session_id) for model in models]
+        for model in models:
+            model.close()
+
+    assert [warning["session"] for warning in log.warnings()] == names

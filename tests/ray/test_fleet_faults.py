@@ -1,0 +1,191 @@
+"""Fleets when what they stand on is gone, and when they are asked for what cannot be."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import pytest
+import ray
+
+from rlmesh_ray import RemoteVectorEnv
+from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.actors.keeper import find_keeper
+from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointClosedError,
+    EndpointUnreachableError,
+    EnvStartError,
+)
+from tests.ray.test_fleet_registry import await_that, restart_registry
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture
+def fleet(local_ray: None) -> Iterator[EnvFleet]:
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_cpus=0.1) as fleet:
+        yield fleet
+
+
+def pids(fleet: EnvFleet) -> list[int]:
+    return [each["pid"] for each in ray.get([actor.describe.remote() for actor in fleet.actors])]
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def addresses(fleet: EnvFleet) -> list[str]:
+    """Return them, or none when nobody can tell them just now."""
+    try:
+        return fleet.addresses
+    except EndpointUnreachableError:
+        return []
+
+
+@pytest.mark.slow
+def test_a_fleet_survives_a_registry_that_is_lost_for_good(fleet: EnvFleet) -> None:
+    before = fleet.addresses
+
+    ray.kill(find_registry())
+    await_that(lambda: addresses(fleet) == before)
+    fleet.scale(3)
+    there = pids(fleet)
+    fleet.scale(1)
+    await_that(lambda: is_gone(there[2]))
+    fleet.stop()
+
+    await_that(lambda: all(map(is_gone, there)))
+
+
+def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
+    errors: list[BaseException] = []
+
+    def grow() -> None:
+        try:
+            fleet.scale(4)
+        except EndpointClosedError as error:
+            errors.append(error)
+
+    growing = threading.Thread(target=grow)
+    keeper = find_keeper(fleet.directory.fleet)
+    growing.start()
+    next_id = f"{fleet.directory.fleet}-2"
+    await_that(lambda: ray.get(keeper.actors.remote([next_id])))
+    fleet.stop()
+    growing.join()
+
+    assert "has been stopped" in str(errors[0])
+
+
+def test_a_fleet_whose_keeper_has_died_says_what_to_do(fleet: EnvFleet) -> None:
+    there = pids(fleet)
+
+    ray.kill(find_keeper(fleet.directory.fleet))
+
+    await_that(lambda: all(map(is_gone, there)))
+    for number in 3, 1:
+        with pytest.raises(EndpointClosedError, match="start a new fleet"):
+            fleet.scale(number)
+    with pytest.raises(EndpointClosedError, match="start a new fleet"):
+        _ = fleet.actors
+    fleet.stop()
+
+
+def test_a_fleet_that_is_sent_somewhere_says_what_to_send_instead(fleet: EnvFleet) -> None:
+    with pytest.raises(ConfigurationError, match="addresses and tokens"):
+        cloudpickle.dumps(fleet)
+
+
+def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
+    fleet: EnvFleet,
+) -> None:
+    stays, goes = fleet.directory.endpoint_ids
+    env = RemoteVectorEnv(fleet.addresses[1], token=fleet.tokens[1])
+    env.reset(seed=0)
+    fleet.scale(1)
+
+    restart_registry()
+
+    def told() -> dict[str, Any]:
+        there = ray.get(find_registry().overview.remote())
+        return {each.record.endpoint_id: each for each in there}
+
+    await_that(lambda: {stays, goes} <= told().keys() and told()[goes].is_retiring)
+    members = ray.get(find_registry().members.remote(fleet.directory.fleet))
+    assert [each.endpoint_id for each in members] == [stays]
+    env.close()
+
+
+class Moody(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Cannot be made while there is a certain file."""
+
+    def __init__(self, obstacle: Path) -> None:
+        if obstacle.exists():
+            raise RuntimeError("not now")
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_cannot_serve_at_once_after_a_restart_does_later(
+    local_ray: None, tmp_path: Path
+) -> None:
+    obstacle = tmp_path / "obstacle"
+    with EnvFleet(lambda: Moody(obstacle), num_cpus=0.1) as fleet:
+        (address,), (actor,) = fleet.addresses, fleet.actors
+        obstacle.touch()
+        ray.kill(actor, no_restart=False)
+
+        def fails() -> bool:
+            try:
+                ray.get(actor.address.remote())
+            except ray.exceptions.RayTaskError as error:
+                return isinstance(error.cause, EnvStartError)
+            except ray.exceptions.RayActorError:
+                pass  # it is still on its way
+            return False
+
+        await_that(fails)
+        obstacle.unlink()
+
+        await_that(lambda: addresses(fleet) not in ([], [address]))
+        RemoteVectorEnv(fleet.addresses[0], token=fleet.tokens[0]).close()
+
+
+def test_a_failure_is_told_while_others_wait_for_room() -> None:
+    # Who waited for all of them would exceed the time that a test has.
+    with pytest.raises(EnvStartError, match="NoSuchEnv"):
+        EnvFleet("NoSuchEnv-v0", num_endpoints=3, num_cpus=8, start_timeout_s=600)  # of 16
+
+
+class Clinging(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Does not end."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def close(self) -> None:
+        threading.Event().wait()
+
+
+@pytest.mark.slow
+def test_an_endpoint_whose_environment_does_not_end_goes_all_the_same(local_ray: None) -> None:
+    with EnvFleet(Clinging, num_endpoints=2, num_cpus=0.1) as fleet:
+        there = pids(fleet)
+        workers = children(there[1])
+        env = RemoteVectorEnv(fleet.addresses[1], token=fleet.tokens[1])
+        env.reset(seed=0)
+
+        fleet.scale(1)
+        env.close()
+
+        await_that(lambda: is_gone(there[1]) and all(map(is_gone, workers)))
+
+
+def children(pid: int) -> list[int]:
+    told = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in told for child in path.read_text().split()]

@@ -1,0 +1,197 @@
+"""Endpoints keep their place in the registry, lose it, and get it back."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from rlmesh_ray import RemoteVectorEnv
+from rlmesh_ray.actors import EnvFleet, EnvServiceActor
+from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.registry import find_registry, shared_registry
+from rlmesh_ray.errors import AccessDeniedError, EndpointClosedError, EndpointUnreachableError
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+_PATIENCE_S = 60.0
+
+
+def await_that(is_so: Callable[[], object]) -> Any:
+    """Return what ``is_so`` returns as soon as it is true."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not (found := is_so()):
+        assert time.monotonic() < deadline_s, "it did not come about"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def fleet(local_ray: None) -> Iterator[EnvFleet]:
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_cpus=0.1) as fleet:
+        yield fleet
+
+
+def records(fleet: EnvFleet) -> list[Any]:
+    told = ray.get(find_registry().overview.remote())
+    return [each.record for each in told if each.record.fleet == fleet.directory.fleet]
+
+
+def open_env(address: str, token: str | None) -> RemoteVectorEnv:
+    return RemoteVectorEnv(address, token=token)
+
+
+def pid_of(actor: Any) -> int:
+    return int(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+
+
+def restart_registry() -> None:
+    registry = find_registry()
+    former = pid_of(registry)
+    ray.kill(registry, no_restart=False)
+    # Ray kills in its own time.
+    await_that(lambda: pid_of(registry) != former)
+
+
+def test_a_token_opens_its_own_endpoint_and_no_other(fleet: EnvFleet) -> None:
+    first, second = zip(fleet.addresses, fleet.tokens, strict=True)
+
+    open_env(*first).close()
+    with pytest.raises(AccessDeniedError):
+        open_env(second[0], first[1])
+    assert first[1] not in repr(fleet.directory)
+    assert fleet.directory.secret is not None
+    assert fleet.directory.secret not in repr(fleet.directory)
+
+
+def test_a_seat_opens_the_endpoint_that_it_names(fleet: EnvFleet) -> None:
+    seat = fleet.directory.claim("seats/0", 1, "")
+
+    assert (seat.address, seat.endpoint_id) == (fleet.addresses[1], fleet.directory.endpoint_ids[1])
+    open_env(seat.address, seat.token).close()
+    assert ray.get(fleet.directory.survey({"seats/0": seat.endpoint_id})) == ()
+    fleet.directory.release(["seats/0"])
+
+
+def test_a_registry_that_is_restarted_fills_up_again_with_the_same_incarnations(
+    fleet: EnvFleet,
+) -> None:
+    victim = fleet.directory.endpoint_ids[0]
+    former = {each.endpoint_id: each for each in records(fleet)}
+    ray.kill(fleet.actors[0], no_restart=False)
+    await_that(
+        lambda: any(each.incarnation > former[victim].incarnation for each in records(fleet))
+    )
+    before = set(records(fleet))
+
+    restart_registry()
+    await_that(lambda: set(records(fleet)) == before)
+    open_env(fleet.addresses[0], fleet.tokens[0]).close()
+
+
+def test_nobody_is_moved_while_a_restarted_registry_does_not_know_who_is_there(
+    fleet: EnvFleet,
+) -> None:
+    restart_registry()
+
+    gone = dict.fromkeys(("restarts/0", "restarts/1", "restarts/2"), "not heard of yet")
+    assert ray.get(fleet.directory.survey(gone)) == ()
+    fleet.directory.release(gone)
+    await_that(lambda: len(records(fleet)) == 2)
+
+
+def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
+    shared_registry()
+    actor_class: Any = EnvServiceActor
+    older, newer = (
+        actor_class.options(num_cpus=0.1).remote(
+            "CartPole-v1", address="127.0.0.1:0", endpoint_id="twins", fleet="twins"
+        )
+        for _ in range(2)
+    )
+    address = ray.get(older.address.remote())
+    env = open_env(address, None)
+    ray.get(newer.address.remote())
+    winner, loser = newer, older
+    if ray.get(find_registry().lookup.remote("twins")).address == address:
+        winner, loser = older, newer
+    env.close()
+
+    def is_over() -> bool:
+        try:
+            answer(loser.address.remote())
+        except EndpointClosedError as error:
+            return "started anew elsewhere" in str(error)
+        return False
+
+    await_that(is_over)
+    assert ray.get(find_registry().lookup.remote("twins")).address == ray.get(
+        winner.address.remote()
+    )
+    ray.get(winner.stop.remote())
+    assert ray.get(find_registry().lookup.remote("twins")) is None
+    for actor in older, newer:
+        ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_an_endpoint_that_is_not_heard_of_is_not_used_until_it_is_heard_of_again(
+    fleet: EnvFleet,
+) -> None:
+    frozen, other = fleet.directory.endpoint_ids
+    pid = ray.get(fleet.actors[0].describe.remote())["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await_that(lambda: ray.get(find_registry().lookup.remote(frozen)) is None)
+
+        with pytest.raises(EndpointUnreachableError, match="not announced"):
+            fleet.directory.address(0)
+        assert fleet.directory.claim("frozen/0", 0, "").endpoint_id == other
+        assert ray.get(fleet.directory.survey({"frozen/1": frozen})) == ("frozen/1",)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await_that(lambda: ray.get(find_registry().lookup.remote(frozen)))
+    fleet.directory.release(["frozen/0", "frozen/1"])
+
+
+DRIVER = """
+import sys, os, json, ray
+from rlmesh_ray.actors import EnvFleet
+
+ray.init(sys.argv[1], log_to_driver=False)
+fleet = EnvFleet("CartPole-v1", num_endpoints=2, num_cpus=0.1)
+print(json.dumps([actor["pid"] for actor in ray.get([a.describe.remote() for a in fleet.actors])]))
+sys.stdout.flush()
+sys.stdin.readline()
+os._exit(1)
+"""
+
+
+def test_nothing_is_left_of_a_fleet_whose_driver_ends_without_stopping_it() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", DRIVER]
+    address = ray.get_runtime_context().gcs_address
+    with subprocess.Popen(
+        [*command, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdin is not None
+        # Ray's warnings come on the same stdout, whatever a driver asks for.
+        pids = json.loads(next(line for line in driver.stdout if line.startswith("[")))
+        workers = [child for pid in pids for child in children(pid)]
+        assert len(workers) >= 2
+        driver.stdin.write("end\n")
+        driver.stdin.close()
+
+    await_that(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*pids, *workers]))
+
+
+def children(pid: int) -> list[int]:
+    told = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in told for child in path.read_text().split()]

@@ -1,0 +1,247 @@
+"""Fleets that get and lose endpoints while they are used."""
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from rlmesh_ray import RemoteVectorEnv
+from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.errors import (
+    CapacityError,
+    ConfigurationError,
+    EndpointClosedError,
+    EndpointError,
+    EnvStartError,
+)
+from tests.ray.test_fleet_registry import await_that
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture
+def fleet(local_ray: None) -> Iterator[EnvFleet]:
+    with EnvFleet("CartPole-v1", num_cpus=0.1, max_sessions=2) as fleet:
+        yield fleet
+
+
+def ids(fleet: EnvFleet) -> list[str]:
+    """Of those that may get sessions, as the registry knows them."""
+    members = ray.get(find_registry().members.remote(fleet.directory.fleet))
+    return sorted(each.endpoint_id for each in members)
+
+
+def open_env(fleet: EnvFleet, index: int) -> RemoteVectorEnv:
+    return RemoteVectorEnv(fleet.addresses[index], token=fleet.tokens[index])
+
+
+def test_a_fleet_that_grows_keeps_what_it_has_and_can_be_used_at_once(fleet: EnvFleet) -> None:
+    env = open_env(fleet, 0)
+    env.reset(seed=0)
+    former = fleet.directory
+
+    fleet.scale(3)
+
+    assert fleet.directory.endpoint_ids[:1] == former.endpoint_ids
+    assert ids(fleet) == list(fleet.directory.endpoint_ids)
+    assert len(set(fleet.addresses)) == len(set(fleet.tokens)) == len(fleet.actors) == 3
+    open_env(fleet, 2).close()
+    env.step(env.action_space.sample())
+    env.close()
+
+
+def test_sessions_are_asked_to_move_to_new_endpoints_and_away_from_those_that_go(
+    fleet: EnvFleet,
+) -> None:
+    directory = fleet.directory
+    seated = {f"moves/{i}": directory.claim(f"moves/{i}", 0, "").endpoint_id for i in range(2)}
+
+    def asked() -> tuple[str, ...]:
+        return tuple(ray.get(directory.survey(seated)))
+
+    assert asked() == ()
+    fleet.scale(2)
+    (mover,) = await_that(asked)
+    seat = directory.claim(mover, 0, "")
+    seated[mover] = seat.endpoint_id
+    assert seat.endpoint_id == fleet.directory.endpoint_ids[1]
+    RemoteVectorEnv(seat.address, token=seat.token).close()
+    assert asked() == ()
+
+    fleet.scale(1)
+    assert asked() == (mover,)
+    assert directory.claim(mover, 0, "").endpoint_id == directory.endpoint_ids[0]
+    directory.release(seated)
+
+
+def test_an_endpoint_that_goes_refuses_who_comes_serves_who_is_there_and_ends_with_him(
+    fleet: EnvFleet,
+) -> None:
+    fleet.scale(2)
+    address, token, actor = fleet.addresses[1], fleet.tokens[1], fleet.actors[1]
+    pid = ray.get(actor.describe.remote())["pid"]
+    env = RemoteVectorEnv(address, token=token)
+    env.reset(seed=0)
+
+    fleet.scale(1)
+
+    def is_refused() -> bool:
+        try:
+            RemoteVectorEnv(address, token=token).close()
+        except EndpointError as error:
+            return "draining" in str(error)
+        return False
+
+    await_that(is_refused)
+    assert len(fleet.addresses) == 1
+    assert len(ids(fleet)) == 1
+    env.step(env.action_space.sample())
+    env.close()
+    await_that(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_an_endpoint_that_goes_does_not_wait_for_ever(fleet: EnvFleet) -> None:
+    fleet.scale(2)
+    pid = ray.get(fleet.actors[1].describe.remote())["pid"]
+    env = open_env(fleet, 1)
+    env.reset(seed=0)
+
+    fleet.scale(1, timeout_s=0.1)
+
+    await_that(lambda: not os.path.exists(f"/proc/{pid}"))
+    with pytest.raises(EndpointError):
+        env.step(env.action_space.sample())
+    env.close()
+
+
+def test_who_comes_after_others_have_gone_is_somebody_else(fleet: EnvFleet) -> None:
+    fleet.scale(2)
+    gone = fleet.directory.endpoint_ids[1]
+    fleet.scale(1)
+    fleet.scale(2)
+
+    assert gone not in fleet.directory.endpoint_ids
+    assert len(fleet.addresses) == 2
+
+
+@pytest.mark.slow
+def test_what_has_been_started_stays_where_there_is_no_room_for_the_rest(
+    local_ray: None,
+) -> None:
+    num_cpus = ray.available_resources()["CPU"] / 2.5  # other tests' actors may just be leaving
+    with EnvFleet("CartPole-v1", num_cpus=num_cpus) as fleet:
+        with pytest.raises(CapacityError, match=r"2 of 3 .* The fleet has 2 endpoint\(s\) now"):
+            fleet.scale(4, timeout_s=15)
+
+        assert len(fleet.addresses) == 2
+        assert ids(fleet) == list(fleet.directory.endpoint_ids)
+        fleet.scale(2)
+
+
+def test_what_cannot_be_is_refused_and_changes_nothing(fleet: EnvFleet) -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        fleet.scale(0)
+
+    fleet.scale(2)
+    names = [f"full/{index}" for index in range(3)]
+    for name in names:
+        fleet.directory.claim(name, 0, "")
+    with pytest.raises(CapacityError, match=r"3 sessions do not fit into 1 endpoint.*max_sessions"):
+        fleet.scale(1)
+    assert len(ids(fleet)) == 2
+    fleet.directory.release(names)
+
+    fleet.stop()
+    with pytest.raises(EndpointClosedError, match="start a new one"):
+        fleet.scale(2)
+
+
+@pytest.mark.slow
+def test_each_endpoint_may_have_options_of_its_own(local_ray: None, tmp_path: Any) -> None:
+    (tmp_path / "only_here.py").write_text(
+        "import gymnasium\n"
+        'gymnasium.register("Here-v0", "gymnasium.envs.classic_control:CartPoleEnv")\n'
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with_it: dict[str, Any] = {"runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+    env = "only_here:Here-v0"
+
+    with EnvFleet(env, num_cpus=0.1, actor_options=[with_it]) as fleet:
+        fleet.scale(2)
+        open_env(fleet, 1).close()
+    with pytest.raises(EnvStartError, match="only_here"):
+        EnvFleet(env, num_cpus=0.1, num_endpoints=2, actor_options=[with_it, {}])
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind((ray.util.get_node_ip_address(), 0))
+        host, port = probe.getsockname()
+    return f"{host}:{port}"
+
+
+def test_an_endpoint_with_an_address_of_its_own_keeps_it_over_restarts(local_ray: None) -> None:
+    wanted = [free_address(), free_address()]
+
+    with EnvFleet("CartPole-v1", num_endpoints=2, num_cpus=0.1, addresses=wanted) as fleet:
+        assert fleet.addresses == wanted
+        pid = ray.get(fleet.actors[0].describe.remote())["pid"]
+        ray.kill(fleet.actors[0], no_restart=False)
+        await_that(lambda: is_served(fleet, pid))
+        assert fleet.addresses == wanted
+        with pytest.raises(ConfigurationError, match="keeps its size"):
+            fleet.scale(3)
+    for unusable in [wanted[:1], [wanted[0]] * 2, wanted[0]]:
+        with pytest.raises(ConfigurationError, match="addresses="):
+            EnvFleet("CartPole-v1", num_endpoints=2, addresses=unusable)
+
+
+def is_served(fleet: EnvFleet, former_pid: int) -> bool:
+    """Whether another process than the former one serves at the fleet's first address."""
+    try:
+        if ray.get(fleet.actors[0].describe.remote())["pid"] == former_pid:
+            return False
+        open_env(fleet, 0).close()
+    except (EndpointError, ray.exceptions.RayActorError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("timeout_s", ["3", -1, float("nan"), float("inf"), True])
+def test_a_time_that_is_none_starts_and_ends_nothing(fleet: EnvFleet, timeout_s: Any) -> None:
+    fleet.scale(2)
+    (keeper, there) = fleet._keeper, fleet.directory.endpoint_ids
+    next_id = f"{fleet.directory.fleet}-{fleet._num_started}"
+
+    for num_endpoints in (3, 1):
+        with pytest.raises(ConfigurationError, match="must be a finite number"):
+            fleet.scale(num_endpoints, timeout_s=timeout_s)
+
+    assert len(ray.get(keeper.actors.remote([*there, next_id]))) == 2
+    assert ids(fleet) == list(fleet.directory.endpoint_ids) == list(there)
+    with pytest.raises(ConfigurationError, match="start_timeout_s="):
+        EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
+
+
+def test_endpoints_that_nobody_waits_for_any_more_are_ended(
+    fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_id = f"{fleet.directory.fleet}-{fleet._num_started}"
+    kept = fleet._kept
+
+    def interrupted(reference: Any, timeout_s: float | None = None) -> Any:
+        monkeypatch.setattr(fleet, "_kept", kept)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet, "_kept", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.scale(2)
+
+    assert ray.get(fleet._keeper.actors.remote([next_id])) == []
+    fleet.scale(2)
+    assert ids(fleet) == list(fleet.directory.endpoint_ids)
+    assert len(fleet.addresses) == 2

@@ -1,0 +1,152 @@
+"""Slots that wait at the same time are chosen for in one forward pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.numpy import softmax
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib.array_pipeline import ArrayPipeline, Choice
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+WIDTH = 2
+BuildRunner = Callable[[int], RLMeshEnvRunner]
+
+
+@pytest.fixture
+def runner_with() -> Iterator[BuildRunner]:
+    opened: list[Any] = []
+
+    def build(num_sessions: int) -> RLMeshEnvRunner:
+        server = EnvServer("CartPole-v1", num_envs=WIDTH).start()
+        opened.append(server)
+        config = PPOConfig().environment("CartPole-v1")
+        config.env_runners(num_env_runners=0, num_envs_per_env_runner=num_sessions * WIDTH)
+        configure(config, server.address)
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        opened.append(runner)
+        return runner
+
+    yield build
+    for each in reversed(opened):
+        each.stop()
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each forward pass has had."""
+    seen: list[int] = []
+    choose = ArrayPipeline.choose
+
+    def spy(self: ArrayPipeline, to_module: Any, sampled: int) -> Choice:
+        seen.append(len(to_module[Columns.OBS]))
+        return choose(self, to_module, sampled)
+
+    monkeypatch.setattr(ArrayPipeline, "choose", spy)
+    return seen
+
+
+def assert_each_action_is_its_observations_own(
+    runner: RLMeshEnvRunner, episodes: Sequence[SingleAgentEpisode]
+) -> None:
+    for episode in episodes:
+        observations = np.asarray(episode.get_observations())[: len(episode)]
+        with torch.no_grad():
+            output = runner.module._forward({Columns.OBS: torch.from_numpy(observations)})
+        logits = np.asarray(output[Columns.ACTION_DIST_INPUTS])
+        told = {
+            name: np.asarray(episode.get_extra_model_outputs(name))
+            for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
+        }
+        np.testing.assert_allclose(told[Columns.ACTION_DIST_INPUTS], logits, atol=1e-5)
+        actions = np.asarray(episode.get_actions())
+        chances = softmax(logits)[np.arange(len(episode)), actions]
+        np.testing.assert_allclose(told[Columns.ACTION_LOGP], np.log(chances), atol=1e-4)
+
+
+def test_slots_that_wait_together_share_a_pass_and_leave_half_of_them_to_step(
+    runner_with: BuildRunner, rows: list[int]
+) -> None:
+    runner = runner_with(8)
+
+    runner.sample(num_timesteps=1)
+    runner.sample(num_timesteps=8 * WIDTH)
+
+    # At the beginning of a call all of them wait. The first one asked for one slot only.
+    assert rows[:3] == [WIDTH, 4 * WIDTH, 4 * WIDTH]
+    assert max(rows) == 4 * WIDTH
+
+
+@pytest.mark.parametrize("num_sessions", [2, 3])
+def test_few_slots_take_turns(runner_with: BuildRunner, rows: list[int], num_sessions: int) -> None:
+    runner_with(num_sessions).sample(num_timesteps=200)
+
+    assert set(rows) == {WIDTH}
+
+
+def test_every_lane_gets_the_action_that_was_chosen_for_it(
+    runner_with: BuildRunner, rows: list[int]
+) -> None:
+    runner = runner_with(6)
+
+    episodes = runner.sample(num_timesteps=600)
+
+    assert max(rows) == 3 * WIDTH
+    assert 600 <= sum(map(len, episodes)) < 600 + WIDTH
+    assert_each_action_is_its_observations_own(runner, episodes)
+
+
+def test_whole_episodes_are_as_many_as_were_asked_for(runner_with: BuildRunner) -> None:
+    runner = runner_with(6)
+
+    episodes = runner.sample(num_episodes=20)
+
+    assert len(episodes) == 20
+    assert all(episode.is_done for episode in episodes)
+    assert_each_action_is_its_observations_own(runner, episodes)
+
+
+def test_a_module_that_gives_no_rows_is_asked_for_each_slot_by_itself(
+    runner_with: BuildRunner, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What cannot be taken apart belongs to nobody.
+    monkeypatch.setattr(Choice, "split", lambda self, widths: None)
+    runner = runner_with(4)
+
+    episodes = runner.sample(num_timesteps=100)
+
+    assert {WIDTH, 2 * WIDTH} <= set(rows)
+    assert_each_action_is_its_observations_own(runner, episodes)
+
+
+@pytest.mark.parametrize("num_sessions", [2, 6])
+def test_a_module_that_begins_to_give_other_things_is_followed_lane_by_lane(
+    runner_with: BuildRunner, monkeypatch: pytest.MonkeyPatch, num_sessions: int
+) -> None:
+    choose, num_chosen = ArrayPipeline.choose, 0
+
+    def changing(self: ArrayPipeline, to_module: Any, sampled: int) -> Choice:
+        nonlocal num_chosen
+        num_chosen += 1
+        choice = choose(self, to_module, sampled)
+        if num_chosen > 2 * num_sessions:  # while other slots are being stepped
+            logits = choice.extras[Columns.ACTION_DIST_INPUTS]
+            choice.extras[Columns.ACTION_DIST_INPUTS] = logits.astype(np.float64)
+        return choice
+
+    monkeypatch.setattr(ArrayPipeline, "choose", changing)
+    runner = runner_with(num_sessions)
+
+    episodes = runner.sample(num_timesteps=200)
+
+    assert runner.why_one_by_one is not None
+    assert 200 <= sum(map(len, episodes)) < 200 + WIDTH
+    assert_each_action_is_its_observations_own(runner, episodes)
