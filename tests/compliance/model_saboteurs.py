@@ -23,7 +23,7 @@ from rlmesh_ray.protocol.messages import (
     RouteRequest,
 )
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
-from tests.compliance.env_saboteurs import COMMON, SwapsResponses
+from tests.compliance.env_saboteurs import COMMON
 from tests.compliance.tampering import Sabotage
 
 SILENT = "nobody asked"
@@ -196,8 +196,7 @@ class GivesAnActionTooMany(Sabotage):
 
 class RepeatsPredictions(Sabotage):
     def response(self, response: Any) -> Iterable[Any]:
-        is_chosen = isinstance(response, Predicted) and self.num_outstanding > 1
-        return [response, response] if is_chosen else [response]
+        return [response, response] if isinstance(response, Predicted) else [response]
 
 
 class SaysNothingAboutErrors(Sabotage):
@@ -215,7 +214,37 @@ class GivesUpAfterAnError(Sabotage):
         return [response]
 
 
-class HidesThatItSwaps(SwapsResponses):
+class SwapsPredictions(Sabotage):
+    """Answers the first prediction of a session's second route behind the request after it.
+
+    Where a check opens two routes in a session, it asks for predictions without waiting. The
+    answer is kept for as long as it takes, so that it does not hang on who is faster, the
+    client that sends or the model that answers.
+    """
+
+    def __init__(self, memory: dict[str, Any]) -> None:
+        super().__init__(memory)
+        self.num_routes = 0
+        self.swapped: list[str] = []
+        self.kept: list[Any] = []
+
+    def request(self, request: Any) -> Iterable[Any]:
+        self.num_routes += isinstance(request, ConfigureRoute)
+        is_first = isinstance(request, Predict) and self.num_routes == 2
+        if len(self.swapped) == 1 or (is_first and not self.swapped):
+            self.swapped.append(request.request_id)
+        return [request]
+
+    def response(self, response: Any) -> Iterable[Any]:
+        if response.request_id not in self.swapped:
+            return [response]
+        self.kept.append(response)
+        if len(self.kept) < 2:
+            return []
+        return sorted(self.kept, key=lambda one: -self.swapped.index(one.request_id))
+
+
+class HidesThatItSwaps(SwapsPredictions):
     def answer(self, _offer: Offer, answer: Answer) -> Answer:
         return without_concurrency(answer)
 
@@ -269,7 +298,7 @@ SABOTEURS: dict[str, type[Sabotage]] = {
     "model.in-band": SaysNothingAboutErrors,
     "model.recoverable": GivesUpAfterAnError,
     "model.arrival": HidesThatItSwaps,
-    "model.route-order": SwapsResponses,
+    "model.route-order": SwapsPredictions,
     "model.close-drains": ClosesAtOnce,
 }
 
