@@ -19,10 +19,15 @@ from tree import flatten, map_structure
 
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows, zeroed
 from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.rllib_bare_forward import batch_of
 from rlmesh_ray.models.rllib_checkpoint import CheckpointParts
+from rlmesh_ray.models.rllib_drawing import ActionDrawing, as_arrays
 from rlmesh_ray.models.rllib_forward import RlModuleForward
 from rlmesh_ray.models.rllib_weights import RllibWeights
 from rlmesh_ray.models.slots import SlotStates
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.spec import BoxSpec
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.
 _STEPS_BETWEEN_CUTS = 16
@@ -109,45 +114,46 @@ class ArrayActor:
     """RLlib's default connectors round a module without state, on whole arrays.
 
     Only for what ``is_plain``; the connectors that take a batch apart and put it together again
-    are left out. The others are RLlib's own.
+    are left out, and what is left is done with fewer looks where it comes to the same.
     """
 
     def __init__(self, parts: CheckpointParts, run: ModuleRun) -> None:
         self._run = run
-        self._to_tensor = parts.env_to_module.connectors[-1]
-        self._get_actions, self._to_numpy = parts.module_to_env.connectors[:2]
+        self._device = parts.env_to_module.connectors[-1]._device
+        get_actions = parts.module_to_env.connectors[0]._get_actions
+        self._drawing = ActionDrawing(parts.module, get_actions)
         final = parts.module_to_env.connectors[4]
         self._action_struct = get_base_struct_from_space(parts.spaces[1])
+        # RLlib looks for them in each batch, and leaves all other actions as they are.
+        of_actions = leaves(from_gymnasium(parts.spaces[1]))
+        self._has_box = any(isinstance(leaf.spec, BoxSpec) for leaf in of_actions)
         self._fit: Any = None
         if final.normalize_actions:
             self._fit = unsquash_action
         elif final.clip_actions:
             self._fit = clip_action
-        # The pieces ask an episode whether it is a multi-agent one, and nothing else.
-        self._context = {
-            "rl_module": parts.module,
-            "episodes": [SingleAgentEpisode()],
-            "explore": run.explore,
-            "shared_data": {},
-        }
 
     def act(self, rows: Rows) -> Acted:
         """See ``Actor``."""
-        # Values from the wire are read-only, which a tensor cannot be.
-        observations = map_structure(
-            lambda part: np.require(part, requirements=["C", "W"]), rows.observations
-        )
-        batch = self._to_tensor(batch={Columns.OBS: observations}, **self._context)
-        batch, is_nan = self._run(batch)
-        batch = self._get_actions(batch=batch, **self._context)
-        kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & batch.keys()
-        batch = self._to_numpy(batch={key: batch[key] for key in kept}, **self._context)
+        given = rows.observations
+        is_array = isinstance(given, np.ndarray)
+        observations = _writable(given) if is_array else map_structure(_writable, given)
+        outputs, is_nan = self._run(batch_of(observations, self._device))
+        self._drawing.add_to(outputs, explore=self._run.explore)
+        kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & outputs.keys()
+        arrays = as_arrays({key: outputs[key] for key in kept})
         if self._fit is None:
-            return Acted(batch.get(Columns.ACTIONS_FOR_ENV, batch[Columns.ACTIONS]), is_nan)
-        return Acted(self._fit(batch[Columns.ACTIONS], self._action_struct), is_nan)
+            return Acted(arrays.get(Columns.ACTIONS_FOR_ENV, arrays[Columns.ACTIONS]), is_nan)
+        actions = arrays[Columns.ACTIONS]
+        return Acted(self._fit(actions, self._action_struct) if self._has_box else actions, is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Nothing is remembered."""
+
+
+def _writable(column: Any) -> Any:
+    """Return a copy where need be: values from the wire are read-only, which a tensor cannot be."""
+    return np.require(column, requirements=["C", "W"])
 
 
 @dataclass(slots=True)

@@ -7,18 +7,22 @@ import torch
 import tree
 
 from rlmesh_ray.models.buckets import Buckets, Part
+from rlmesh_ray.models.rllib_bare_forward import BareForward
 from rlmesh_ray.models.torch_module import compiled
 
 # By name: who serves another algorithm need not import it.
 _DQN = "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module"
 _KEPT = {"action_dist_inputs", "state_out"}
 
+Forward = Callable[..., dict[str, Any]]
+"""From a batch to outputs; to explore, also the environment steps so far as ``t``."""
+
 
 class RlModuleForward:
     """Runs an RLModule for inference or exploration.
 
     Args:
-        module: The RLModule, on its device.
+        module: The RLModule, on its device; what it consists of stays the same.
         explore: Whether to run its exploration forward pass.
         buckets: Row counts that the module is run with.
         compile: A device to compile for, or None.
@@ -29,9 +33,15 @@ class RlModuleForward:
     ) -> None:
         self._explore = explore
         self._buckets = buckets
-        self._forward = module.forward_exploration if explore else _inference(module)
-        if compile is not None:
-            self._forward = compiled(self._forward, compile, buckets)
+        self._forward: Forward
+        if compile is None:
+            bare = BareForward(module)
+            self._forward = bare.explore if explore else _with_logits(module) or bare.infer
+        elif explore:
+            self._forward = compiled(module.forward_exploration, compile, buckets)
+        else:
+            own = _with_logits(module) or module.forward_inference
+            self._forward = compiled(own, compile, buckets)
 
     def __call__(self, batch: dict[str, Any], env_steps: int) -> dict[str, Any]:
         """Return the module's outputs for a batch of tensors, without those of padding.
@@ -53,23 +63,22 @@ class RlModuleForward:
         return joined
 
 
-def _inference(module: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the module's inference, with logits in its outputs where that is possible.
+def _with_logits(module: Any) -> Forward | None:
+    """Return inference with logits in its outputs, where the module's own gives none; else None.
 
     DQN's returns actions only, the best by its Q-values; NaN among them would be lost. What it
     does with them is what RLlib's connectors do with logits.
     """
-    forward: Callable[[dict[str, Any]], dict[str, Any]] = module.forward_inference
     if type(module)._forward_inference.__module__ != _DQN:
-        return forward
+        return None
 
     @torch.no_grad()
-    def with_logits(batch: dict[str, Any]) -> dict[str, Any]:
+    def infer(batch: dict[str, Any]) -> dict[str, Any]:
         outputs = dict(module.compute_q_values(batch))
         outputs["action_dist_inputs"] = outputs.pop("qf_preds")
         return {key: outputs[key] for key in _KEPT & outputs.keys()}
 
-    return with_logits
+    return infer
 
 
 def _padded(batch: dict[str, Any], part: Part) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class ArrayEpisodes(LaneEpisodes):
             return super()._sample(explore=explore, random_actions=random_actions, **kwargs)
         finally:
             if is_training and not self.module.training:
-                self.module.train()  # as RLlib's forward pass leaves it; see ArrayForward
+                self.module.train()  # as RLlib's forward pass leaves it; see BareForward
             if self._num_sent:
                 self._log_env_steps(self._metrics_num_try_env_step, self._num_sent)
 

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
 from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
-from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 
-from rlmesh_ray.rllib.array_actions import ActionDrawing, as_arrays
-from rlmesh_ray.rllib.array_forward import ArrayForward
-
-_TENSORS_AS_THEY_ARE = (np.dtype(np.float32), np.dtype(np.uint8))
+from rlmesh_ray.models.rllib_bare_forward import BareForward, batch_of
+from rlmesh_ray.models.rllib_drawing import ActionDrawing, as_arrays
 
 
 class Choice(NamedTuple):
@@ -57,27 +54,20 @@ class ArrayPipeline:
 
     def __init__(self, runner: Any, *, explore: bool) -> None:
         self._explore = explore
-        self._forward = ArrayForward(runner.module)
+        self._forward = BareForward(runner.module)
         self._drawing = ActionDrawing(
             runner.module, runner._module_to_env.connectors[0]._get_actions
         )
         self._fitting = runner._module_to_env.connectors[-2]
         self._space = runner.env.single_action_space
         self._device = runner._env_to_module.connectors[-1]._device
-        self._is_on_cpu = self._device is None or torch.device(self._device).type == "cpu"
         self._num_runners = runner.config.num_env_runners or 1
         self._steps_before = runner.num_env_steps_sampled_lifetime // self._num_runners
         self._timer = runner.metrics.log_time(RLMODULE_INFERENCE_TIMER)
 
     def to_module(self, observations: NDArray[Any]) -> dict[str, torch.Tensor]:
         """Return the forward pass's input; it may share the memory of ``observations``."""
-        is_plain = observations.dtype in _TENSORS_AS_THEY_ARE and observations.flags.writeable
-        if self._is_on_cpu and is_plain:
-            return {Columns.OBS: torch.from_numpy(observations)}
-        batch: dict[str, torch.Tensor] = convert_to_torch_tensor(
-            {Columns.OBS: observations}, device=self._device
-        )
-        return batch
+        return batch_of(observations, self._device)
 
     def joined(self, inputs: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return the input of one forward pass for the lanes of several slots."""

@@ -17,7 +17,7 @@ from ray.rllib.utils.spaces.space_utils import (
     unsquash_action,
 )
 
-from rlmesh_ray.rllib.array_actions import ActionDrawing, as_arrays
+from rlmesh_ray.models.rllib_drawing import ActionDrawing, as_arrays
 from rlmesh_ray.rllib.rllink_intake import Intake
 from rlmesh_ray.rllib.rllink_recorder import Decision, Question
 from rlmesh_ray.rllib.rllink_weights import Weights

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule
 
-from rlmesh_ray.rllib.array_actions import as_arrays
+from rlmesh_ray.models.rllib_drawing import as_arrays
 from rlmesh_ray.rllib.rllink_model import OnnxModel, distribution_inputs
 from rlmesh_ray.wire.rllink import messages as m
 

@@ -55,7 +55,7 @@ class ActionDrawing:
 
     def add_to(self, output: dict[str, Any], *, explore: bool) -> None:
         """Add actions, and their logarithmic probability, unless the module has given them."""
-        draw = self._draw(output) if explore else None
+        draw = self._draw(output, explore)
         if draw is None:
             self._get_actions(output, self._module, explore)
             return
@@ -63,7 +63,7 @@ class ActionDrawing:
             output[Columns.ACTION_DIST_INPUTS].detach()
         )
 
-    def _draw(self, output: dict[str, Any]) -> Draw | None:
+    def _draw(self, output: dict[str, Any], explore: bool) -> Draw | None:
         inputs = output.get(Columns.ACTION_DIST_INPUTS)
         if (
             not self._has_usual_kinds
@@ -73,7 +73,9 @@ class ActionDrawing:
             or Columns.ACTION_LOGP in output
         ):
             return None
-        return _DRAWS.get(self._module.get_exploration_action_dist_cls())
+        if explore:
+            return _DRAWS.get(self._module.get_exploration_action_dist_cls())
+        return _LIKELIEST.get(self._module.get_inference_action_dist_cls())
 
 
 def _categorical(logits: torch.Tensor) -> tuple[Drawn, Drawn]:
@@ -130,6 +132,24 @@ def _diagonal_gaussian(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 _DRAWS: dict[type[Any], Draw] = {
     TorchCategorical: _categorical,
     TorchDiagGaussian: _diagonal_gaussian,
+}
+
+
+def _likeliest_choice(logits: torch.Tensor) -> tuple[Drawn, Drawn]:
+    """As RLlib's TorchDeterministic of the largest, which gives no probability but zeros."""
+    actions = logits.argmax(dim=-1)
+    return actions, torch.zeros_like(actions)
+
+
+def _mean(inputs: torch.Tensor) -> tuple[Drawn, Drawn]:
+    """As RLlib's TorchDeterministic of a Gaussian's mean; its zeros have the mean's shape."""
+    mean = inputs.chunk(2, dim=-1)[0]
+    return mean, torch.zeros_like(mean)
+
+
+_LIKELIEST: dict[type[Any], Draw] = {
+    TorchCategorical: _likeliest_choice,
+    TorchDiagGaussian: _mean,
 }
 
 

@@ -1,12 +1,13 @@
-"""A module's forward pass, without what torch and RLlib do round it in each step.
+"""An RLModule's forward pass, without what torch and RLlib do round it each time.
 
 RLlib switches every part of the module to evaluation and back, twice for each forward pass, and
 torch looks for hooks at each part. With small networks that takes longer than the network.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.columns import Columns
@@ -14,32 +15,35 @@ from ray.rllib.core.models.torch.encoder import TorchActorCriticEncoder, TorchML
 from ray.rllib.core.models.torch.heads import TorchFreeLogStdMLPHead, TorchMLPHead
 from ray.rllib.core.models.torch.primitives import TorchMLP
 from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
-from torch.nn.modules import module as torch_module
 
-Layer = Callable[[torch.Tensor], torch.Tensor]
+from rlmesh_ray.models.plain_layers import Layer, is_plain, layers_in
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# They do the same in training and in evaluation, and change nothing.
-_LAYERS = (
-    nn.Linear,
-    nn.LayerNorm,
-    nn.Identity,
-    nn.ELU,
-    nn.GELU,
-    nn.LeakyReLU,
-    nn.ReLU,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Tanh,
-)
+_TENSORS_AS_THEY_ARE = (np.dtype(np.float32), np.dtype(np.uint8))
 _HEADS = (TorchMLPHead, TorchFreeLogStdMLPHead)
 
 
-class ArrayForward:
-    """The forward pass of a module that nobody looks at between two steps.
+def batch_of(observations: Any, device: Any) -> dict[str, Any]:
+    """Return a forward pass's input, as RLlib's NumpyToTensor makes it.
+
+    Args:
+        observations: Batched; an array may be shared by the tensor.
+        device: Of the connector; None for the CPU.
+    """
+    is_plain = (
+        type(observations) is np.ndarray
+        and observations.dtype in _TENSORS_AS_THEY_ARE
+        and observations.flags.writeable
+    )
+    if is_plain and (device is None or torch.device(device).type == "cpu"):
+        return {Columns.OBS: torch.from_numpy(observations)}
+    batch: dict[str, Any] = convert_to_torch_tensor({Columns.OBS: observations}, device=device)
+    return batch
+
+
+class BareForward:
+    """The forward pass of a module that nobody looks at between two passes.
 
     It leaves the module in evaluation mode; whoever has called it last calls ``module.train()``
     if it was in training mode before, as RLlib does each time.
@@ -131,36 +135,9 @@ def _layers_of(module: Any) -> list[Layer] | None:
     actor = encoder.encoder if encoder.config.shared else encoder.actor_encoder
     if type(actor) is not TorchMLPEncoder:
         return None
-    parts = [*encoder.modules(), *module.pi.modules()]
-    if not all(map(_is_plain, parts)):
+    known = (*_HEADS, TorchActorCriticEncoder, TorchMLP, TorchMLPEncoder)
+    if not is_plain(encoder, *known) or not is_plain(module.pi, *known):
         return None
     is_net_only = type(module.pi) is TorchMLPHead and not module.pi.clip_log_std
-    head = list(_of_network(module.pi.net)) if is_net_only else [module.pi.forward]
-    return [*_of_network(actor.net), *head]
-
-
-def _is_plain(part: nn.Module) -> bool:
-    """Tell whether to call a part is to call its class's ``forward``, with known code."""
-    # Where torch keeps them under other names, nobody knows whether there are any.
-    is_hooked = any(
-        getattr(part, name, True) or getattr(torch_module, f"_global{name}", True)
-        for name in _HOOKS
-    )
-    is_known = type(part) in (
-        *_LAYERS,
-        *_HEADS,
-        nn.Sequential,
-        TorchActorCriticEncoder,
-        TorchMLP,
-        TorchMLPEncoder,
-    )
-    return is_known and not is_hooked and not _has_own_call(part)
-
-
-def _has_own_call(part: nn.Module) -> bool:
-    own = vars(part)
-    return "forward" in own or "_forward" in own or own.get("_compiled_call_impl") is not None
-
-
-def _of_network(network: Any) -> Iterator[Layer]:
-    return (layer.forward for layer in network.mlp)
+    head = layers_in(module.pi.net.mlp) if is_net_only else [module.pi.forward]
+    return [*layers_in(actor.net.mlp), *head]

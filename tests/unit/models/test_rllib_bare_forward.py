@@ -16,7 +16,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import nn
 
-from rlmesh_ray.rllib.array_forward import ArrayForward
+from rlmesh_ray.models.rllib_bare_forward import BareForward
 from rlmesh_ray.testing.equality import assert_identical
 
 VECTOR = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -54,9 +54,9 @@ def outputs(explore: Callable[..., Any], infer: Callable[..., Any], batch: Any) 
     return [{key: value.numpy(force=True) for key, value in each.items()} for each in given]
 
 
-def assert_same(one: Any, other: Any, observation: gymnasium.Space[Any] = VECTOR) -> ArrayForward:
+def assert_same(one: Any, other: Any, observation: gymnasium.Space[Any] = VECTOR) -> BareForward:
     """Compare the methods of one module with the passes through its twin."""
-    forward = ArrayForward(other)
+    forward = BareForward(other)
     batch = batch_for(observation)
     expected = outputs(one.forward_exploration, one.forward_inference, batch)
 
@@ -121,7 +121,7 @@ def test_so_is_a_hook_on_all_modules() -> None:
     one, other = module(), module()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
     try:
-        forward = ArrayForward(other)
+        forward = BareForward(other)
         forward.explore(batch_for(VECTOR), 0)
     finally:
         handle.remove()
@@ -140,7 +140,7 @@ def test_a_forward_of_the_users_own_is_called() -> None:
 
 def test_weights_may_change_between_two_steps() -> None:
     one, other = module(), module()
-    forward = ArrayForward(other)
+    forward = BareForward(other)
     forward.explore(batch_for(VECTOR), 0)
     for each in (one, other):
         each.set_state({key: value + 1 for key, value in each.get_state().items()})

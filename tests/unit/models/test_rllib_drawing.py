@@ -14,8 +14,8 @@ from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorica
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.numpy import convert_to_numpy
 
-from rlmesh_ray.rllib import array_actions
-from rlmesh_ray.rllib.array_actions import ActionDrawing, as_arrays
+from rlmesh_ray.models import rllib_drawing
+from rlmesh_ray.models.rllib_drawing import ActionDrawing, as_arrays
 from rlmesh_ray.testing.equality import assert_identical
 
 get_actions = GetActions()._get_actions
@@ -82,11 +82,11 @@ def test_rllibs_default_distributions_are_the_two_that_are_known() -> None:
     kinds = {kind: module_for(kind).get_exploration_action_dist_cls() for kind in SPACES}
 
     assert kinds == {"discrete": TorchCategorical, "box": TorchDiagGaussian}
-    assert array_actions._is_drawn_alike()
+    assert rllib_drawing._is_drawn_alike()
 
 
 def test_where_torch_draws_otherwise_it_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_actions, "_is_drawn_alike", lambda: False)
+    monkeypatch.setattr(rllib_drawing, "_is_drawn_alike", lambda: False)
     inputs = torch.randn(8, 5)
 
     theirs, ours = both(module_for("discrete"), lambda: {Columns.ACTION_DIST_INPUTS: inputs})
