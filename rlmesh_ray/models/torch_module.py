@@ -1,7 +1,7 @@
 """A torch module on its device, asked in batches of few sizes."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.buckets import Buckets, Part
 from rlmesh_ray.models.known_code import only_computes
+from rlmesh_ray.models.plain_layers import is_plain, layers_in
 from rlmesh_ray.models.weights import check_weights, replace, weights_of
 
 # Torch compiles as many versions of a function by default, and then runs it uncompiled.
@@ -20,7 +21,7 @@ class TorchModule:
     """Runs a module without gradients.
 
     Args:
-        module: Switched to evaluation mode.
+        module: Switched to evaluation mode; what it consists of stays the same, hooks included.
         device: Where it is moved, as torch names it; None: it stays where its parameters are.
         buckets: Row counts that the module is run with; see ``buckets.Buckets``.
         compile: Whether to run it through ``torch.compile``, once a bucket; on CUDA the graphs
@@ -54,7 +55,9 @@ class TorchModule:
         self._is_compiled = compile
         if compile and isinstance(module, torch.jit.ScriptModule):
             raise ConfigurationError("TorchScript is compiled already; leave compile out")
-        self._call = compiled(module, self.device, self._buckets) if compile else module
+        self._call: Callable[..., Any] = _in_one_go(module)
+        if compile:
+            self._call = compiled(module, self.device, self._buckets)
 
     def parts(self, num_rows: int) -> list[Part]:
         """Return what runs at once of a batch of ``num_rows``."""
@@ -118,6 +121,20 @@ class TorchModule:
             array = padded
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
+
+def _in_one_go(module: torch.nn.Module) -> Callable[..., Any]:
+    """Return what calls a network's layers one after the other, where that comes to the same."""
+    if not is_plain(module):
+        return module
+    layers = tuple(layers_in(module))
+
+    def forward(values: torch.Tensor) -> torch.Tensor:
+        for layer in layers:
+            values = layer(values)
+        return values
+
+    return forward
 
 
 def torch_device(name: str) -> torch.device:

@@ -28,9 +28,8 @@ from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.predictions import Answer
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.tls import TlsSource
-from rlmesh_ray.spaces.batch import leaves, unflatten
-from rlmesh_ray.spaces.conformance import Policy as Validation
-from rlmesh_ray.spaces.conformance import check, coerce_batch
+from rlmesh_ray.spaces.batch import unflatten
+from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
@@ -216,7 +215,7 @@ def _observations(contract: EnvContract, values: BatchValues, data: bytes, num_r
     space = contract.observation_space
     columns = values.decode_batch(space, data, num_rows)
     try:
-        check(leaves(space), columns, Validation.OFF)
+        structure_checker(space).check(columns)
     except ConformanceError as error:
         raise CodecError(
             f"the observation does not fit {contract.id}'s observation space: {error}"
@@ -229,7 +228,7 @@ def _encoded(request: _Request, actions: object) -> bytes:
     space = contract.action_space
     try:
         columns = coerce_batch(space, actions, num_rows)
-        check(leaves(space), columns, Validation.OFF)
+        structure_checker(space).check(columns)
     except ConformanceError as error:
         raise PolicyError(
             f"the policy's actions do not fit {contract.id}'s action space: {error}"

@@ -22,10 +22,9 @@ from rlmesh_ray.server.batch_values import (
     TimedValues,
 )
 from rlmesh_ray.server.error_text import text_of
-from rlmesh_ray.spaces.batch import Column, leaves, unflatten
+from rlmesh_ray.spaces.batch import Column, unflatten
 from rlmesh_ray.spaces.columns import split
-from rlmesh_ray.spaces.conformance import Policy as Validation
-from rlmesh_ray.spaces.conformance import check, coerce_batch
+from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 
 ResultT = TypeVar("ResultT")
@@ -149,7 +148,7 @@ def _rows(
     columns = values.join_batches(space, [part.observation for part in parts], counts)
     try:
         # What is in no space the policy would make nonsense of, or remember.
-        check(leaves(space), columns, Validation.OFF)
+        structure_checker(space).check(columns)
     except ConformanceError as error:
         raise CodecError(
             f"the observation does not fit {contract.id}'s observation space: {error}"
@@ -178,7 +177,7 @@ def _answers(
 def _nonsense(contract: EnvContract, columns: list[Column]) -> PolicyError | None:
     """Return the error of actions that are in no space: NaN, or outside a Discrete's domain."""
     try:
-        check(leaves(contract.action_space), columns, Validation.OFF)
+        structure_checker(contract.action_space).check(columns)
     except ConformanceError as error:
         return _misfit(contract, error)
     return None

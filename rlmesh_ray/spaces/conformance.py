@@ -25,7 +25,16 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
 )
 
-__all__ = ["Checker", "Deviation", "Policy", "check", "coerce", "coerce_batch", "has_nan"]
+__all__ = [
+    "Checker",
+    "Deviation",
+    "Policy",
+    "check",
+    "coerce",
+    "coerce_batch",
+    "has_nan",
+    "structure_checker",
+]
 
 
 class Policy(enum.Enum):
@@ -107,6 +116,12 @@ def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) ->
             its range (``"range"``).
     """
     return Checker(leaves_, policy).check(columns)
+
+
+@lru_cache(maxsize=256)
+def structure_checker(spec: SpaceSpec) -> Checker:
+    """Return what checks the structural rules of a space alone; the same one each time."""
+    return Checker(leaves(spec), Policy.OFF)
 
 
 class _Rule(Protocol):

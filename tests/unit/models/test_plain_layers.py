@@ -1,0 +1,85 @@
+"""Layers that are called one after the other, against the networks that they are of."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from rlmesh_ray.models.plain_layers import is_plain, layers_in
+from rlmesh_ray.models.torch_module import TorchModule
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Tanh(), nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 8), nn.ELU()))
+    return nn.Sequential(nn.Linear(3, 8), inner, nn.Linear(8, 2))
+
+
+def test_the_layers_of_a_network_give_what_it_gives_to_the_last_bit() -> None:
+    values = torch.randn(33, 3)
+    expected = network()(values)
+
+    for layer in layers_in(network()):
+        values = layer(values)
+
+    assert is_plain(network())
+    assert torch.equal(values, expected)
+
+
+class Doubled(nn.Linear):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(values)
+
+
+def _with_own_forward() -> nn.Module:
+    odd = network()
+    odd[0].forward = lambda values: values.sum(-1, keepdim=True).expand(-1, 8)
+    return odd
+
+
+def _with_hook(register: str) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        hooked = network()
+        getattr(hooked.get_submodule("1.2.0"), register)(lambda *_: None)
+        return hooked
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5)),
+        lambda: nn.Sequential(Doubled(3, 8)),
+        _with_own_forward,
+        _with_hook("register_forward_pre_hook"),
+        _with_hook("register_forward_hook"),
+        _with_hook("register_full_backward_hook"),
+    ],
+    ids=["random", "own class", "own forward", "pre-hook", "hook", "backward hook"],
+)
+def test_what_is_more_than_its_layers_is_called_itself(make: Callable[[], nn.Module]) -> None:
+    assert not is_plain(make())
+
+
+def test_a_served_network_is_called_itself_if_somebody_listens() -> None:
+    hooked, seen = network(), []
+    hooked[1].register_forward_hook(lambda *_: seen.append(1))
+    values = torch.zeros(2, 3)
+
+    assert torch.equal(TorchModule(hooked).run(values), TorchModule(network()).run(values))
+    assert seen == [1]
+
+
+def test_a_served_network_acts_with_its_new_weights() -> None:
+    served = TorchModule(network())
+    values = torch.ones(2, 3)
+    before = served.run(values)
+
+    served.set_weights({name: 2 * array for name, array in served.get_weights().items()})
+
+    twice = network()
+    twice.load_state_dict({name: 2 * value for name, value in twice.state_dict().items()})
+    assert torch.equal(served.run(values), twice(values))
+    assert not torch.equal(served.run(values), before)
