@@ -5,6 +5,7 @@ the layers.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,6 +38,15 @@ def layers_in(network: nn.Module) -> Iterator[Layer]:
             yield from layers_in(part)
     else:
         yield network.forward
+
+
+def hooks_of(network: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return where torch keeps the hooks of a plain network, and those of all modules.
+
+    To be looked at before each pass: somebody may register one at any time.
+    """
+    own = [getattr(part, name) for part in network.modules() for name in _HOOKS]
+    return (*own, *(getattr(torch_module, f"_global{name}") for name in _HOOKS))
 
 
 def is_plain(network: nn.Module, *kinds: type[nn.Module]) -> bool:

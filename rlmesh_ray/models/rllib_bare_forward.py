@@ -18,7 +18,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
 
-from rlmesh_ray.models.plain_layers import Layer, is_plain, layers_in
+from rlmesh_ray.models.plain_layers import Layer, hooks_of, is_plain, layers_in
 
 _TENSORS_AS_THEY_ARE = (np.dtype(np.float32), np.dtype(np.uint8))
 _HEADS = (TorchMLPHead, TorchFreeLogStdMLPHead)
@@ -55,11 +55,12 @@ class BareForward:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._layers = _layers_of(module)
+        self._hooks = () if self._layers is None else _hooks_of(module)
         self._is_switched_as_usual = _is_switched_as_usual(module)
 
     def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
         """Do what ``module.forward_exploration`` does."""
-        if self._layers is not None:
+        if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_exploration
         if self._is_switched_as_usual:
@@ -70,7 +71,7 @@ class BareForward:
 
     def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Do what ``module.forward_inference`` does."""
-        if self._layers is not None:
+        if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_inference
         if self._is_switched_as_usual:
@@ -115,6 +116,10 @@ def _straight(layers: Sequence[Layer], batch: dict[str, Any]) -> dict[str, Any]:
         for layer in layers:
             values = layer(values)
     return {Columns.ACTION_DIST_INPUTS: values}
+
+
+def _hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
+    return (*hooks_of(module.encoder), *hooks_of(module.pi))
 
 
 def _layers_of(module: Any) -> list[Layer] | None:

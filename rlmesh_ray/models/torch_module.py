@@ -10,7 +10,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.buckets import Buckets, Part
 from rlmesh_ray.models.known_code import only_computes
-from rlmesh_ray.models.plain_layers import is_plain, layers_in
+from rlmesh_ray.models.plain_layers import hooks_of, is_plain, layers_in
 from rlmesh_ray.models.weights import check_weights, replace, weights_of
 
 # Torch compiles as many versions of a function by default, and then runs it uncompiled.
@@ -21,7 +21,7 @@ class TorchModule:
     """Runs a module without gradients.
 
     Args:
-        module: Switched to evaluation mode; what it consists of stays the same, hooks included.
+        module: Switched to evaluation mode; what it consists of stays the same.
         device: Where it is moved, as torch names it; None: it stays where its parameters are.
         buckets: Row counts that the module is run with; see ``buckets.Buckets``.
         compile: Whether to run it through ``torch.compile``, once a bucket; on CUDA the graphs
@@ -127,9 +127,11 @@ def _in_one_go(module: torch.nn.Module) -> Callable[..., Any]:
     """Return what calls a network's layers one after the other, where that comes to the same."""
     if not is_plain(module):
         return module
-    layers = tuple(layers_in(module))
+    layers, hooks = tuple(layers_in(module)), hooks_of(module)
 
-    def forward(values: torch.Tensor) -> torch.Tensor:
+    def forward(values: Any) -> Any:
+        if any(hooks):
+            return module(values)
         for layer in layers:
             values = layer(values)
         return values

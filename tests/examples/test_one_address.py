@@ -14,6 +14,8 @@ from rlmesh_ray import RemoteModel, TokenFile
 from rlmesh_ray.errors import AccessDeniedError
 from tests.ray.test_gateway import free_address
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_behind_one_address.py"
 POLICY = """
 import numpy as np

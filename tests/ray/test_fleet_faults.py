@@ -22,7 +22,7 @@ from rlmesh_ray.errors import (
 )
 from tests.ray.test_fleet_registry import await_that, restart_registry
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 @pytest.fixture
@@ -47,7 +47,6 @@ def addresses(fleet: EnvFleet) -> list[str]:
         return []
 
 
-@pytest.mark.slow
 def test_a_fleet_survives_a_registry_that_is_lost_for_good(fleet: EnvFleet) -> None:
     before = fleet.addresses
 
@@ -130,7 +129,6 @@ class Moody(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(gymnasium.make("CartPole-v1"))
 
 
-@pytest.mark.slow
 def test_an_endpoint_that_cannot_serve_at_once_after_a_restart_does_later(
     local_ray: None, tmp_path: Path
 ) -> None:
@@ -172,7 +170,6 @@ class Clinging(gymnasium.Wrapper[Any, Any, Any, Any]):
         threading.Event().wait()
 
 
-@pytest.mark.slow
 def test_an_endpoint_whose_environment_does_not_end_goes_all_the_same(local_ray: None) -> None:
     with EnvFleet(Clinging, num_endpoints=2, num_cpus=0.1) as fleet:
         there = pids(fleet)

@@ -29,7 +29,7 @@ from tests.loopback.test_server_lifecycle import eventually
 from tests.ray.switch_policy import switch_policy
 from tests.ray.test_pools import simulator
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 
 def free_address() -> str:
@@ -155,7 +155,6 @@ def test_a_gateway_leads_to_environments_with_tokens_of_their_own() -> None:
             RemoteVectorEnv(gateway.address, token="the front")
 
 
-@pytest.mark.slow
 def test_an_environment_that_restarts_elsewhere_is_found_behind_the_same_address() -> None:
     with (
         EnvFleet("CartPole-v1", num_cpus=0.1) as fleet,
@@ -180,7 +179,6 @@ def test_an_environment_that_restarts_elsewhere_is_found_behind_the_same_address
         np.testing.assert_array_equal(after[0], before)
 
 
-@pytest.mark.slow
 def test_endpoints_outside_of_ray_are_led_to_as_they_come_and_go() -> None:
     with EnvPool("behind-a-gateway", token="s3cret") as pool, ExitStack() as gone_first:
         gone_first.enter_context(simulator(pool, "one"))

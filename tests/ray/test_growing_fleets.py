@@ -18,7 +18,7 @@ from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from tests.ray.ramps import Stairs
 from tests.ray.verified_samples import NUM_BROKEN, NUM_VERIFIED, Verifier
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
 _DEADLINE_S = 90.0
 
@@ -77,7 +77,6 @@ def assert_no_failures(training: Training) -> None:
     assert "num_episodes_interrupted_lifetime" not in training.metrics
 
 
-@pytest.mark.slow
 def test_sessions_follow_a_fleet_that_is_scaled_between_two_iterations(fleet: EnvFleet) -> None:
     algo = ppo_on(fleet)
     training = Training(algo)
@@ -95,7 +94,6 @@ def test_sessions_follow_a_fleet_that_is_scaled_between_two_iterations(fleet: En
     algo.stop()
 
 
-@pytest.mark.slow
 def test_sessions_follow_a_fleet_that_is_scaled_while_an_iteration_runs(fleet: EnvFleet) -> None:
     algo = ppo_on(fleet)
     training = Training(algo)
@@ -117,7 +115,6 @@ def test_sessions_follow_a_fleet_that_is_scaled_while_an_iteration_runs(fleet: E
     algo.stop()
 
 
-@pytest.mark.slow
 def test_a_killed_endpoint_gets_its_sessions_back_at_its_new_address(fleet: EnvFleet) -> None:
     fleet.scale(2)
     algo = ppo_on(fleet)

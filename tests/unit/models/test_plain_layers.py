@@ -63,12 +63,14 @@ def test_what_is_more_than_its_layers_is_called_itself(make: Callable[[], nn.Mod
     assert not is_plain(make())
 
 
-def test_a_served_network_is_called_itself_if_somebody_listens() -> None:
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_served_network_is_called_itself_if_somebody_listens(is_later: bool) -> None:
     hooked, seen = network(), []
+    served = TorchModule(hooked) if is_later else None
     hooked[1].register_forward_hook(lambda *_: seen.append(1))
     values = torch.zeros(2, 3)
 
-    assert torch.equal(TorchModule(hooked).run(values), TorchModule(network()).run(values))
+    assert torch.equal((served or TorchModule(hooked)).run(values), network()(values))
     assert seen == [1]
 
 

@@ -116,6 +116,19 @@ def test_a_hook_is_called() -> None:
     assert len(seen) == 3
 
 
+def test_a_hook_that_is_registered_later_is_called() -> None:
+    seen: list[Any] = []
+    one, other = module(), module()
+    forward = BareForward(other)
+    other.pi.net.mlp[0].register_forward_hook(lambda *_: seen.append(1))
+
+    actual = forward.infer(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
+
+    expected = one.forward_inference(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
+    assert torch.equal(actual, expected)
+    assert seen == [1]
+
+
 def test_so_is_a_hook_on_all_modules() -> None:
     seen: list[Any] = []
     one, other = module(), module()
