@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_module
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 # They do the same in training and in evaluation, and change nothing.
 _LAYERS = (
     nn.Linear,
@@ -31,6 +32,31 @@ _LAYERS = (
 )
 
 
+class InOneGo:
+    """Calls the layers of a plain network, or the network itself while somebody listens to it.
+
+    Args:
+        network: Plain, see ``is_plain``; what it consists of stays the same.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._layers = tuple(layers_in(network))
+        self._hooks = own_hooks(network)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Do what calling the network does."""
+        if len(inputs) != 1 or any(self._hooks) or is_any_heard():
+            return self._network(*inputs)
+        (values,) = inputs
+        for layer in self._layers:
+            values = layer(values)
+        return values
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InOneGo, (self._network,)
+
+
 def layers_in(network: nn.Module) -> Iterator[Layer]:
     """Yield what the layers of a plain network do, in order; see ``is_plain``."""
     if isinstance(network, nn.Sequential):
@@ -40,13 +66,23 @@ def layers_in(network: nn.Module) -> Iterator[Layer]:
         yield network.forward
 
 
-def hooks_of(network: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return where torch keeps the hooks of a plain network, and those of all modules.
+def own_hooks(network: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return where torch keeps the hooks of a plain network's parts.
 
     To be looked at before each pass: somebody may register one at any time.
     """
-    own = [getattr(part, name) for part in network.modules() for name in _HOOKS]
-    return (*own, *(getattr(torch_module, f"_global{name}") for name in _HOOKS))
+    return tuple(getattr(part, name) for part in parts_of(network) for name in _HOOKS)
+
+
+def is_any_heard() -> bool:
+    """Tell whether there are hooks for all modules of the process."""
+    # Where torch keeps them under other names, nobody knows whether there are any.
+    return any(getattr(torch_module, name, True) for name in _GLOBAL_HOOKS)
+
+
+def parts_of(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield the network and its parts, whatever its class has made of ``modules``."""
+    return nn.Module.modules(network)
 
 
 def is_plain(network: nn.Module, *kinds: type[nn.Module]) -> bool:
@@ -56,16 +92,14 @@ def is_plain(network: nn.Module, *kinds: type[nn.Module]) -> bool:
         network: With all its parts.
         kinds: What else is known, beside torch's own layers and rows of them.
     """
-    return all(_is_plain(part, (*_LAYERS, nn.Sequential, *kinds)) for part in network.modules())
+    known = (*_LAYERS, nn.Sequential, *kinds)
+    return not is_any_heard() and all(_is_plain(part, known) for part in parts_of(network))
 
 
 def _is_plain(part: nn.Module, known: tuple[type[nn.Module], ...]) -> bool:
-    # Where torch keeps them under other names, nobody knows whether there are any.
-    is_hooked = any(
-        getattr(part, name, True) or getattr(torch_module, f"_global{name}", True)
-        for name in _HOOKS
-    )
-    return type(part) in known and not is_hooked and not _has_own_call(part)
+    is_hooked = any(getattr(part, name, True) for name in _HOOKS)
+    is_whole = None not in part._modules.values()
+    return type(part) in known and is_whole and not is_hooked and not _has_own_call(part)
 
 
 def _has_own_call(part: nn.Module) -> bool:

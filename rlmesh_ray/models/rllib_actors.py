@@ -26,8 +26,7 @@ from rlmesh_ray.models.rllib_forward import RlModuleForward
 from rlmesh_ray.models.rllib_weights import RllibWeights
 from rlmesh_ray.models.slots import SlotStates
 from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.spaces.spec import BoxSpec
+from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, TupleSpec
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.
 _STEPS_BETWEEN_CUTS = 16
@@ -124,9 +123,9 @@ class ArrayActor:
         self._drawing = ActionDrawing(parts.module, get_actions)
         final = parts.module_to_env.connectors[4]
         self._action_struct = get_base_struct_from_space(parts.spaces[1])
-        # RLlib looks for them in each batch, and leaves all other actions as they are.
-        of_actions = leaves(from_gymnasium(parts.spaces[1]))
-        self._has_box = any(isinstance(leaf.spec, BoxSpec) for leaf in of_actions)
+        # RLlib looks for a Box in each batch, and leaves all other actions as they are.
+        spec = from_gymnasium(parts.spaces[1])
+        self._is_never_fitted = not isinstance(spec, (BoxSpec, DictSpec, TupleSpec))
         self._fit: Any = None
         if final.normalize_actions:
             self._fit = unsquash_action
@@ -145,7 +144,9 @@ class ArrayActor:
         if self._fit is None:
             return Acted(arrays.get(Columns.ACTIONS_FOR_ENV, arrays[Columns.ACTIONS]), is_nan)
         actions = arrays[Columns.ACTIONS]
-        return Acted(self._fit(actions, self._action_struct) if self._has_box else actions, is_nan)
+        if self._is_never_fitted and type(actions) is np.ndarray:
+            return Acted(actions, is_nan)
+        return Acted(self._fit(actions, self._action_struct), is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Nothing is remembered."""

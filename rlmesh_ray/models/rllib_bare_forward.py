@@ -18,7 +18,14 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.utils.torch_utils import convert_to_torch_tensor
 from torch import nn
 
-from rlmesh_ray.models.plain_layers import Layer, hooks_of, is_plain, layers_in
+from rlmesh_ray.models.plain_layers import (
+    Layer,
+    is_any_heard,
+    is_plain,
+    layers_in,
+    own_hooks,
+    parts_of,
+)
 
 _TENSORS_AS_THEY_ARE = (np.dtype(np.float32), np.dtype(np.uint8))
 _HEADS = (TorchMLPHead, TorchFreeLogStdMLPHead)
@@ -55,12 +62,13 @@ class BareForward:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._layers = _layers_of(module)
-        self._hooks = () if self._layers is None else _hooks_of(module)
+        if self._layers is not None:
+            self._hooks = (*own_hooks(module.encoder), *own_hooks(module.pi))
         self._is_switched_as_usual = _is_switched_as_usual(module)
 
     def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
         """Do what ``module.forward_exploration`` does."""
-        if self._layers is not None and not any(self._hooks):
+        if self._layers is not None and not any(self._hooks) and not is_any_heard():
             return _straight(self._layers, batch)
         forward = self._module.forward_exploration
         if self._is_switched_as_usual:
@@ -71,7 +79,7 @@ class BareForward:
 
     def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Do what ``module.forward_inference`` does."""
-        if self._layers is not None and not any(self._hooks):
+        if self._layers is not None and not any(self._hooks) and not is_any_heard():
             return _straight(self._layers, batch)
         forward = self._module.forward_inference
         if self._is_switched_as_usual:
@@ -79,6 +87,9 @@ class BareForward:
             forward = self._module._forward_inference
         output: dict[str, Any] = forward(batch)
         return output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BareForward, (self._module,)
 
     def _evaluate(self) -> None:
         # A forward pass may have switched a part of the module, for its dropout perhaps.
@@ -89,7 +100,7 @@ class BareForward:
 def _is_switched_as_usual(module: Any) -> bool:
     """Tell whether nothing but its mode is changed round the module's forward pass."""
     return _has_rllibs(module, TorchRLModule, "forward_exploration", "forward_inference") and all(
-        _has_rllibs(part, nn.Module, "train", "eval") for part in module.modules()
+        _has_rllibs(part, nn.Module, "train", "eval") for part in parts_of(module)
     )
 
 
@@ -118,10 +129,6 @@ def _straight(layers: Sequence[Layer], batch: dict[str, Any]) -> dict[str, Any]:
     return {Columns.ACTION_DIST_INPUTS: values}
 
 
-def _hooks_of(module: Any) -> tuple[dict[int, Any], ...]:
-    return (*hooks_of(module.encoder), *hooks_of(module.pi))
-
-
 def _layers_of(module: Any) -> list[Layer] | None:
     """Return what an RLlib default module's actor does, one after the other; None: not known.
 
@@ -140,6 +147,8 @@ def _layers_of(module: Any) -> list[Layer] | None:
     actor = encoder.encoder if encoder.config.shared else encoder.actor_encoder
     if type(actor) is not TorchMLPEncoder:
         return None
+    if type(actor.net) is not TorchMLP or type(module.pi.net) is not TorchMLP:
+        return None  # somebody has put another network there
     known = (*_HEADS, TorchActorCriticEncoder, TorchMLP, TorchMLPEncoder)
     if not is_plain(encoder, *known) or not is_plain(module.pi, *known):
         return None

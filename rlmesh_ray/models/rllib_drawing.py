@@ -8,7 +8,7 @@ to RLlib.
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def _drawn(
     return indices
 
 
-@cache
+@lru_cache(maxsize=16)
 def _rows(count: int) -> NDArray[np.int64]:
     return np.arange(count)
 
@@ -112,8 +112,10 @@ def _rows(count: int) -> NDArray[np.int64]:
 @cache
 def _is_drawn_alike() -> bool:
     """Tell whether this version of torch draws the same, and as often from its generator."""
-    probabilities = torch.softmax(torch.linspace(-3.0, 3.0, 96).reshape(32, 3), dim=-1)
-    ours, theirs = (torch.Generator().manual_seed(7) for _ in range(2))
+    # Whatever the program has made torch's defaults.
+    logits = torch.linspace(-3.0, 3.0, 96, dtype=torch.float32, device="cpu").reshape(32, 3)
+    probabilities = torch.softmax(logits, dim=-1)
+    ours, theirs = (torch.Generator("cpu").manual_seed(7) for _ in range(2))
     expected = torch.multinomial(probabilities, 1, True, generator=theirs).squeeze(-1).numpy()
     return np.array_equal(_drawn(probabilities, ours), expected) and torch.equal(
         ours.get_state(), theirs.get_state()
@@ -143,7 +145,9 @@ def _likeliest_choice(logits: torch.Tensor) -> tuple[Drawn, Drawn]:
 
 def _mean(inputs: torch.Tensor) -> tuple[Drawn, Drawn]:
     """As RLlib's TorchDeterministic of a Gaussian's mean; its zeros have the mean's shape."""
-    mean = inputs.chunk(2, dim=-1)[0]
+    mean, log_deviation = inputs.chunk(2, dim=-1)
+    if mean.shape != log_deviation.shape:
+        _ = mean + log_deviation  # raises if they do not fit, as RLlib's distribution does
     return mean, torch.zeros_like(mean)
 
 

@@ -10,7 +10,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.buckets import Buckets, Part
 from rlmesh_ray.models.known_code import only_computes
-from rlmesh_ray.models.plain_layers import hooks_of, is_plain, layers_in
+from rlmesh_ray.models.plain_layers import InOneGo, is_plain
 from rlmesh_ray.models.weights import check_weights, replace, weights_of
 
 # Torch compiles as many versions of a function by default, and then runs it uncompiled.
@@ -55,7 +55,7 @@ class TorchModule:
         self._is_compiled = compile
         if compile and isinstance(module, torch.jit.ScriptModule):
             raise ConfigurationError("TorchScript is compiled already; leave compile out")
-        self._call: Callable[..., Any] = _in_one_go(module)
+        self._call: Callable[..., Any] = InOneGo(module) if is_plain(module) else module
         if compile:
             self._call = compiled(module, self.device, self._buckets)
 
@@ -121,22 +121,6 @@ class TorchModule:
             array = padded
         tensor = torch.from_numpy(array)
         return tensor if self.device.type == "cpu" else tensor.to(self.device)
-
-
-def _in_one_go(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return what calls a network's layers one after the other, where that comes to the same."""
-    if not is_plain(module):
-        return module
-    layers, hooks = tuple(layers_in(module)), hooks_of(module)
-
-    def forward(values: Any) -> Any:
-        if any(hooks):
-            return module(values)
-        for layer in layers:
-            values = layer(values)
-        return values
-
-    return forward
 
 
 def torch_device(name: str) -> torch.device:

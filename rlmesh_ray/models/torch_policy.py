@@ -28,6 +28,9 @@ class TorchPolicy:
     (``Traits``), and so does a program of TorchScript or torch.export without loops. Whoever writes
     a ``forward`` may wait in it.
 
+    Such layers in a row are called one after the other, without torch's looks in between. Weights
+    may change and hooks be registered at any time; parts must not be exchanged.
+
     Args:
         module: It is switched to evaluation mode.
         device: Where it is moved, such as ``"cuda:0"``; None: it stays where its parameters are.

@@ -1,5 +1,7 @@
 """Layers that are called one after the other, against the networks that they are of."""
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +34,12 @@ class Doubled(nn.Linear):
         return 2 * super().forward(values)
 
 
+def _with_a_part_missing() -> nn.Module:
+    rest = network()
+    rest.add_module("later", None)
+    return rest
+
+
 def _with_own_forward() -> nn.Module:
     odd = network()
     odd[0].forward = lambda values: values.sum(-1, keepdim=True).expand(-1, 8)
@@ -52,12 +60,21 @@ def _with_hook(register: str) -> Callable[[], nn.Module]:
     [
         lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5)),
         lambda: nn.Sequential(Doubled(3, 8)),
+        _with_a_part_missing,
         _with_own_forward,
         _with_hook("register_forward_pre_hook"),
         _with_hook("register_forward_hook"),
         _with_hook("register_full_backward_hook"),
     ],
-    ids=["random", "own class", "own forward", "pre-hook", "hook", "backward hook"],
+    ids=[
+        "random",
+        "own class",
+        "a part missing",
+        "own forward",
+        "pre-hook",
+        "hook",
+        "backward hook",
+    ],
 )
 def test_what_is_more_than_its_layers_is_called_itself(make: Callable[[], nn.Module]) -> None:
     assert not is_plain(make())
@@ -85,3 +102,26 @@ def test_a_served_network_acts_with_its_new_weights() -> None:
     twice.load_state_dict({name: 2 * value for name, value in twice.state_dict().items()})
     assert torch.equal(served.run(values), twice(values))
     assert not torch.equal(served.run(values), before)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_served_network_acts_with_its_own_weights(
+    copied: Callable[[TorchModule], TorchModule],
+) -> None:
+    served, values = TorchModule(network()), torch.ones(2, 3)
+    twin = copied(served)
+    twin.set_weights({name: 0 * array for name, array in twin.get_weights().items()})
+
+    assert not twin.run(values).any()
+    assert torch.equal(served.run(values), network()(values))
+
+
+def test_a_hook_on_all_modules_is_called_though_it_came_later() -> None:
+    served, seen = TorchModule(network()), []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(1))
+    try:
+        served.run(torch.ones(2, 3))
+    finally:
+        handle.remove()
+
+    assert seen

@@ -1,5 +1,6 @@
 """Forward passes without RLlib's and torch's bookkeeping, against the module's own."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.torch import TorchRLModule
@@ -114,6 +116,36 @@ def test_a_hook_is_called() -> None:
     assert_same(one, other)
 
     assert len(seen) == 3
+
+
+class WithAnotherHead(DefaultPPOTorchRLModule):
+    def setup(self) -> None:
+        super().setup()
+        self.pi.net = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+class WithAnotherEncoder(DefaultPPOTorchRLModule):
+    def setup(self) -> None:
+        super().setup()
+        self.encoder.encoder.net = nn.Linear(3, 8)
+
+
+@pytest.mark.parametrize("of", [WithAnotherHead, WithAnotherEncoder])
+def test_a_network_that_somebody_has_put_into_rllibs_module_is_called(
+    of: type[TorchRLModule],
+) -> None:
+    assert_same(module(of=of), module(of=of))
+
+
+def test_a_copy_acts_with_its_own_weights() -> None:
+    one, other = module(), module()
+    twin = copy.deepcopy(BareForward(other))
+    other.set_state({key: value + 1 for key, value in other.get_state().items()})
+
+    actual = twin.infer(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
+
+    expected = one.forward_inference(batch_for(VECTOR))[Columns.ACTION_DIST_INPUTS]
+    assert torch.equal(actual, expected)
 
 
 def test_a_hook_that_is_registered_later_is_called() -> None:

@@ -94,6 +94,33 @@ def test_where_torch_draws_otherwise_it_is_asked_itself(monkeypatch: pytest.Monk
     assert_identical(ours, theirs, "actions")
 
 
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_mean_without_its_deviations_is_refused_as_by_rllib(width: int) -> None:
+    module, inputs = module_for("box"), torch.zeros(4, width)
+    raised = []
+
+    for add in (
+        lambda: get_actions({Columns.ACTION_DIST_INPUTS: inputs}, module, False),
+        lambda: ActionDrawing(module, get_actions).add_to(
+            {Columns.ACTION_DIST_INPUTS: inputs}, explore=False
+        ),
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            add()
+        raised.append(caught.type)
+
+    assert raised[0] is raised[1]
+
+
+def test_whatever_torchs_defaults_are_draws_can_be_compared() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert rllib_drawing._is_drawn_alike.__wrapped__()
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_probability_is_refused_as_by_torch(value: float) -> None:
     inputs = torch.zeros(4, 5)
