@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 _EXPERIMENTS = "GRPC_EXPERIMENTS"
-_OLDER_WAY = "-event_engine_listener,-event_engine_client"
+_OLDER_WAY = "-event_engine_listener"
 _TRIED_WITH = "1.85."
 """Of grpcio; others may not know these names, and complain of what they do not know."""
 
