@@ -1,12 +1,15 @@
-"""gRPC, loaded so that whoever waits for a message reads it from the socket himself.
+"""gRPC, loaded so that a server reads a message in the thread that waits for it.
 
 The newer way of gRPC's core ("event engine") has threads of its own that read, and wake each other
 and whoever waits; for small messages that takes longer than all the rest. The older way is still
 there. gRPC looks into its environment variable once, when it is loaded, so everything here gets
 gRPC through this module; where a program has loaded it before, it stays as it is, and slower.
 
-What it gains: ``rlmesh-ray bench serving`` and ``bench stepping`` with ``GRPC_EXPERIMENTS=,`` in
-front, which leaves gRPC as it is. The variable and its names: ``doc/environment_variables.md`` and
+For servers only, which always wait. In the older way nobody reads for a client that waits for
+nothing, as while a runner learns: pings go unanswered then, and its session is lost.
+
+What it gains: ``rlmesh-ray bench serving`` with ``GRPC_EXPERIMENTS=,`` in front, which leaves gRPC
+as it is. The variable and its names: ``doc/environment_variables.md`` and
 ``src/core/lib/experiments/experiments.yaml`` of github.com/grpc/grpc.
 """
 

@@ -2,12 +2,18 @@
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import rlmesh_ray.rpc  # noqa: F401  # before any test loads gRPC, which only users do otherwise
 
-# Machines are busy: how long an example takes says nothing.
-settings.register_profile("tests", deadline=None)
+# Machines are busy: how long an example takes, or to draw one, says nothing. Which are drawn
+# depends on the test alone, so that what fails once fails again.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("tests")
 
 # Nor does how long Ray's control store takes to start: Ray gives it 30 s, and on a machine with

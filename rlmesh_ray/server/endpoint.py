@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ _LOG = logging.getLogger(__name__)
 
 _DRAIN_S = 10.0  # for a stop that a client has asked for
 _FLUSH_S = 0.1
+_NAP_S = 1.0
+"""Python looks for signals between two waits: one that came just before did not end the wait."""
 # What the loop may take longer than it was given before it counts as held.
 _LATE_S = 2.0
 _SILENT_S = 5.0
@@ -134,7 +137,10 @@ class Endpoint:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the server has stopped; return whether it has."""
-        return self._stopped.wait(timeout_s)
+        left_s = math.inf if timeout_s is None else timeout_s
+        while left_s > _NAP_S and not self._stopped.wait(_NAP_S):
+            left_s -= _NAP_S
+        return self._stopped.wait(min(left_s, _NAP_S))
 
     def health(self) -> Health:
         """Tell whether it would serve a new client now, as ``grpc.health.v1`` tells on its port.

@@ -1,11 +1,12 @@
 """Endpoints that are started twice, stopped early, abandoned, or left by their clients."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -242,13 +243,18 @@ print("ready", flush=True)
 """
 
 
-def run_script(source: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+@contextlib.contextmanager
+def run_script(source: str) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen(
         [sys.executable, "-c", source],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # one that hangs fails its test, and holds up no other
 
 
 def test_an_interpreter_exits_although_nothing_was_closed() -> None:
@@ -272,3 +278,22 @@ def test_a_signal_ends_a_plain_script_and_its_workers(number: signal.Signals) ->
     assert process.returncode == -number
     assert len(workers) == 1
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_a_signal_that_does_not_wake_the_waiting_thread_ends_it_nevertheless() -> None:
+    # As one that comes in the moment before it falls asleep: here, another thread takes it.
+    script = """
+import signal, threading
+from rlmesh_ray import ModelServer
+server = ModelServer(lambda batch: batch).start()
+def take_it() -> None:
+    threading.Event().wait(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=take_it).start()
+server.wait()
+"""
+    with run_script(script) as process:
+        _, errors = process.communicate(timeout=30)
+
+    assert process.returncode == -signal.SIGINT
+    assert errors.endswith("KeyboardInterrupt\n")
