@@ -1,15 +1,15 @@
-"""gRPC, loaded so that a server reads a message in the thread that waits for it.
+"""gRPC, loaded so that whoever waits for a message reads it from the socket himself.
 
 The newer way of gRPC's core ("event engine") has threads of its own that read, and wake each other
 and whoever waits; for small messages that takes longer than all the rest. The older way is still
-there. gRPC looks into its environment variable once, when it is loaded, so everything here gets
-gRPC through this module; where a program has loaded it before, it stays as it is, and slower.
+there. In it nobody reads for a client that waits for nothing, as while a runner learns, but gRPC's
+timer, now and then: often enough that pings do not go unanswered, which would end sessions.
 
-For servers only, which always wait. In the older way nobody reads for a client that waits for
-nothing, as while a runner learns: pings go unanswered then, and its session is lost.
+gRPC looks into its environment variables once, when it is loaded, so everything here gets gRPC
+through this module; where a program has loaded it before, it stays as it is, and slower.
 
-What it gains: ``rlmesh-ray bench serving`` with ``GRPC_EXPERIMENTS=,`` in front, which leaves gRPC
-as it is. The variable and its names: ``doc/environment_variables.md`` and
+What it gains: ``rlmesh-ray bench serving`` and ``bench stepping`` with ``GRPC_EXPERIMENTS=,`` in
+front, which leaves gRPC as it is. The variables: ``doc/environment_variables.md`` and
 ``src/core/lib/experiments/experiments.yaml`` of github.com/grpc/grpc.
 """
 
@@ -19,8 +19,12 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 
-_EXPERIMENTS = "GRPC_EXPERIMENTS"
-_OLDER_WAY = "-event_engine_listener"
+_OLDER_WAY = {
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+    # How often the timer reads, in ms: several times within the 5 s that a ping may take
+    # (client/channel.py), also on a busy machine. By itself gRPC would do so every 5 s.
+    "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "500",
+}
 _TRIED_WITH = "1.85."
 """Of grpcio; others may not know these names, and complain of what they do not know."""
 
@@ -35,15 +39,16 @@ def _is_tried() -> bool:
 @contextlib.contextmanager
 def _older_way() -> Iterator[None]:
     """Have gRPC loaded so meanwhile, unless the user has said how it shall be loaded."""
-    if _EXPERIMENTS in os.environ or not _is_tried():
+    if not _is_tried() or any(name in os.environ for name in _OLDER_WAY):
         yield
         return
-    os.environ[_EXPERIMENTS] = _OLDER_WAY
+    os.environ.update(_OLDER_WAY)
     try:
         yield
     finally:
         # Other programs that this one starts may have a gRPC of another version, as Ray has.
-        del os.environ[_EXPERIMENTS]
+        for name in _OLDER_WAY:
+            del os.environ[name]
 
 
 with _older_way():

@@ -239,6 +239,7 @@ def _tell(console: Console, job: _Job, last: "Progress", curve: Path) -> None:
         env_steps=last.env_steps,
         episodes=last.episodes,
         wall_s=last.wall_s,
+        sessions_lost=last.sessions_lost,
         checkpoint=checkpoint,
         learning_curve=curve,
     )

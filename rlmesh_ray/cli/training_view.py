@@ -27,6 +27,7 @@ class TrainingView:
         self._console = console
         self._goal = goal
         self._samples: list[Sample] = []
+        self._sessions_lost = 0
         self._status: Status | None = None
         if console.people.is_terminal:
             self._status = console.people.status("first iteration …")
@@ -80,12 +81,20 @@ class TrainingView:
             episodes=progress.episodes,
             wall_s=progress.wall_s,
             time_left_s=left_s,
+            sessions_lost=progress.sessions_lost,
         )
         mean = "-" if math.isnan(progress.return_mean) else f"{progress.return_mean:.1f}"
         self._console.say(
             f"{progress.iteration:>9} {progress.env_steps:>11,} {progress.env_steps_per_s:>8,.0f} "
             f"{mean:>9} {words(progress.wall_s):>12} {words(left_s):>12}"
         )
+        if progress.sessions_lost > self._sessions_lost:
+            self._sessions_lost = progress.sessions_lost
+            self._console.say(
+                f"{self._sessions_lost} session(s) lost so far; their episodes were cut short, "
+                "and new ones begun; --debug tells why",
+                style="yellow",
+            )
         if self._status is not None:
             self._status.update(
                 f"iteration {progress.iteration + 1} … return {mean}, about {words(left_s)} left"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 from ray.rllib.utils.metrics import (
     ENV_RUNNER_RESULTS,
     EPISODE_RETURN_MEAN,
@@ -39,6 +40,8 @@ class Progress:
     """Ended since the beginning."""
     wall_s: float
     """Since the beginning."""
+    sessions_lost: int
+    """Since the beginning; with each, running episodes were cut short, and new ones begun."""
 
 
 def train(
@@ -74,7 +77,7 @@ def train(
     torch.set_num_threads(torch_threads)
     algorithm = config.build_algo()
     start_s = time.perf_counter()
-    last = Progress(0, 0, math.nan, math.nan, 0, 0.0)
+    last = Progress(0, 0, math.nan, math.nan, 0, 0.0, 0)
     returns = _RecentReturns()
     try:
         is_done = False
@@ -164,4 +167,5 @@ def _progress(
         ),
         episodes=episodes,
         wall_s=wall_s,
+        sessions_lost=int(runners.get(NUM_ENV_STEP_FAILURES_LIFETIME, last.sessions_lost)),
     )

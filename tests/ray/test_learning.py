@@ -14,6 +14,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.learning_run import learning_config
 from rlmesh_ray.rllib.training import Progress, train
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -41,6 +42,20 @@ def test_the_learning_curve_is_the_same_to_the_last_digit() -> None:
     assert returns(through) == returns(without)
     assert [point.env_steps for point in through] == [point.env_steps for point in without]
     assert np.mean(returns(through)[-2:]) > 2 * returns(through)[0]
+
+
+def test_lost_sessions_are_counted() -> None:
+    def break_down() -> FaultyEnv:
+        return FaultyEnv(Fault.EXIT, at_step=40)
+
+    with EnvServer(break_down, num_envs=1) as server:
+        config = PPOConfig().env_runners(num_env_runners=0, rollout_fragment_length=100)
+        config.training(train_batch_size_per_learner=100, minibatch_size=50, num_epochs=1)
+        progress = list(train(configure(config, server.address), stop_iters=2))
+
+    # After 39 and 78 steps, and 117, 156 and 195.
+    assert [point.sessions_lost for point in progress] == [2, 5]
+    assert [point.env_steps for point in progress] == [100, 200]
 
 
 def bench(capture: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rlmesh_ray.cli.training_view import TrainingView
 Capture = pytest.CaptureFixture[str]
 
 
-def progress(iteration: int, return_mean: float) -> Any:
+def progress(iteration: int, return_mean: float, sessions_lost: int = 0) -> Any:
     """What rllib.training yields; the real class would bring Ray along."""
     return SimpleNamespace(
         iteration=iteration,
@@ -22,6 +22,7 @@ def progress(iteration: int, return_mean: float) -> Any:
         return_mean=return_mean,
         episodes=iteration,
         wall_s=iteration * 2.0,
+        sessions_lost=sessions_lost,
     )
 
 
@@ -52,7 +53,19 @@ def test_programs_get_an_event_an_iteration(capsys: Capture) -> None:
         "episodes": 1,
         "wall_s": 2.0,
         "time_left_s": None,
+        "sessions_lost": 0,
     }
+
+
+def test_people_are_told_of_lost_sessions_when_there_are_more(capsys: Capture) -> None:
+    with TrainingView(Console(), Goal(stop_iters=4)) as view:
+        view.follow([progress(number, 1.0, lost) for number, lost in enumerate([0, 2, 2, 3], 1)])
+
+    told = [line for line in capsys.readouterr().out.splitlines() if "lost" in line]
+    assert [line.partition(";")[0] for line in told] == [
+        "2 session(s) lost so far",
+        "3 session(s) lost so far",
+    ]
 
 
 def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

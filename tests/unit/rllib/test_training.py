@@ -42,7 +42,7 @@ def test_algorithms_are_found_by_name(name: str) -> None:
 
 
 def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
-    points = [Progress(n, 100 * n, 10.0, float(n), n, n / 2) for n in range(1, 4)]
+    points = [Progress(n, 100 * n, 10.0, float(n), n, n / 2, 0) for n in range(1, 4)]
 
     learning_curve(points, tmp_path / "curve.png", title="a title", goal=2.0)
 
