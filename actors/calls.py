@@ -1,5 +1,6 @@
 """Answers of Ray actors, with this package's errors in place of Ray's."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -76,6 +77,18 @@ def await_start(
         f"free: lower {lower} or num_{what}, or add nodes; where nodes come by themselves, which "
         "takes minutes, raise start_timeout_s"
     )
+
+
+def stop_actor(actor: Any, timeout_s: float) -> None:
+    """Have an actor stop what it hosts, by its method ``stop``, and end it in any case."""
+    # Without Ray it has ended already, and to ask for it would start another Ray.
+    if not ray.is_initialized():
+        return
+    try:
+        with contextlib.suppress(RlmeshError):
+            answer(actor.stop.remote(), timeout_s)
+    finally:
+        ray.kill(actor)
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

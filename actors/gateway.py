@@ -1,6 +1,5 @@
 """Gateway: one stable address for the endpoints of a fleet, wherever they are and restart."""
 
-import contextlib
 import secrets
 from collections.abc import Mapping
 from types import TracebackType
@@ -8,7 +7,7 @@ from typing import Any, Protocol, Self
 
 import ray
 
-from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.calls import answer, stop_actor
 from rlmesh_ray.actors.directory import FleetDirectory
 from rlmesh_ray.actors.gateway_service import GatewayActor, Listing
 from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
@@ -21,7 +20,6 @@ from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,
     EndpointUnreachableError,
-    RlmeshError,
 )
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.server.access import TlsSource, check_exposure
@@ -138,12 +136,8 @@ class Gateway:
     def stop(self) -> None:
         """End all calls through it and stop listening; the endpoints go on. Idempotent."""
         actor, self._actor = self._actor, None
-        # Without Ray it has ended already, and to ask for it would start another Ray.
-        if actor is None or not ray.is_initialized():
-            return
-        with contextlib.suppress(RlmeshError):
-            answer(actor.stop.remote(), _ASK_TIMEOUT_S)
-        ray.kill(actor)
+        if actor is not None:
+            stop_actor(actor, _ASK_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self

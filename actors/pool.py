@@ -1,6 +1,5 @@
 """EnvPool: endpoints outside of Ray that register themselves."""
 
-import contextlib
 import threading
 import time
 from types import TracebackType
@@ -9,7 +8,7 @@ from typing import Any, Self
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.calls import answer, stop_actor
 from rlmesh_ray.actors.directory import FleetDirectory, ask_registry
 from rlmesh_ray.actors.ledger import EndpointRecord
 from rlmesh_ray.actors.pool_service import PoolActor, PoolFacts
@@ -20,7 +19,6 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointTimeoutError,
     EndpointUnreachableError,
-    RlmeshError,
 )
 from rlmesh_ray.protocol.attendance import checked_name, fleet_of
 from rlmesh_ray.protocol.token import derive_token
@@ -198,12 +196,8 @@ class EnvPool:
         A pool that was found is somebody else's, and goes on.
         """
         actor, self._actor = self._actor, None
-        # Without Ray it has ended already, and to ask for it would start another Ray.
-        if actor is None or not self._is_own or not ray.is_initialized():
-            return
-        with contextlib.suppress(RlmeshError):
-            answer(actor.stop.remote(), _STOP_S)
-        ray.kill(actor)
+        if actor is not None and self._is_own:
+            stop_actor(actor, _STOP_S)
 
     def __enter__(self) -> Self:
         return self

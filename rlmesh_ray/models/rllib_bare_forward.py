@@ -5,6 +5,7 @@ torch looks for hooks at each part. With small networks that takes longer than t
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,15 +39,20 @@ def batch_of(observations: Any, device: Any) -> dict[str, Any]:
         observations: Batched; an array may be shared by the tensor.
         device: Of the connector; None for the CPU.
     """
-    is_plain = (
+    if (
         type(observations) is np.ndarray
         and observations.dtype in _TENSORS_AS_THEY_ARE
         and observations.flags.writeable
-    )
-    if is_plain and (device is None or torch.device(device).type == "cpu"):
+        and _is_cpu(device)
+    ):
         return {Columns.OBS: torch.from_numpy(observations)}
     batch: dict[str, Any] = convert_to_torch_tensor({Columns.OBS: observations}, device=device)
     return batch
+
+
+@lru_cache(maxsize=16)
+def _is_cpu(device: Any) -> bool:
+    return device is None or torch.device(device).type == "cpu"
 
 
 class BareForward:

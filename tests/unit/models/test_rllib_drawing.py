@@ -82,11 +82,11 @@ def test_rllibs_default_distributions_are_the_two_that_are_known() -> None:
     kinds = {kind: module_for(kind).get_exploration_action_dist_cls() for kind in SPACES}
 
     assert kinds == {"discrete": TorchCategorical, "box": TorchDiagGaussian}
-    assert rllib_drawing._is_drawn_alike()
+    assert rllib_drawing._is_done_alike()
 
 
 def test_where_torch_draws_otherwise_it_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rllib_drawing, "_is_drawn_alike", lambda: False)
+    monkeypatch.setattr(rllib_drawing, "_is_done_alike", lambda: False)
     inputs = torch.randn(8, 5)
 
     theirs, ours = both(module_for("discrete"), lambda: {Columns.ACTION_DIST_INPUTS: inputs})
@@ -116,7 +116,7 @@ def test_whatever_torchs_defaults_are_draws_can_be_compared() -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert rllib_drawing._is_drawn_alike.__wrapped__()
+        assert rllib_drawing._is_done_alike.__wrapped__()
     finally:
         torch.set_default_dtype(before)
 
@@ -145,6 +145,20 @@ def test_an_action_that_cannot_be_has_no_effect_on_the_others() -> None:
 
     assert_identical(ours, theirs, "actions")
     assert 2 not in ours[0][Columns.ACTIONS]
+
+
+@pytest.mark.parametrize("num_choices", [1, 2, 7, 18, 400])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e4, 1e37])
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t().contiguous().t(), lambda x: x[::2]])
+def test_however_many_choices_there_are_their_probabilities_are_rllibs(
+    num_choices: int, scale: float, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    random = torch.Generator().manual_seed(num_choices)
+    inputs = view(scale * torch.randn(32, num_choices, generator=random))
+
+    theirs, ours = both(module_for("discrete"), lambda: {Columns.ACTION_DIST_INPUTS: inputs})
+
+    assert_identical(ours, theirs, "actions")
 
 
 def test_a_distribution_of_the_modules_own_is_asked() -> None:
