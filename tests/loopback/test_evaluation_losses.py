@@ -368,12 +368,19 @@ def test_a_fleet_is_asked_again_where_its_endpoint_is() -> None:
 
 
 def test_a_policy_that_dies_costs_no_episode() -> None:
-    barrier = threading.Barrier(2, timeout=30)
+    barrier, is_stopped = threading.Barrier(2, timeout=30), threading.Event()
+
+    def stop_the_mortal() -> None:
+        mortal.stop(0.0)
+        is_stopped.set()
+
     with (
         EnvServer("CartPole-v1", num_envs=2) as first,
         EnvServer("CartPole-v1", num_envs=2) as second,
-        ModelServer(meeting(barrier)) as mortal,
-        ModelServer(meeting(barrier, then=lambda: mortal.stop(0.0))) as other,
+        # It is asked for the second time before it dies, and does not answer: else it might have
+        # finished its part by then, and nobody would miss it.
+        ModelServer(meeting(barrier, then=lambda: is_stopped.wait(30))) as mortal,
+        ModelServer(meeting(barrier, then=stop_the_mortal)) as other,
     ):
         record = Record()
         envs, models = [first.address, second.address], [mortal.address, other.address]
