@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.logs import is_verbose
 from rlmesh_ray.errors import ConfigurationError
 
 _PROBE_TIMEOUT_S = 5.0
@@ -132,6 +133,7 @@ def _init(address: str | None, **options: object) -> None:
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    # What actors log, runners above all, is asked for with --debug.
+    ray.init(address=address, log_to_driver=is_verbose(), logging_level=logging.ERROR, **options)
     # Ray has put its own there, which ends the process without a word of ours.
     signal.signal(signal.SIGTERM, handler)

@@ -49,7 +49,7 @@ def set_up(*, is_debug: bool) -> None:
 
 def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
     """Show this package's log on standard error; for servers, whose log is read."""
-    if not _is_verbose():
+    if not is_verbose():
         log_to_stderr(log_format)
         return
     for handler in logging.getLogger().handlers:  # it shows everything already
@@ -59,7 +59,7 @@ def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
 
 def quiet_rllib(config: "AlgorithmConfig") -> None:
     """Keep RLlib's advice about itself away from the progress that people read."""
-    if not _is_verbose():
+    if not is_verbose():
         # Both: the config's level holds from when the algorithm is built.
         logging.getLogger("ray.rllib").setLevel(logging.ERROR)
         config.debugging(log_level="ERROR")
@@ -68,7 +68,7 @@ def quiet_rllib(config: "AlgorithmConfig") -> None:
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
     """Keep warnings of all libraries back; for loading checkpoints, where RLlib has many."""
-    if not _is_verbose():
+    if not is_verbose():
         logging.disable(logging.WARNING)
     try:
         yield
@@ -76,5 +76,6 @@ def muted() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def _is_verbose() -> bool:
+def is_verbose() -> bool:
+    """Tell whether everything is shown, for debugging."""
     return logging.getLogger().isEnabledFor(logging.INFO)

@@ -22,6 +22,7 @@ import pytest
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.released_join import ReleasedJoin
@@ -628,6 +629,20 @@ def test_ray_leaves_the_signals_to_the_command(folder: Path) -> None:
     assert done.stdout.splitlines()[-1] == "interrupted"
     assert done.returncode == 0
     assert "SIGTERM" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_what_remote_runners_say_of_lost_sessions_is_shown_for_debugging(folder: Path) -> None:
+    def break_down() -> FaultyEnv:
+        return FaultyEnv(Fault.EXIT, at_step=100)
+
+    with EnvServer(break_down, num_envs=8) as server:
+        options = ["--stop-iters", "1", "--num-env-runners", "1", "--json"]
+        done = run("--debug", "train", server.address, *options, folder=folder)
+
+    assert events(done.stdout)[-1]["sessions_lost"] >= 1
+    assert "the environment's process ended with exit code 3" in done.stderr
 
 
 @pytest.mark.slow
