@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+# Those for all modules of the process. Where torch keeps them under other names, nobody knows
+# whether there are any.
+_GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}", {0: None}) for name in _HOOKS)
 # They do the same in training and in evaluation, and change nothing.
 _LAYERS = (
     nn.Linear,
@@ -42,11 +45,11 @@ class InOneGo:
     def __init__(self, network: nn.Module) -> None:
         self._network = network
         self._layers = tuple(layers_in(network))
-        self._hooks = own_hooks(network)
+        self._hooks = hooks_on(network)
 
     def __call__(self, *inputs: Any) -> Any:
         """Do what calling the network does."""
-        if len(inputs) != 1 or any(self._hooks) or is_any_heard():
+        if len(inputs) != 1 or any(self._hooks):
             return self._network(*inputs)
         (values,) = inputs
         for layer in self._layers:
@@ -62,22 +65,35 @@ def layers_in(network: nn.Module) -> Iterator[Layer]:
     if isinstance(network, nn.Sequential):
         for part in network:
             yield from layers_in(part)
+    elif isinstance(network, nn.Linear):
+        yield _linear(network)
+    elif isinstance(network, nn.Tanh):
+        yield torch.tanh
     else:
         yield network.forward
 
 
-def own_hooks(network: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return where torch keeps the hooks of a plain network's parts.
+def _linear(layer: nn.Linear) -> Layer:
+    # torch looks an attribute that is a parameter up in three places, in Python.
+    parameters, linear = layer._parameters, F.linear
+
+    def call(values: torch.Tensor) -> torch.Tensor:
+        try:
+            weight, bias = parameters["weight"], parameters["bias"]
+        except KeyError:  # somebody computes it from other parameters now
+            return layer.forward(values)
+        return linear(values, weight, bias)  # type: ignore[arg-type]  # a weight is never None
+
+    return call
+
+
+def hooks_on(*networks: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return where torch keeps the hooks that passes through plain networks would call.
 
     To be looked at before each pass: somebody may register one at any time.
     """
-    return tuple(getattr(part, name) for part in parts_of(network) for name in _HOOKS)
-
-
-def is_any_heard() -> bool:
-    """Tell whether there are hooks for all modules of the process."""
-    # Where torch keeps them under other names, nobody knows whether there are any.
-    return any(getattr(torch_module, name, True) for name in _GLOBAL_HOOKS)
+    own = (getattr(part, name) for one in networks for part in parts_of(one) for name in _HOOKS)
+    return (*own, *_GLOBAL_HOOKS)
 
 
 def parts_of(network: nn.Module) -> Iterator[nn.Module]:
@@ -93,7 +109,7 @@ def is_plain(network: nn.Module, *kinds: type[nn.Module]) -> bool:
         kinds: What else is known, beside torch's own layers and rows of them.
     """
     known = (*_LAYERS, nn.Sequential, *kinds)
-    return not is_any_heard() and all(_is_plain(part, known) for part in parts_of(network))
+    return not any(_GLOBAL_HOOKS) and all(_is_plain(part, known) for part in parts_of(network))
 
 
 def _is_plain(part: nn.Module, known: tuple[type[nn.Module], ...]) -> bool:

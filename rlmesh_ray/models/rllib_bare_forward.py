@@ -21,10 +21,9 @@ from torch import nn
 
 from rlmesh_ray.models.plain_layers import (
     Layer,
-    is_any_heard,
+    hooks_on,
     is_plain,
     layers_in,
-    own_hooks,
     parts_of,
 )
 
@@ -69,12 +68,12 @@ class BareForward:
         self._module = module
         self._layers = _layers_of(module)
         if self._layers is not None:
-            self._hooks = (*own_hooks(module.encoder), *own_hooks(module.pi))
+            self._hooks = hooks_on(module.encoder, module.pi)
         self._is_switched_as_usual = _is_switched_as_usual(module)
 
     def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
         """Do what ``module.forward_exploration`` does."""
-        if self._layers is not None and not any(self._hooks) and not is_any_heard():
+        if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_exploration
         if self._is_switched_as_usual:
@@ -85,7 +84,7 @@ class BareForward:
 
     def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Do what ``module.forward_inference`` does."""
-        if self._layers is not None and not any(self._hooks) and not is_any_heard():
+        if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_inference
         if self._is_switched_as_usual:

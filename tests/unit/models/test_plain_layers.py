@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from rlmesh_ray.models.plain_layers import is_plain, layers_in
 from rlmesh_ray.models.torch_module import TorchModule
@@ -101,6 +102,21 @@ def test_a_served_network_acts_with_its_new_weights() -> None:
     twice = network()
     twice.load_state_dict({name: 2 * value for name, value in twice.state_dict().items()})
     assert torch.equal(served.run(values), twice(values))
+    assert not torch.equal(served.run(values), before)
+
+
+def test_a_weight_that_is_computed_later_on_is_computed() -> None:
+    odd, values = network(), torch.ones(2, 3)
+    served = TorchModule(odd)
+    before = served.run(values)
+
+    class Halved(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight / 2
+
+    parametrize.register_parametrization(odd[0], "weight", Halved())
+
+    assert torch.equal(served.run(values), odd(values))
     assert not torch.equal(served.run(values), before)
 
 
