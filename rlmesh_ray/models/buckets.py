@@ -5,14 +5,13 @@ several, the last of them padded: rounding it up would make sizes without end.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from rlmesh_ray.errors import ConfigurationError
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """What runs at once."""
 
     rows: slice

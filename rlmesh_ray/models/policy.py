@@ -17,8 +17,7 @@ class RouteRows(NamedTuple):
     """One a row, in the order of the rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """A batch of observations and whose they are."""
 
     observations: object

@@ -9,7 +9,7 @@ from rlmesh_ray.errors import ContractMismatchError, PolicyError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.models.slots import SlotStates
 from rlmesh_ray.models.state_table import StateTable
-from rlmesh_ray.models.torch_actions import actions_of, joined, outputs_of, zero_observations
+from rlmesh_ray.models.torch_actions import action_form, zero_observations
 from rlmesh_ray.models.torch_module import TorchModule
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -67,7 +67,7 @@ class RecurrentTorchPolicy:
             try:
                 states = self._table.gather(self._table.index([row] * part.num_rows, part))
                 result, after = self._run(self._module.tensors(observations, part), states)
-                outputs_of(contract.action_space, result, part.size)
+                action_form(contract.action_space).outputs(result, part.size)
                 self._table.kept(after, part)
             except PolicyError as error:
                 raise ContractMismatchError(
@@ -83,7 +83,7 @@ class RecurrentTorchPolicy:
             PolicyError: A lane occurs twice, the module raised, or its output is not what the
                 class promises. The lanes' states are what they were.
         """
-        spec = contract.action_space
+        form = action_form(contract.action_space)
         lanes = self._lanes.of(rows)
         actions, changes = [], []
         for part in self._module.parts(len(lanes)):
@@ -91,12 +91,12 @@ class RecurrentTorchPolicy:
             result, after = self._run(
                 self._module.tensors(rows.observations, part), self._table.gather(index)
             )
-            actions.append(actions_of(outputs_of(spec, result, part.size), part))
+            actions.append(form.actions(result, part))
             changes.append((index, self._table.kept(after, part)))
         # Only now: a part that fails leaves the states of the others as they were, too.
         for index, states in changes:
             self._table.scatter(index, states)
-        return joined(spec, actions)
+        return form.joined(actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the state of a lane, or of all lanes of a route."""

@@ -1,6 +1,7 @@
 """A module's outputs as actions, by the rules in ``TorchPolicy``."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,47 +42,62 @@ class Output(NamedTuple):
     """How many logits a row has; 0: the tensor holds the actions themselves."""
 
 
-def outputs_of(spec: SpaceSpec, result: Any, size: int) -> list[Output]:
-    """Return one output a leaf of the action space.
+@lru_cache(maxsize=256)
+def action_form(spec: SpaceSpec) -> "ActionForm":
+    """Return the form of a space's actions; the same one each time."""
+    return ActionForm(spec)
+
+
+class ActionForm:
+    """What a module returns for the actions of one space.
 
     Args:
         spec: The action space.
-        result: What the module returned.
-        size: Rows that it was given.
-
-    Raises:
-        PolicyError: It is nothing that the action space could take.
     """
-    try:
-        parts = flatten(spec, result)
-    except ConformanceError as error:
-        raise PolicyError(
-            f"the module's output has not the structure of the action space: {error}"
-        ) from error
-    return [_output(leaf, part, size) for leaf, part in zip(leaves(spec), parts, strict=True)]
 
+    def __init__(self, spec: SpaceSpec) -> None:
+        self._spec = spec
+        self._leaves = leaves(spec)
 
-def actions_of(outputs: Sequence[Output], part: Part) -> list[NDArray[Any]]:
-    """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf; padding is cut off.
+    def outputs(self, result: Any, size: int) -> list[Output]:
+        """Return one output a leaf of the action space.
 
-    A row whose logits have NaN in them gets an action that is outside its Discrete, which
-    whoever checks the actions refuses for this row alone.
+        Args:
+            result: What the module returned.
+            size: Rows that it was given.
 
-    Args:
-        outputs: From ``outputs_of``.
-        part: The rows that the module was given.
+        Raises:
+            PolicyError: It is nothing that the action space could take.
+        """
+        try:
+            parts = flatten(self._spec, result)
+        except ConformanceError as error:
+            raise PolicyError(
+                f"the module's output has not the structure of the action space: {error}"
+            ) from error
+        return [_output(leaf, part, size) for leaf, part in zip(self._leaves, parts, strict=True)]
 
-    Raises:
-        PolicyError: All rows' logits have NaN in them.
-    """
-    return [_actions(output, part) for output in outputs]
+    def actions(self, result: Any, part: Part) -> list[NDArray[Any]]:
+        """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf, without padding.
 
+        A row whose logits have NaN in them gets an action that is outside its Discrete, which
+        whoever checks the actions refuses for this row alone.
 
-def joined(spec: SpaceSpec, parts: Sequence[Sequence[NDArray[Any]]]) -> Any:
-    """Return the actions of all parts as one batched value."""
-    if len(parts) == 1:
-        return unflatten(spec, parts[0])
-    return unflatten(spec, [np.concatenate(columns) for columns in zip(*parts, strict=True)])
+        Args:
+            result: What the module returned.
+            part: The rows that it was given.
+
+        Raises:
+            PolicyError: It is nothing that the action space could take, or all rows' logits have
+                NaN in them.
+        """
+        return [_actions(output, part) for output in self.outputs(result, part.size)]
+
+    def joined(self, parts: Sequence[Sequence[NDArray[Any]]]) -> Any:
+        """Return the actions of all parts as one batched value."""
+        if len(parts) == 1:
+            return unflatten(self._spec, parts[0])
+        return unflatten(self._spec, [np.concatenate(own) for own in zip(*parts, strict=True)])
 
 
 def _output(leaf: Leaf, tensor: Any, size: int) -> Output:

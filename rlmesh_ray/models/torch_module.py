@@ -113,7 +113,8 @@ class TorchModule:
     def _tensor(self, array: np.ndarray[Any, Any], part: Part) -> torch.Tensor:
         if part.size == len(array):
             # Values from the wire are read-only, which a tensor cannot be.
-            if not (array.flags.c_contiguous and array.flags.writeable):
+            flags = array.flags
+            if not (flags.c_contiguous and flags.writeable):
                 array = array.copy()
         else:
             padded = np.zeros((part.size, *array.shape[1:]), array.dtype)

@@ -7,7 +7,7 @@ import torch
 
 from rlmesh_ray.errors import ContractMismatchError, PolicyError
 from rlmesh_ray.models.policy import Rows, Traits
-from rlmesh_ray.models.torch_actions import actions_of, joined, outputs_of, zero_observations
+from rlmesh_ray.models.torch_actions import action_form, zero_observations
 from rlmesh_ray.models.torch_module import TorchModule
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -65,7 +65,7 @@ class TorchPolicy:
             observations = zero_observations(contract, part.num_rows)
             try:
                 result = self._module.run(self._module.tensors(observations, part))
-                outputs_of(contract.action_space, result, part.size)
+                action_form(contract.action_space).outputs(result, part.size)
             except PolicyError as error:
                 raise ContractMismatchError(
                     f"the torch module cannot act in {contract.id}: {error}"
@@ -77,12 +77,12 @@ class TorchPolicy:
         Raises:
             PolicyError: The module raised, or its output is not what the class promises.
         """
-        spec = contract.action_space
+        form = action_form(contract.action_space)
         actions = []
         for part in self._module.parts(rows.num_rows):
             result = self._module.run(self._module.tensors(rows.observations, part))
-            actions.append(actions_of(outputs_of(spec, result, part.size), part))
-        return joined(spec, actions)
+            actions.append(form.actions(result, part))
+        return form.joined(actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Do nothing: the module is asked row by row and remembers nothing."""

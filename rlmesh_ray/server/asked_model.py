@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
+from rlmesh_ray.errors import PolicyError, RlmeshError
 from rlmesh_ray.models.batcher import Item
-from rlmesh_ray.models.policy import RouteRows, Rows
+from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server.batch_run import guarded
+from rlmesh_ray.server.batch_form import BatchForm, Part
+from rlmesh_ray.server.batch_run import attempted
 from rlmesh_ray.server.batch_values import BatchValues
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.error_text import text_of
@@ -28,8 +29,6 @@ from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.predictions import Answer
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.tls import TlsSource
-from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
@@ -123,13 +122,9 @@ class AskedModelServer:
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _Request(Part):
     """A request that waits for its answer."""
 
-    contract: EnvContract
-    slots: Sequence[PredictSlot]
-    values: BatchValues
-    """Of whoever asks."""
     answer: Answer
     arrived_ns: int
     choice: Future[Choice] | None = None
@@ -149,25 +144,27 @@ class _AskedHost(ModelHost):
     def _ask(
         self,
         route_key: str,
-        contract: EnvContract,
+        form: BatchForm,
         observation: bytes,
         slots: Sequence[PredictSlot],
         values: BatchValues,
         answer: Answer,
     ) -> Item[Any]:
-        request = _Request(contract, slots, values, answer, time.monotonic_ns())
-        try:
-            observations = _observations(contract, values, observation, len(slots))
-            rows = Rows(observations, [RouteRows(route_key, slots)])
-            request.choice = guarded(self._asked.ask, rows)
-        except RlmeshError as error:
+        arrived_ns = time.monotonic_ns()
+        request = _Request(form, observation, route_key, slots, values, answer, arrived_ns)
+        choice = attempted(self._choice, request)
+        if isinstance(choice, RlmeshError):
             # Whoever asks has not noted yet that it has.
-            shared_loop().post(partial(self._answer, request, error, 0))
+            shared_loop().post(partial(self._answer, request, choice, 0))
         else:
-            request.choice.add_done_callback(
-                lambda _: shared_loop().post(partial(self._deliver, request))
-            )
+            request.choice = choice
+            choice.add_done_callback(lambda _: shared_loop().post(partial(self._deliver, request)))
         return Item(None, route_key, len(slots), request)
+
+    def _choice(self, request: _Request) -> Future[Choice]:
+        form, parts = request.form, [request]
+        rows = form.rows(form.codecs(parts), parts, [len(request.slots)])
+        return self._asked.ask(rows)
 
     def _take_back(self, ticket: Item[Any]) -> None:
         if ticket.payload.choice is not None:
@@ -182,12 +179,7 @@ class _AskedHost(ModelHost):
             self._answer(request, _as_ours(error), 0)
             return
         choice = request.choice.result()
-        try:
-            actions = _encoded(request, choice.actions)
-        except RlmeshError as misfit:
-            self._answer(request, misfit, choice.version)
-        else:
-            self._answer(request, actions, choice.version)
+        self._answer(request, attempted(_encoded, request, choice.actions), choice.version)
 
     def _answer(self, request: _Request, result: bytes | RlmeshError, version: int) -> None:
         run = BatchRun(version, len(request.slots), 0, self._name)
@@ -211,29 +203,10 @@ def _at_once(take: Any, data: bytes) -> None:
     take(data)
 
 
-def _observations(contract: EnvContract, values: BatchValues, data: bytes, num_rows: int) -> Any:
-    space = contract.observation_space
-    columns = values.decode_batch(space, data, num_rows)
-    try:
-        structure_checker(space).check(columns)
-    except ConformanceError as error:
-        raise CodecError(
-            f"the observation does not fit {contract.id}'s observation space: {error}"
-        ) from error
-    return unflatten(space, columns)
-
-
-def _encoded(request: _Request, actions: object) -> bytes:
-    contract, num_rows = request.contract, len(request.slots)
-    space = contract.action_space
-    try:
-        columns = coerce_batch(space, actions, num_rows)
-        structure_checker(space).check(columns)
-    except ConformanceError as error:
-        raise PolicyError(
-            f"the policy's actions do not fit {contract.id}'s action space: {error}"
-        ) from error
-    return request.values.encode_batch(space, columns, num_rows)
+def _encoded(request: _Request, actions: object) -> bytes | RlmeshError:
+    form = request.form
+    (answer,) = form.answers(form.codecs([request]), actions, [len(request.slots)])
+    return answer
 
 
 def _as_ours(error: BaseException) -> RlmeshError:

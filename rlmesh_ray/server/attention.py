@@ -40,6 +40,8 @@ class _Attention:
         return self
 
     async def __anext__(self) -> bytes:
+        if not self._is_alone():
+            return await anext(self._frames)
         self._looking.begin()
         self._stay_awake()
         frame = await anext(self._frames)
@@ -51,7 +53,7 @@ class _Attention:
     def _stay_awake(self) -> None:
         """Do not sleep for about as long as it usually takes the client to ask again."""
         look_s = self._looking.look_s
-        if look_s and self._is_alone():
+        if look_s:
             self._until_s = time.perf_counter() + look_s
             if not self._is_awake:
                 self._is_awake = True

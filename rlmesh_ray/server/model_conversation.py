@@ -175,14 +175,14 @@ class ModelConversation:
             return None
         # No task for each of these: it would cost as much as the rest together.
         context = request.context
-        key, contract, lanes = self._routes.by_id[context.route_id]
+        key, form, lanes = self._routes.by_id[context.route_id]
         try:
             slots = lanes.seated(context.slots)
         except (CapacityError, CodecError) as error:
             return self._failed(request, error)
         self._predicting[request.request_id] = self._host.predict(
             key,
-            contract,
+            form,
             request.observation,
             slots,
             self._values,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.route_lanes import RouteLanes
+from rlmesh_ray.server.batch_form import BatchForm
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -24,7 +25,8 @@ class Route(NamedTuple):
 
     key: str
     """Its name over all sessions of the server."""
-    contract: EnvContract
+    form: BatchForm
+    """With its contract."""
     lanes: RouteLanes
 
 
@@ -81,7 +83,7 @@ class ModelRoutes:
                 "open another session"
             )
         key, before = f"{self._key}/{route_id}", self.by_id.get(route_id)
-        if before is not None and self._keeps_same and _acts_alike(contract, before.contract):
+        if before is not None and self._keeps_same and _acts_alike(contract, before.form.contract):
             return
         lanes = self._make_lanes(contract)
         with self._room_for(route_id, lanes.num_claimed):
@@ -90,7 +92,7 @@ class ModelRoutes:
             else:
                 await self._host.reconfigure(key, contract)
                 before.lanes.clear()
-        self.by_id[route_id] = Route(key, contract, lanes)
+        self.by_id[route_id] = Route(key, BatchForm(contract), lanes)
 
     async def forget(self, route_id: str, episode_ids: Sequence[str]) -> None:
         """Forget episodes of a route, if it is there.

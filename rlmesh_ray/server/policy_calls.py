@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rlmesh_ray.errors import RlmeshError
-from rlmesh_ray.server.batch_run import guarded
+from rlmesh_ray.server.batch_run import attempted
 from rlmesh_ray.server.policy_thread import PolicyThread
 
 ResultT = TypeVar("ResultT")
@@ -35,10 +35,11 @@ class PolicyCalls:
         def work() -> None:
             if not done.set_running_or_notify_cancel():
                 return
-            try:
-                done.set_result(guarded(function, *arguments))
-            except RlmeshError as error:
-                done.set_exception(error)
+            outcome = attempted(function, *arguments)
+            if isinstance(outcome, RlmeshError):
+                done.set_exception(outcome)
+            else:
+                done.set_result(outcome)
 
         self._thread.call(work)
         if self._is_closed:

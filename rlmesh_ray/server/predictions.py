@@ -17,7 +17,8 @@ from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch_threads import limit_torch_threads
 from rlmesh_ray.protocol.adapters import TimedRun
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server.batch_run import BatchRunner, Part
+from rlmesh_ray.server.batch_form import BatchForm, Part
+from rlmesh_ray.server.batch_run import BatchRunner
 from rlmesh_ray.server.batch_values import BatchValues
 from rlmesh_ray.server.counts import ModelCounts
 from rlmesh_ray.server.gathering import Gathering
@@ -26,8 +27,6 @@ from rlmesh_ray.server.policy_health import PolicyHealth
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.server.policy_weights import PolicyWeights
 from rlmesh_ray.server.statistics import ModelStatistics
-from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 
 Answer = Callable[[bytes | RlmeshError, BatchRun, int], None]
 """Takes a request's actions (or why there are none), its batch, and the ns that it waited.
@@ -84,7 +83,7 @@ class Predictions:
         self._name = name
         self.counts = ModelCounts()
         """What the batcher does not count."""
-        self._runner = BatchRunner(policy, untimed=edition_values)
+        self._runner = BatchRunner(policy)
         self._batcher: Batcher[_Job] = Batcher(max_rows=max_rows)
         # The serving loop adds, the policy's thread takes.
         self._lock = threading.Lock()
@@ -106,7 +105,7 @@ class Predictions:
     def predict(
         self,
         route_key: str,
-        contract: EnvContract,
+        form: BatchForm,
         observation: bytes,
         slots: Sequence[PredictSlot],
         values: BatchValues,
@@ -116,7 +115,7 @@ class Predictions:
 
         Args:
             route_key: Names the route over all sessions.
-            contract: The route's.
+            form: The route's.
             observation: A batch with one row a slot, from the wire.
             slots: At least one.
             values: Of the language that the observation is in, and the actions shall be.
@@ -127,9 +126,8 @@ class Predictions:
             self._loop = asyncio.get_running_loop()
             limit_torch_threads(self._torch_threads)  # for what it will run itself
         arrived_ns = time.monotonic_ns()
-        job = _Job(contract, observation, route_key, slots, values, answer, arrived_ns)
-        group = (contract.observation_space, contract.action_space)
-        ticket = Item(group, route_key, len(slots), job)
+        job = _Job(form, observation, route_key, slots, values, answer, arrived_ns)
+        ticket = Item(form.group, route_key, len(slots), job)
         with self._lock:
             self._batcher.offer(ticket, arrived_ns * 1e-9)
         self.gathering.note_asked()
@@ -190,8 +188,8 @@ class Predictions:
             num_rows,
             self._runner.forward_ns,
             self._name,
-            self._runner.codec.decode_ns,
-            self._runner.codec.encode_ns,
+            self._runner.decode_ns,
+            self._runner.encode_ns,
         )
         ended_ns = time.monotonic_ns()
         with self._lock:

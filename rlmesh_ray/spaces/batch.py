@@ -38,6 +38,8 @@ def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
         ConformanceError: ``"structure"``: a key is missing, a Tuple has the wrong arity, or
             there is no mapping or sequence where the space has one.
     """
+    if not isinstance(spec, (DictSpec, TupleSpec)):
+        return [value]
     found: list[Any] = []
     _flatten(spec, value, (), found)
     return found
@@ -53,10 +55,11 @@ def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
     Raises:
         ValueError: There are more or fewer values than leaves.
     """
-    expected = len(leaves(spec))
+    is_leaf = not isinstance(spec, (DictSpec, TupleSpec))
+    expected = 1 if is_leaf else len(leaves(spec))
     if len(leaf_values) != expected:
         raise ValueError(f"{len(leaf_values)} values for {expected} leaves")
-    return _unflatten(spec, iter(leaf_values))
+    return leaf_values[0] if is_leaf else _unflatten(spec, iter(leaf_values))
 
 
 def by_leaf(spec: SpaceSpec, values: Sequence[Any]) -> list[Sequence[Any]]:

@@ -36,7 +36,8 @@ from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Traits, Updatable
 from rlmesh_ray.models.rllib_checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_run import BatchRunner, Part
+from rlmesh_ray.server.batch_form import BatchForm, Part
+from rlmesh_ray.server.batch_run import BatchRunner
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -453,7 +454,7 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
 
     def part(route: str, observation: Any) -> Part:
         slots = [PredictSlot(0, "", 0, reset=False)]
-        return Part(run.contract, observation.tobytes(), route, slots, values)
+        return Part(BatchForm(run.contract), observation.tobytes(), route, slots, values)
 
     runner.run([part("good", good)])
     answers = runner.run([part("good", good), part("bad", np.full_like(good, np.inf))])

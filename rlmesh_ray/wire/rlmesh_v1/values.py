@@ -5,6 +5,7 @@ goes as a ``ValueList`` with one node a lane.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import (
     DTYPES,
@@ -27,6 +27,7 @@ from rlmesh_ray.spaces.spec import (
     TupleSpec,
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
+from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
 from rlmesh_ray.wire.columns import check_column, check_size
 from rlmesh_ray.wire.rlmesh_v1.frames import parse
 
@@ -42,92 +43,90 @@ _KINDS: dict[type[LeafSpec], str] = {
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-    """Return the bytes of a batch.
-
-    Args:
-        spec: Of one lane.
-        columns: One a leaf, at exactly its dtype and ``(num_lanes, *leaf.shape)``.
-        num_lanes: Width of the batch.
-
-    Raises:
-        CodecError: A column is not what its leaf declares; coerce it first.
-    """
-    own = leaves(spec)
-    if len(columns) != len(own):
-        raise CodecError(f"{len(columns)} columns for {len(own)} leaves")
-    for leaf, column in zip(own, columns, strict=True):
-        check_column(leaf, column, num_lanes)
-    if _has_array_root(spec):
-        return _raw(own[0], columns[0])
-    return _encode_lanes(spec, columns, num_lanes)
+    """Return the bytes of a batch of a space; see ``BatchCodec.encode``."""
+    return codec(spec).encode(columns, num_lanes)
 
 
 def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
-    """Return the columns of a batch; arrays may be read-only views of ``data``.
-
-    Values are not compared with their space here; see ``conformance.check``.
-
-    Args:
-        spec: Of one lane.
-        data: From the peer.
-        num_lanes: Width that the batch must have.
-
-    Raises:
-        CodecError: ``data`` is no batch of ``num_lanes`` such values.
-    """
-    own = leaves(spec)
-    if _has_array_root(spec):
-        return [_view(own[0], data, num_lanes)]
-    batch = parse(pb.ValueList, data)
-    if len(batch.items) != num_lanes:
-        raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
-    parts: list[list[Any]] = [[] for _ in own]
-    for node in batch.items:
-        _collect(spec, node, zip(own, parts, strict=True))
-    return [_column(leaf, lanes) for leaf, lanes in zip(own, parts, strict=True)]
+    """Return the columns of a batch of a space; see ``BatchCodec.decode``."""
+    return codec(spec).decode(data, num_lanes)
 
 
-def join_batches(spec: SpaceSpec, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-    """Return the columns of several batches, one after the other, as ``decode_batch`` does.
+@lru_cache(maxsize=256)
+def codec(spec: SpaceSpec) -> BatchCodec:
+    """Return what reads and writes the batches of a space; the same one each time.
 
     Args:
         spec: Of one lane.
-        batches: From the peers; at least one.
-        counts: Width that each must have.
-
-    Raises:
-        CodecError: One of them is no batch of that many such values.
     """
-    if not _has_array_root(spec) or len(batches) == 1:
-        return concatenate(
-            [decode_batch(spec, data, count) for data, count in zip(batches, counts, strict=True)]
-        )
-    leaf = leaves(spec)[0]
-    size = leaf.lane_bytes
-    if [len(data) for data in batches] != [count * size for count in counts]:
-        for data, count in zip(batches, counts, strict=True):
-            check_size(leaf, len(data), count)
-    # Not bytes, which are read-only: torch would have to copy them once more.
-    return [_view(leaf, bytearray().join(batches), sum(counts))]
+    if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
+        return _NodeCodec(spec)
+    return _ArrayCodec(leaves(spec)[0])
 
 
-def split_batch(spec: SpaceSpec, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-    """Return the bytes of several batches whose columns follow each other, as ``encode_batch``.
+class _ArrayCodec:
+    """For spaces whose root is an array."""
 
-    Raises:
-        CodecError: A column is not what its leaf declares; coerce it first.
-    """
-    if not _has_array_root(spec):
-        parts = split(columns, counts)
-        return [encode_batch(spec, part, n) for part, n in zip(parts, counts, strict=True)]
-    data = encode_batch(spec, columns, sum(counts))
-    size = leaves(spec)[0].lane_bytes
-    ends = [end * size for end in accumulate(counts)]
-    return [data[end - n * size : end] for end, n in zip(ends, counts, strict=True)]
+    def __init__(self, leaf: Leaf) -> None:
+        self._leaf = leaf
+        self._little = _little(leaf)
+
+    def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
+        if len(columns) != 1:
+            raise CodecError(f"{len(columns)} columns for 1 leaf")
+        check_column(self._leaf, columns[0], num_lanes)
+        return np.asarray(columns[0], self._little).tobytes()
+
+    def decode(self, data: bytes, num_lanes: int) -> list[Column]:
+        return [_view(self._leaf, self._little, data, num_lanes)]
+
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        if len(batches) == 1:
+            return self.decode(batches[0], counts[0])
+        size = self._leaf.lane_bytes
+        if [len(data) for data in batches] != [count * size for count in counts]:
+            for data, count in zip(batches, counts, strict=True):
+                check_size(self._leaf, len(data), count)
+        # Not bytes, which are read-only: torch would have to copy them once more.
+        return [_view(self._leaf, self._little, bytearray().join(batches), sum(counts))]
+
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        data = self.encode(columns, sum(counts))
+        if len(counts) == 1:
+            return [data]
+        size = self._leaf.lane_bytes
+        ends = [end * size for end in accumulate(counts)]
+        return [data[end - n * size : end] for end, n in zip(ends, counts, strict=True)]
 
 
-def _has_array_root(spec: SpaceSpec) -> bool:
-    return not isinstance(spec, (DictSpec, TupleSpec, TextSpec))
+class _NodeCodec:
+    """For all other spaces."""
+
+    def __init__(self, spec: SpaceSpec) -> None:
+        self._spec = spec
+        self._leaves = leaves(spec)
+
+    def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
+        if len(columns) != len(self._leaves):
+            raise CodecError(f"{len(columns)} columns for {len(self._leaves)} leaves")
+        for leaf, column in zip(self._leaves, columns, strict=True):
+            check_column(leaf, column, num_lanes)
+        return _encode_lanes(self._spec, columns, num_lanes)
+
+    def decode(self, data: bytes, num_lanes: int) -> list[Column]:
+        batch = parse(pb.ValueList, data)
+        if len(batch.items) != num_lanes:
+            raise CodecError(f"the batch has {len(batch.items)} lanes, expected {num_lanes}")
+        parts: list[list[Any]] = [[] for _ in self._leaves]
+        for node in batch.items:
+            _collect(self._spec, node, zip(self._leaves, parts, strict=True))
+        return [_column(leaf, lanes) for leaf, lanes in zip(self._leaves, parts, strict=True)]
+
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        return join_each([self] * len(batches), batches, counts)
+
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        return split_each([self] * len(counts), columns, counts)
 
 
 def _raw(leaf: Leaf, column: Column) -> bytes:
@@ -173,13 +172,15 @@ def _fill(node: pb.SpaceValueNode, spec: SpaceSpec, parts: Iterator[Any]) -> Non
         setattr(node, _KINDS[type(spec)], next(parts))
 
 
-def _view(leaf: Leaf, data: bytes | bytearray, num_lanes: int) -> NDArray[Any]:
+def _view(
+    leaf: Leaf, little: np.dtype[Any], data: bytes | bytearray, num_lanes: int
+) -> NDArray[Any]:
     check_size(leaf, len(data), num_lanes)
     shape = (num_lanes, *leaf.shape)
     if leaf.dtype == np.bool_:
         # Any other byte than 0 and 1 would be a bool that NumPy does not expect.
         return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
-    return np.frombuffer(data, _little(leaf)).reshape(shape)
+    return np.frombuffer(data, little).reshape(shape)
 
 
 def _collect(
@@ -222,7 +223,7 @@ def _column(leaf: Leaf, lanes: list[Any]) -> Column:
     if leaf.dtype is None:
         return tuple(lanes)
     if not isinstance(leaf.spec, DiscreteSpec):
-        return _view(leaf, b"".join(lanes), len(lanes))
+        return _view(leaf, _little(leaf), b"".join(lanes), len(lanes))
     column = np.array(lanes, np.int64)
     narrow = column.astype(leaf.dtype)
     if (narrow != column).any():

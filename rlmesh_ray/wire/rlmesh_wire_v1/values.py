@@ -6,6 +6,7 @@ hand, since there is nothing else in it; a test holds it against the generated c
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
 from rlmesh_ray.spaces.spec import DTYPES, SpaceSpec
+from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
 from rlmesh_ray.wire.columns import check_column, check_size
 from rlmesh_ray.wire.rlmesh_v1.frames import varint
 
@@ -25,75 +26,59 @@ _WORD = 8
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-    """Return the bytes of a batch.
-
-    Args:
-        spec: Of one lane.
-        columns: One a leaf, at exactly its dtype and ``(num_lanes, *leaf.shape)``.
-        num_lanes: Width of the batch.
-
-    Raises:
-        CodecError: A column is not what its leaf declares; coerce it first.
-    """
-    own = leaves(spec)
-    if len(columns) != len(own):
-        raise CodecError(f"{len(columns)} columns for {len(own)} leaves")
-    parts = []
-    for leaf, column in zip(own, columns, strict=True):
-        check_column(leaf, column, num_lanes)
-        data = _slab(column) if isinstance(column, tuple) else _raw(leaf, column)
-        parts += [_head(len(data)), data]
-    return b"".join(parts)
+    """Return the bytes of a batch of a space; see ``BatchCodec.encode``."""
+    return codec(spec).encode(columns, num_lanes)
 
 
 def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
-    """Return the columns of a batch; arrays are read-only views of ``data``.
+    """Return the columns of a batch of a space, read-only; see ``BatchCodec.decode``."""
+    return codec(spec).decode(data, num_lanes)
+
+
+@lru_cache(maxsize=256)
+def codec(spec: SpaceSpec) -> BatchCodec:
+    """Return what reads and writes the batches of a space; the same one each time.
 
     Args:
         spec: Of one lane.
-        data: From the peer.
-        num_lanes: Width that the batch must have.
-
-    Raises:
-        CodecError: ``data`` is no batch of ``num_lanes`` such values.
     """
-    own = leaves(spec)
-    parts = _parts(data, len(own))
-    return [_column(leaf, part, num_lanes) for leaf, part in zip(own, parts, strict=True)]
+    return _Codec(leaves(spec))
 
 
-def join_batches(spec: SpaceSpec, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-    """Return the columns of several batches, one after the other, as ``decode_batch`` does.
+class _Codec:
+    """For any space, by its leaves."""
 
-    Args:
-        spec: Of one lane.
-        batches: From the peers; at least one.
-        counts: Width that each must have.
+    def __init__(self, own: Sequence[Leaf]) -> None:
+        self._leaves = own
 
-    Raises:
-        CodecError: One of them is no batch of that many such values.
-    """
-    return concatenate(
-        [decode_batch(spec, data, count) for data, count in zip(batches, counts, strict=True)]
-    )
+    def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
+        if len(columns) != len(self._leaves):
+            raise CodecError(f"{len(columns)} columns for {len(self._leaves)} leaves")
+        parts = []
+        for leaf, column in zip(self._leaves, columns, strict=True):
+            check_column(leaf, column, num_lanes)
+            data = _slab(column) if isinstance(column, tuple) else _raw(leaf, column)
+            parts += [_head(len(data)), data]
+        return b"".join(parts)
 
+    def decode(self, data: bytes, num_lanes: int) -> list[Column]:
+        parts = zip(self._leaves, _parts(data, len(self._leaves)), strict=True)
+        return [_column(leaf, part, num_lanes) for leaf, part in parts]
 
-def split_batch(spec: SpaceSpec, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-    """Return the bytes of several batches whose columns follow each other, as ``encode_batch``.
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        return join_each([self] * len(batches), batches, counts)
 
-    Raises:
-        CodecError: A column is not what its leaf declares; coerce it first.
-    """
-    own = leaves(spec)
-    if len(own) != 1 or own[0].dtype is None:
-        parts = split(columns, counts)
-        return [encode_batch(spec, part, n) for part, n in zip(parts, counts, strict=True)]
-    check_column(own[0], columns[0], sum(counts))
-    data, size = _raw(own[0], columns[0]), own[0].lane_bytes  # type: ignore[arg-type]  # no text
-    ends = [end * size for end in accumulate(counts)]
-    return [
-        _head(n * size) + data[end - n * size : end] for end, n in zip(ends, counts, strict=True)
-    ]
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        leaf, *others = self._leaves or (None,)
+        if leaf is None or leaf.dtype is None or others:
+            return split_each([self] * len(counts), columns, counts)
+        check_column(leaf, columns[0], sum(counts))
+        data, size = _raw(leaf, columns[0]), leaf.lane_bytes  # type: ignore[arg-type]  # no text
+        ends = [end * size for end in accumulate(counts)]
+        return [
+            _head(n * size) + data[end - n * size : end]
+            for end, n in zip(ends, counts, strict=True)
+        ]
 
 
 def _head(size: int) -> bytes:

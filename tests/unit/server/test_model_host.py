@@ -12,6 +12,7 @@ from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server import pace, policy_health, predictions
+from rlmesh_ray.server.batch_form import BatchForm
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_thread import Work
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -25,6 +26,7 @@ CONTRACT = EnvContract(
     num_envs=1,
     autoreset_mode=AutoresetMode.DISABLED,
 )
+FORM = BatchForm(CONTRACT)
 SLOTS = [PredictSlot(0, "", 0, False)]
 
 
@@ -95,7 +97,7 @@ class Stage:
         """Have a request arrive now, as from a stream."""
 
         def take(data: bytes) -> None:
-            self.host.predict(key, CONTRACT, data, SLOTS, values, self._answer)
+            self.host.predict(key, FORM, data, SLOTS, values, self._answer)
 
         self.host.soon(take, np.array([value], np.float32).tobytes())
 

@@ -254,9 +254,10 @@ def test_batches_that_are_joined_can_be_split_again(data: st.DataObject) -> None
     counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     frames = [values.encode_batch(spec, data.draw(batches(spec, n)), n) for n in counts]
 
-    columns = values.join_batches(spec, frames, counts)
+    codec = values.codec(spec)
+    columns = codec.join(frames, counts)
 
-    assert values.split_batch(spec, columns, counts) == frames
+    assert codec.split(columns, counts) == frames
 
 
 @given(space=gymnasium_spaces())
