@@ -211,7 +211,7 @@ def test_a_wrong_action_is_refused_before_it_is_sent() -> None:
         for wrong in (np.zeros((3, 1), np.float32), np.zeros((2, 1)), np.zeros((1, 1), np.float32)):
             with pytest.raises(CodecError, match="expected 2 lanes of float32"):
                 client.step([wrong])
-        with pytest.raises(CodecError, match="0 columns for 1 leaves"):
+        with pytest.raises(CodecError, match="0 columns for 1 leaf"):
             client.step([])
         client.step([np.zeros((2, 1), np.float32)])
 
