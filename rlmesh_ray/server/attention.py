@@ -53,7 +53,7 @@ class _Attention:
     def _stay_awake(self) -> None:
         """Do not sleep for about as long as it usually takes the client to ask again."""
         look_s = self._looking.look_s
-        if look_s:
+        if look_s and self._is_alone():
             self._until_s = time.perf_counter() + look_s
             if not self._is_awake:
                 self._is_awake = True

@@ -69,9 +69,9 @@ class _Codec:
         return join_each([self] * len(batches), batches, counts)
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        leaf, *others = self._leaves or (None,)
-        if leaf is None or leaf.dtype is None or others:
+        if len(self._leaves) != 1 or self._leaves[0].dtype is None:
             return split_each([self] * len(counts), columns, counts)
+        leaf = self._leaves[0]
         check_column(leaf, columns[0], sum(counts))
         data, size = _raw(leaf, columns[0]), leaf.lane_bytes  # type: ignore[arg-type]  # no text
         ends = [end * size for end in accumulate(counts)]
