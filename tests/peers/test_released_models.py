@@ -68,7 +68,10 @@ class Counting:
 
 
 class Gate:
-    """Follows the pole; when two routes have been seen, it waits until it may go on."""
+    """Follows the pole; when two routes have been seen, it waits until it may go on.
+
+    It does so with the row of one of them: that of the other one shall come behind it.
+    """
 
     def __init__(self) -> None:
         self.is_reached = threading.Event()
@@ -84,7 +87,7 @@ class Gate:
         if self.is_reached.is_set():
             self.rows_after.append(rows.num_rows)
         self._routes.update(route.route_key for route in rows.routes)
-        if len(self._routes) == 2:
+        if len(self._routes) == 2 and rows.num_rows == 1:
             self.is_reached.set()
             self.may_go_on.wait(TIMEOUT_S)
         return follow_the_pole(rows.observations)
