@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-RAW_CLIENT = (sys.executable, "-m", "rlmesh_ray.bench.raw_client")
+_CLIENT = (sys.executable, "-m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Load:
     seconds: float
     """Of the measurement."""
     is_one_stream: bool = False
-    """Whether all routes share one Join stream; else each has its own."""
+    """Closed loop: whether all routes share one Join stream; else each has its own."""
     connections: int = 1
     """Over which the streams are spread."""
     arrivals_per_s: float | None = None
@@ -63,7 +63,9 @@ class Load:
 
     def order(self) -> Order:
         """Return the client that does it."""
-        return Order(RAW_CLIENT, self.to_line(), self.warm_up_s, self.seconds)
+        client = "raw_client" if self.arrivals_per_s is None else "open_client"
+        command = [*_CLIENT, f"rlmesh_ray.bench.{client}"]
+        return Order(command, self.to_line(), self.warm_up_s, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,56 +4,99 @@ Latency counts from the moment a request was scheduled, not from when it could b
 that stalls delays all that arrive meanwhile, and each of them counts (no coordinated omission).
 """
 
-import asyncio
+import itertools
 import random
+import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from rlmesh_ray.bench.arrivals import poisson
-from rlmesh_ray.bench.streams import Stream, Tally, now_s
+from rlmesh_ray.bench.frames import Dialect
+from rlmesh_ray.bench.streams import BadAnswerError
 
 _MAX_IN_FLIGHT = 256
 """Of one route; ids are told apart among these. An arrival beyond waits, and its clock runs."""
 
 
-async def ask_on_time(
-    stream: Stream, rows: int, tally: Tally, *, rate_per_s: float, seconds: float, seed: int
-) -> None:
-    """Send a Poisson process of requests of one route, for ``seconds``, then wait to be cancelled.
+class OpenRoute:
+    """The requests of one route that are under way. One thread asks, another one is answered.
 
-    Raises:
-        BadAnswerError: An answer was no prediction.
+    Args:
+        name: Of the route.
+        rows: In each request.
+        dialect: Of its server.
+        write: Sends a frame, without waiting.
     """
-    (route,) = stream.routes
-    frames = deque(
-        stream.dialect.request(route, rows, f"{route}-{index}") for index in range(_MAX_IN_FLIGHT)
+
+    def __init__(
+        self, name: str, rows: int, dialect: Dialect, write: Callable[[bytes], None]
+    ) -> None:
+        self.name = name
+        self._write = write
+        self._frames = itertools.cycle(
+            [dialect.request(name, rows, f"{name}-{index}") for index in range(_MAX_IN_FLIGHT)]
+        )
+        self._lock = threading.Lock()
+        self._due_s: deque[float] = deque()
+        self._in_flight = 0
+
+    def arrive(self, due_s: float) -> None:
+        """Ask for what should have been asked for at ``due_s``, now or when the route is free."""
+        with self._lock:
+            self._due_s.append(due_s)
+            self._send_next()
+
+    def answered(self) -> float:
+        """Take the oldest request for answered; return when it was due.
+
+        A route's answers come in the order of its requests.
+
+        Raises:
+            BadAnswerError: Nothing was asked.
+        """
+        with self._lock:
+            if not self._in_flight:
+                raise BadAnswerError("an answer that nobody asked for")
+            due_s = self._due_s.popleft()
+            self._in_flight -= 1
+            self._send_next()
+        return due_s
+
+    def unanswered(self) -> Sequence[float]:
+        """Return when the requests were due that nothing has answered, the oldest first."""
+        with self._lock:
+            return tuple(self._due_s)
+
+    def _send_next(self) -> None:
+        # In the lock: who writes first was first to take a frame.
+        if self._in_flight < min(len(self._due_s), _MAX_IN_FLIGHT):
+            self._in_flight += 1
+            self._write(next(self._frames))
+
+
+class Arrival(NamedTuple):
+    """A request that becomes due."""
+
+    after_s: float
+    """Since the beginning."""
+    route: OpenRoute
+
+
+def schedule(
+    routes: Iterable[OpenRoute], *, rate_per_s: float, seconds: float, seed: int
+) -> Sequence[Arrival]:
+    """Return the arrivals at all routes in their order.
+
+    Args:
+        routes: With names that differ; each has a Poisson process of its own.
+        rate_per_s: Of each.
+        seconds: How long.
+        seed: Of the gaps.
+    """
+    arrivals = (
+        Arrival(after_s, route)
+        for route in routes
+        for after_s in poisson(rate_per_s, seconds, random.Random(f"{seed}/{route.name}"))
     )
-    scheduled = tally.expect()
-    free = asyncio.Semaphore(_MAX_IN_FLIGHT)
-    schedule = poisson(rate_per_s, seconds, random.Random(f"{seed}/{route}"))
-
-    async def send() -> None:
-        began_s = now_s()
-        for arrival_s in schedule:
-            due_s = began_s + arrival_s
-            wait_s = due_s - now_s()
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            tally.lags_us.append(round((now_s() - due_s) * 1e6))
-            await free.acquire()
-            scheduled.append(due_s)
-            await stream.write(frames[0])
-            frames.rotate(-1)
-
-    async def receive() -> None:
-        while True:
-            await stream.predicted()
-            # A route's answers come in the order of its requests.
-            tally.latencies_us.append(round((now_s() - scheduled.popleft()) * 1e6))
-            free.release()
-
-    both = [asyncio.ensure_future(send()), asyncio.ensure_future(receive())]
-    try:
-        await asyncio.gather(*both)
-    finally:
-        for task in both:
-            task.cancel()
+    return sorted(arrivals, key=lambda arrival: arrival.after_s)

@@ -1,4 +1,4 @@
-"""A client that does as little as possible: frames made beforehand, grpc.aio, no classes of ours.
+"""A closed-loop client that does as little as possible: frames made beforehand, on grpc.aio.
 
 It runs as a process of its own (``python -m rlmesh_ray.bench.raw_client``), reads a ``Load`` from
 standard input, says ``ready``, waits for a line, says ``begun`` when the warm-up is over, and at
@@ -9,7 +9,6 @@ import asyncio
 import selectors
 import sys
 import time
-from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 
 import grpc
@@ -18,7 +17,6 @@ from rlmesh_ray.bench.closed_loop import ask_by_turns
 from rlmesh_ray.bench.control import say
 from rlmesh_ray.bench.frames import DIALECTS, JOIN
 from rlmesh_ray.bench.load import Harvest, Load
-from rlmesh_ray.bench.open_loop import ask_on_time
 from rlmesh_ray.bench.streams import BadAnswerError, Stream, Tally
 
 _TIMEOUT_S = 30.0
@@ -75,8 +73,7 @@ async def _open(load: Load, channels: list[grpc.aio.Channel]) -> list[Stream]:
 
 async def _work(load: Load, streams: list[Stream]) -> Harvest:
     tally = Tally()
-    worker = _worker(load, len(streams))
-    workers = [asyncio.ensure_future(worker(stream, tally)) for stream in streams]
+    workers = [asyncio.ensure_future(ask_by_turns(one, load.rows, tally)) for one in streams]
     over = asyncio.ensure_future(_watch(load, tally))
     try:
         await asyncio.wait([over, *workers], return_when=asyncio.FIRST_COMPLETED)
@@ -88,16 +85,6 @@ async def _work(load: Load, streams: list[Stream]) -> Harvest:
         for task in (over, *workers):
             task.cancel()
         await asyncio.gather(over, *workers, return_exceptions=True)
-
-
-def _worker(load: Load, num_streams: int) -> Callable[[Stream, Tally], Coroutine[None, None, None]]:
-    if load.arrivals_per_s is None:
-        return lambda stream, tally: ask_by_turns(stream, load.rows, tally)
-    rate_per_s = load.arrivals_per_s / num_streams
-    seconds = load.warm_up_s + load.seconds
-    return lambda stream, tally: ask_on_time(
-        stream, load.rows, tally, rate_per_s=rate_per_s, seconds=seconds, seed=load.seed
-    )
 
 
 async def _watch(load: Load, tally: Tally) -> Harvest:
@@ -112,9 +99,7 @@ async def _watch(load: Load, tally: Tally) -> Harvest:
         answers=len(tally.latencies_us),
         seconds=ended_s - began_s,
         cpu_s=time.process_time() - cpu_s,
-        # Who is still waiting has waited that long at least; to leave them out would flatter.
-        latencies_us=(*tally.latencies_us, *tally.waited_us(ended_s)),
-        lags_us=tuple(tally.lags_us),
+        latencies_us=tuple(tally.latencies_us),
     )
 
 

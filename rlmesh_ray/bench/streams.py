@@ -1,7 +1,6 @@
 """A Join stream of raw frames, and what is counted about all of them."""
 
 import time
-from collections import deque
 from typing import Any
 
 import grpc
@@ -17,27 +16,16 @@ class BadAnswerError(Exception):
 
 
 class Tally:
-    """What the streams of one process count together. Used in one event loop."""
+    """What the streams of one process count together."""
 
     def __init__(self) -> None:
         self.latencies_us: list[int] = []
         self.lags_us: list[int] = []
-        self._waiting: list[deque[float]] = []
-
-    def expect(self) -> deque[float]:
-        """Return where an open loop keeps when its unanswered requests were due, oldest first."""
-        waiting: deque[float] = deque()
-        self._waiting.append(waiting)
-        return waiting
 
     def begin(self) -> None:
         """Forget the warm-up."""
         self.latencies_us.clear()
         self.lags_us.clear()
-
-    def waited_us(self, until_s: float) -> list[int]:
-        """Return how long the requests have waited that nothing has answered yet."""
-        return [round((until_s - due_s) * 1e6) for waiting in self._waiting for due_s in waiting]
 
 
 class Stream:

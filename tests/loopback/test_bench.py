@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from rlmesh_ray.bench.load import Load
 from rlmesh_ray.bench.processes import Process, Server, measure
 from rlmesh_ray.cli.bench import app
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.errors import EndpointError
+from rlmesh_ray.errors import EndpointError, UnsupportedSpaceError
+from rlmesh_ray.models.callable_policy import CallablePolicy
+from rlmesh_ray.spaces.contract import EnvContract
 
 Capture = pytest.CaptureFixture[str]
 TINY = ["--quick", "--seconds", "0.05", "--latency-seconds", "0.3"]
@@ -31,7 +34,7 @@ def bench(*arguments: str) -> int:
 def load(server: ModelServer, **more: Any) -> Load:
     port = int(server.address.rpartition(":")[2])
     told: dict[str, Any] = {"routes": ("a", "b"), "rows": 2, "warm_up_s": 0.05, "seconds": 0.1}
-    return Load(port=port, dialect="ours", **{**told, **more})
+    return Load(port=port, **{"dialect": "ours", **told, **more})
 
 
 def push_right(observations: Any) -> Any:
@@ -104,15 +107,61 @@ def test_an_open_loop_is_answered_at_the_rate_of_its_arrivals() -> None:
     assert reading.lags_us
 
 
-def test_errors_are_no_measurement() -> None:
+def test_in_an_open_loop_a_server_that_stalls_is_waited_for_to_the_end() -> None:
+    may_go_on = threading.Event()
+
+    def stalls(observations: Any) -> Any:
+        assert may_go_on.wait(60.0)
+        return push_right(observations)
+
+    with ModelServer(stalls) as server:
+        try:
+            told = load(server, arrivals_per_s=1_000.0, seconds=0.5)
+            reading = measure([os.getpid()], [told.order()])
+        finally:
+            may_go_on.set()
+
+    assert reading.answers_per_s == 0.0
+    # Of Poisson's 550 on average, 512 may be in flight; whoever came first has waited longest.
+    assert len(reading.latencies_us) > 400
+    assert max(reading.latencies_us) > 0.5e6
+
+
+CLOSED, OPEN = None, 200.0
+
+
+@pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])
+def test_errors_are_no_measurement(arrivals_per_s: float | None) -> None:
     def broken(observations: Any) -> Any:
         raise RuntimeError("no weights")
 
     with (
         ModelServer(broken) as server,
-        pytest.raises(EndpointError, match=r"nothing was measured: .*no weights"),
+        pytest.raises(EndpointError, match=r"nothing was measured: .*answered with .*no weights"),
     ):
-        measure([os.getpid()], [load(server).order()])
+        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).order()])
+
+
+@pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])
+def test_a_route_that_is_refused_is_no_measurement(arrivals_per_s: float | None) -> None:
+    class Choosy(CallablePolicy):
+        def check_contract(self, contract: EnvContract) -> None:
+            raise UnsupportedSpaceError("no lanes of this kind")
+
+    with (
+        ModelServer(Choosy(push_right)) as server,
+        pytest.raises(EndpointError, match=r"a route was refused: .*no lanes of this kind"),
+    ):
+        measure([os.getpid()], [load(server, arrivals_per_s=arrivals_per_s).order()])
+
+
+@pytest.mark.parametrize("arrivals_per_s", [CLOSED, OPEN])
+def test_a_server_that_goes_is_no_measurement(arrivals_per_s: float | None) -> None:
+    with ModelServer(push_right) as server:
+        told = load(server, arrivals_per_s=arrivals_per_s)
+
+    with pytest.raises(EndpointError, match=r"nothing was measured: .*ended the stream"):
+        measure([os.getpid()], [told.order()])
 
 
 def test_a_server_that_does_not_start_says_why() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 
 import grpc
 import pytest
@@ -10,16 +9,12 @@ import pytest
 from rlmesh_ray.bench.arrivals import poisson
 from rlmesh_ray.bench.closed_loop import ask_by_turns
 from rlmesh_ray.bench.frames import EchoedFrames, OurFrames
-from rlmesh_ray.bench.open_loop import ask_on_time
-from rlmesh_ray.bench.streams import BadAnswerError, Stream, Tally, now_s
+from rlmesh_ray.bench.open_loop import OpenRoute, schedule
+from rlmesh_ray.bench.streams import BadAnswerError, Stream, Tally
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 
 ERROR = wire.pack_response(ModelFailed("id", ModelErrorCode.INTERNAL, "it broke", True))
-
-
-# When the requests of ``open_loop`` are due.
-ARRIVALS_S = poisson(1000.0, 0.05, random.Random("0/a"))
 
 
 class Echo:
@@ -71,80 +66,61 @@ def test_the_closed_loop_keeps_one_request_of_each_route_in_flight() -> None:
     assert echo.frames == requests * 6
 
 
-@pytest.mark.parametrize("loop", ["closed", "open"])
-def test_an_error_ends_the_measurement(loop: str) -> None:
+def test_an_error_ends_the_measurement() -> None:
     class Failing(Echo):
         async def read(self) -> object:
             return ERROR
 
-    async def ask() -> None:
-        stream = Stream(Failing(), OurFrames(), ("a",))
-        if loop == "closed":
-            await ask_by_turns(stream, 1, Tally())
-        else:
-            await ask_on_time(stream, 1, Tally(), rate_per_s=100.0, seconds=1.0, seed=0)
-
     with pytest.raises(BadAnswerError, match="answered with INTERNAL: it broke"):
-        asyncio.run(ask())
+        asyncio.run(ask_by_turns(Stream(Failing(), OurFrames(), ("a",)), 1, Tally()))
 
 
-def open_loop(echo: Echo, until: Callable[[Tally], bool]) -> Tally:
-    """Let a thousand requests a second arrive for 50 ms."""
-
-    async def ask() -> Tally:
-        tally = Tally()
-        stream = Stream(echo, EchoedFrames(), ("a",))
-        asking = asyncio.ensure_future(
-            ask_on_time(stream, 1, tally, rate_per_s=1000.0, seconds=0.05, seed=0)
-        )
-        async with asyncio.timeout(30.0):
-            while not until(tally):  # noqa: ASYNC110  # lists tell nobody that they grow
-                await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        return tally
-
-    return asyncio.run(ask())
+def open_route(sent: list[bytes], name: str = "a") -> OpenRoute:
+    return OpenRoute(name, 1, EchoedFrames(), sent.append)
 
 
-def test_who_arrives_during_a_stall_waits_from_the_arrival_on() -> None:
-    # Nothing comes back before the 30th request.
-    tally = open_loop(Echo(holds=30), lambda tally: len(tally.latencies_us) >= 30)
+def test_an_answer_ends_the_wait_that_began_when_its_request_was_due() -> None:
+    sent: list[bytes] = []
+    route = open_route(sent)
+    for due_s in (1.0, 2.0, 3.0):
+        route.arrive(due_s)
 
-    for latency_us, due_s in zip(tally.latencies_us[:30], ARRIVALS_S, strict=False):
-        assert latency_us >= (ARRIVALS_S[29] - due_s) * 1e6 - 1
-
-
-def test_who_could_not_be_sent_on_time_waits_from_the_arrival_on() -> None:
-    class SlowToTake(Echo):
-        async def write(self, frame: bytes) -> None:
-            if not self.frames:
-                await asyncio.sleep(0.03)
-            await super().write(frame)
-
-    tally = open_loop(SlowToTake(), lambda tally: len(tally.latencies_us) >= 10)
-
-    for latency_us, due_s in zip(tally.latencies_us[:10], ARRIVALS_S, strict=False):
-        assert latency_us >= (ARRIVALS_S[0] + 0.03 - due_s) * 1e6 - 1
-    assert tally.lags_us[1] >= (ARRIVALS_S[0] + 0.03 - ARRIVALS_S[1]) * 1e6 - 1
+    assert len(sent) == 3
+    assert [route.answered(), route.answered()] == [1.0, 2.0]
+    assert route.unanswered() == (3.0,)
 
 
-def test_who_is_never_answered_counts_with_the_time_waited() -> None:
-    tally = open_loop(Echo(holds=10**9), lambda tally: len(tally.lags_us) >= 20)
+def test_what_arrives_while_too_much_is_in_flight_is_asked_later_and_waits_from_then_on() -> None:
+    sent: list[bytes] = []
+    route = open_route(sent)
+    for due_s in range(300):
+        route.arrive(float(due_s))
+    in_flight = len(sent)
 
-    waited_us = tally.waited_us(now_s())
+    answered = [route.answered() for _ in range(300)]
 
-    assert tally.latencies_us == []
-    assert len(waited_us) >= 20
-    assert waited_us == sorted(waited_us, reverse=True)
+    assert in_flight == len(set(sent)) == 256
+    assert len(sent) == 300
+    assert answered == [float(due_s) for due_s in range(300)]
+    assert route.unanswered() == ()
 
 
-def test_requests_of_the_open_loop_are_told_apart() -> None:
-    echo = Echo()
+def test_an_answer_that_nobody_asked_for_is_none() -> None:
+    route = open_route([])
 
-    open_loop(echo, lambda tally: len(tally.latencies_us) >= 20)
+    with pytest.raises(BadAnswerError, match="nobody asked for"):
+        route.answered()
 
-    assert len(set(echo.frames)) == len(echo.frames)
+
+def test_arrivals_are_a_poisson_process_of_each_route() -> None:
+    a, b = open_route([], "a"), open_route([], "b")
+
+    arrivals = schedule([a, b], rate_per_s=1000.0, seconds=0.05, seed=0)
+
+    assert [one.after_s for one in arrivals] == sorted(one.after_s for one in arrivals)
+    for route, seed in ((a, "0/a"), (b, "0/b")):
+        own = [one.after_s for one in arrivals if one.route is route]
+        assert own == poisson(1000.0, 0.05, random.Random(seed))
 
 
 def test_the_warm_up_is_forgotten() -> None:
