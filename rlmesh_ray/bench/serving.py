@@ -203,7 +203,8 @@ def _latency(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
     for name, field in _PERCENTILES.items():
         sides = _only(waited, field)
         goal = _LATENCY_GOAL if field == "p99" else None
-        yield Finding(Workload.LATENCY, name, _MICROSECONDS, sides, {}, goal, sides[Side.OURS])
+        waits, ours = ratios(sides), sides[Side.OURS]
+        yield Finding(Workload.LATENCY, name, _MICROSECONDS, sides, waits, goal, ours)
     yield Finding(Workload.LATENCY, LAG, _MICROSECONDS, _only(lags, "p99"))
 
 
