@@ -28,8 +28,8 @@ from rlmesh_ray.protocol.token import derive_token
 from rlmesh_ray.server import known_tokens
 from rlmesh_ray.server.rllink import RLlinkServer
 from rlmesh_ray.wire.rllink import messages as m
+from tests.loopback.child_processes import worker_pids
 from tests.loopback.served_calls import Metadata, ServedCalls, ended_with, plain_channel
-from tests.loopback.test_server_lifecycle import worker_pids
 
 SECRET = "the-fleets-s3cret"
 RIGHT = derive_token(SECRET, "fleet/0")

@@ -32,8 +32,8 @@ from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_service import SERVICE as MODEL
+from tests.loopback.child_processes import worker_pids
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
-from tests.loopback.test_server_lifecycle import worker_pids
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

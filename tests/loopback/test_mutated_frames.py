@@ -61,6 +61,7 @@ from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from tests.loopback.child_processes import child_pids
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 
 PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
@@ -75,11 +76,6 @@ left connects when it likes. What is left behind here is left by each of dozens 
 
 
 # --- what must not be left behind ------------------------------------------------------
-
-
-def _children() -> set[int]:
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 def _rss_bytes() -> int:
@@ -104,7 +100,7 @@ def _belongings() -> dict[str, int]:
     return {
         "threads": threading.active_count(),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "processes": len(_children()),
+        "processes": len(child_pids()),
         "tasks": shared_loop().run(_count_tasks(), SETTLE_S),
     }
 

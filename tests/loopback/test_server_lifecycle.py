@@ -19,6 +19,9 @@ from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
+from tests.loopback.child_processes import worker_pids
+
+ROOT = Path(__file__).parents[2]
 
 
 class Exits(gymnasium.Env[Any, Any]):
@@ -50,25 +53,6 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
             return False
         os.sched_yield()
     return True
-
-
-def worker_pids(parent: int | None = None) -> set[int]:
-    """Return the worker processes of a process, this one by default."""
-    tasks = Path(f"/proc/{parent or os.getpid()}/task")
-    children = [pid for task in tasks.iterdir() for pid in _read(task / "children").split()]
-    return {
-        int(pid)
-        for pid in children
-        if b"envs.worker" in _read(Path("/proc", pid.decode(), "cmdline"))
-    }
-
-
-def _read(file: Path) -> bytes:
-    """Return what a file of /proc says; nothing when its thread or process has just ended."""
-    try:
-        return file.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 def test_a_second_start_leaves_the_running_server_alone() -> None:
@@ -188,7 +172,7 @@ def test_stop_does_not_wait_for_a_worker_that_never_starts(tmp_path: Path) -> No
     script = f"""
 import os
 from rlmesh_ray import EnvServer, RemoteEnv
-from tests_lifecycle import Exits
+from tests.loopback.test_server_lifecycle import Exits
 server = EnvServer(Exits, env_kwargs={{"gate": {str(gate)!r}}}).start()
 first = RemoteEnv(server.address)
 first.reset()
@@ -200,9 +184,8 @@ except Exception as error:
     print(type(error).__name__, error.code)
 server.stop(0.0)
 """
-    (tmp_path / "tests_lifecycle.py").write_text(Path(__file__).read_text())
     ended = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30
     )
 
     assert (ended.returncode, ended.stdout) == (0, "RemoteEnvError TIMEOUT\n")
