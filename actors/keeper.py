@@ -71,12 +71,16 @@ class EndpointKeeper:
         self._leaving: dict[str, _Endpoint] = {}
         self._draining: set[asyncio.Task[None]] = set()
         self._full_until_s: dict[str, float] = {}
+        # A call may overtake another one of the same caller, on the way to an asynchronous actor:
+        # what is to end may not have been started yet.
+        self._ended: set[str] = set()
 
     async def start(self, launches: Sequence[Launch]) -> list[Any]:
-        """Start endpoints; return the handles of their actors at once."""
-        for launch in launches:
+        """Start endpoints that have not been ended; return the handles of their actors at once."""
+        starting = [launch for launch in launches if launch.endpoint_id not in self._ended]
+        for launch in starting:
             self._endpoints[launch.endpoint_id] = _Endpoint(launch, self._actor(launch, {}))
-        return [self._endpoints[launch.endpoint_id].actor for launch in launches]
+        return [self._endpoints[launch.endpoint_id].actor for launch in starting]
 
     async def actors(self, endpoint_ids: Sequence[str]) -> list[Any]:
         """Return the handles of the actors that endpoints have now."""
@@ -113,9 +117,10 @@ class EndpointKeeper:
             draining.add_done_callback(self._draining.discard)
 
     async def end(self, endpoint_ids: Iterable[str] | None = None) -> None:
-        """End endpoints at once; None: all of them."""
+        """End endpoints at once, also those that are still to be started; None: all there are."""
         there = self._endpoints | self._leaving
-        ids = list(there) if endpoint_ids is None else endpoint_ids
+        ids = list(there) if endpoint_ids is None else list(endpoint_ids)
+        self._ended.update(ids)
         ending = [there[each] for each in ids if each in there]
         # First all of them: the registry may take its time.
         for endpoint in ending:

@@ -227,20 +227,32 @@ def test_a_time_that_is_none_starts_and_ends_nothing(fleet: EnvFleet, timeout_s:
         EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
 
 
+def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFleet) -> None:
+    launch = fleet._launch(1)
+
+    ray.get(fleet._keeper.end.remote([launch.endpoint_id]))
+
+    assert ray.get(fleet._keeper.start.remote([launch])) == []
+    assert ray.get(fleet._keeper.actors.remote([launch.endpoint_id])) == []
+
+
 def test_endpoints_that_nobody_waits_for_any_more_are_ended(
     fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_id = f"{fleet.directory.fleet}-{fleet._num_started}"
     kept = fleet._kept
+    starting = []
 
     def interrupted(reference: Any, timeout_s: float | None = None) -> Any:
         monkeypatch.setattr(fleet, "_kept", kept)
+        starting.append(reference)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fleet, "_kept", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fleet.scale(2)
 
+    ray.get(starting)  # it may come later than what ends them
     assert ray.get(fleet._keeper.actors.remote([next_id])) == []
     fleet.scale(2)
     assert ids(fleet) == list(fleet.directory.endpoint_ids)
