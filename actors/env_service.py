@@ -15,6 +15,7 @@ from rlmesh_ray.envs.source import HostedEnv
 from rlmesh_ray.errors import EndpointClosedError, RlmeshError
 from rlmesh_ray.server.env_options import DEFAULT_STEP_GRACE_S
 from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.heap import settle_heap
 from rlmesh_ray.server.log_format import log_as_environment_says
 
 _SUPERSEDED_GRACE_S = 10.0
@@ -75,7 +76,7 @@ class EnvServiceActor:
 
         def serve() -> EnvServer:
             hosted, kwargs = env.unpack() if isinstance(env, PackedEnv) else (env, env_kwargs)
-            return EnvServer(
+            server = EnvServer(
                 hosted,
                 num_envs=num_envs,
                 env_kwargs=kwargs,
@@ -91,6 +92,8 @@ class EnvServiceActor:
                 speaks=speaks,
                 endpoint_id=endpoint_id,
             ).start()
+            settle_heap()
+            return server
 
         try:
             log_as_environment_says()

@@ -19,6 +19,7 @@ from rlmesh_ray.protocol.token import derive_token
 from rlmesh_ray.server.access import TlsSource, is_wildcard
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.heap import settle_heap
 
 _ASK_TIMEOUT_S = 10.0
 
@@ -79,7 +80,7 @@ class GatewayActor:
     ) -> None:
         def start() -> GatewayServer:
             files = resolved_tls(endpoint_tls)
-            return GatewayServer(
+            server = GatewayServer(
                 listing,
                 address=address,
                 token=token,
@@ -88,6 +89,8 @@ class GatewayActor:
                 endpoint_credentials=None if files is None else files.credentials,
                 service=listing.service,
             ).start()
+            settle_heap()
+            return server
 
         # Kept and raised by the first call, as what it is; see EnvServiceActor.
         self._failure: RlmeshError | None = None

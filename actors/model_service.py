@@ -29,6 +29,7 @@ from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.server.access import checked_address
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.heap import settle_heap
 from rlmesh_ray.server.log_format import log_as_environment_says
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
@@ -97,7 +98,9 @@ class ModelReplica:
             try:
                 # Before it can be dialled: nobody meets an older version than before a restart.
                 self._take_up(server)
-                return server.start()
+                server.start()
+                settle_heap()
+                return server
             except BaseException:
                 server.stop(0.0)
                 raise

@@ -15,6 +15,7 @@ from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import ConfigureRoute, Predict, Predicted, RouteConfigured
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.attention import attentive
+from rlmesh_ray.server.heap import settle_heap
 from rlmesh_ray.server.loop import new_event_loop
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
@@ -55,6 +56,7 @@ async def _serve() -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    settle_heap()
     await asyncio.to_thread(stay, f"127.0.0.1:{port}")
     await server.stop(None)
 

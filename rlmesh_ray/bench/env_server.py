@@ -1,4 +1,4 @@
-"""EnvServer, as anybody would start it: ``python -m rlmesh_ray.bench.env_server HOSTING``."""
+"""EnvServer as serve-env has it: ``python -m rlmesh_ray.bench.env_server HOSTING``."""
 
 import sys
 import tempfile
@@ -8,6 +8,7 @@ from rlmesh_ray.bench.control import stay
 from rlmesh_ray.bench.drive import Hosting
 from rlmesh_ray.bench.environments import environment
 from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.heap import settle_heap
 
 if __name__ == "__main__":
     hosting = Hosting.from_line(sys.argv[1])
@@ -19,4 +20,5 @@ if __name__ == "__main__":
             env_kwargs=hosting.env_kwargs,
             address=address,
         ) as server:
+            settle_heap()
             stay(server.address)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import show_log
+from rlmesh_ray.server.heap import settle_heap
 from rlmesh_ray.server.log_format import LogFormat
 
 _POLL_S = 0.5
@@ -43,6 +44,7 @@ def serve(
     console.people.quiet = log_format is LogFormat.JSON and console.is_json
     with contextlib.suppress(KeyboardInterrupt):
         server.start()
+        settle_heap()
         try:
             announce()
             # Polled: on Windows no signal ends a wait.

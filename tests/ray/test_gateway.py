@@ -1,5 +1,6 @@
 """One address over endpoints on Ray that restart, come and go, and over the gateway's own death."""
 
+import gc
 import os
 import signal
 import socket
@@ -74,6 +75,17 @@ def connect_again(gateway: Gateway) -> RemoteModel:
 
     assert eventually(try_once, 60.0)
     return found[0]
+
+
+def test_the_collector_leaves_alone_what_endpoints_and_gateways_have_loaded(
+    policies: ModelFleet,
+) -> None:
+    with (
+        EnvFleet("CartPole-v1", num_cpus=0.1) as simulators,
+        Gateway(policies, free_address()) as gateway,
+    ):
+        for actor in (*policies.actors, *simulators.actors, gateway._actor):
+            assert ray.get(actor.__ray_call__.remote(lambda _: gc.get_freeze_count())) > 10_000
 
 
 def test_a_killed_replica_costs_its_clients_one_dial_and_the_others_nothing(
