@@ -180,24 +180,32 @@ def _single(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
 def _latency(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
     """Measure what this package can do, then let less than that arrive, at every side alike.
 
+    The others get as large a part of their own capacity, too: one that can do twice as much is
+    half as busy with the same arrivals, and gets through moments in which the machine is slow.
+
     The released server is no side: it takes small frames that come faster than it answers for an
     attack and ends the connection (GOAWAY, too_many_data_frames).
     """
     record = Record(Workload.LATENCY, note)
     waited: dict[str, Percentiles] = {}
     lags: dict[str, Percentiles] = {}
-    arrivals_per_s = 0.0
+    our_load = 0.0
     rivals = [side for side in plan.rivals if side is not Side.RELEASED]
     for side in (Side.OURS, *rivals):
         with bench.start(side) as server:
+            capacity = bench.put(server, side, Task(32))
+            record.add("capacity", side, 0, capacity.answers_per_s, _RATE, capacity)
+            own_load = _LOAD * capacity.answers_per_s
             if side is Side.OURS:
-                capacity = bench.put(server, side, Task(32))
-                record.add("capacity", side, 0, capacity.answers_per_s, _RATE, capacity)
-                arrivals_per_s = _LOAD * capacity.answers_per_s
-            task = Task(32, arrivals_per_s=arrivals_per_s, seconds=plan.latency_s)
-            reading = bench.put(server, side, task)
-        record.add("answered", side, 0, reading.answers_per_s, _RATE, reading)
-        waited[side], lags[side] = percentiles(reading.latencies_us), percentiles(reading.lags_us)
+                our_load, loads = own_load, {str(side): own_load}
+            else:
+                loads = {str(side): our_load, f"{side}, own load": own_load}
+            for name, arrivals_per_s in loads.items():
+                task = Task(32, arrivals_per_s=arrivals_per_s, seconds=plan.latency_s)
+                reading = bench.put(server, side, task)
+                record.add("answered", name, 0, reading.answers_per_s, _RATE, reading)
+                waited[name] = percentiles(reading.latencies_us)
+                lags[name] = percentiles(reading.lags_us)
     for case in ("capacity", "answered"):
         yield Finding(Workload.LATENCY, case, _RATE, record.sides(case))
     for name, field in _PERCENTILES.items():

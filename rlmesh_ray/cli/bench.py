@@ -188,8 +188,8 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
     """Measure the serving of policies, with raw clients and a 4-64-64-2 network.
 
     messages: Predicts a second of 1, 8 and 32 routes. rows: lanes a second, 32 routes of 32.
-    latency: requests that arrive at random, at 70 % of the capacity (not at the released rlmesh,
-    which ends such connections). clients: 64 to 256.
+    latency: requests that arrive at random, at 70 % of our capacity, and at the others at 70 % of
+    theirs, too (not at the released rlmesh, which ends such connections). clients: 64 to 256.
     single: what batching costs a client that is alone.
     """
     from rlmesh_ray.bench.peers import RELEASED_PYTHON
