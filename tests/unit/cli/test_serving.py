@@ -1,44 +1,40 @@
 """How servers live in the command line."""
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 
+from rlmesh_ray.cli import serving
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.serving import serve
 
 
 class Server:
-    """Starts, and has stopped as soon as somebody waits."""
+    """Starts, and has stopped as soon as somebody waits.
+
+    Args:
+        story: Gets what happens.
+    """
 
     address = "127.0.0.1:1"
 
+    def __init__(self, story: list[str]) -> None:
+        self._story = story
+
     def start(self) -> None:
-        pass
+        self._story.append("starts")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return True
 
     def stop(self, grace_s: float = 1.0) -> None:
-        pass
+        self._story.append("stops")
 
 
-@pytest.fixture
-def usual_collector() -> Iterator[None]:
-    before = gc.get_threshold()
-    yield
-    gc.unfreeze()
-    gc.set_threshold(*before)
-
-
-@pytest.mark.usefixtures("usual_collector")
-def test_the_collector_leaves_alone_what_is_loaded_when_the_server_says_where_it_is(
+def test_the_heap_is_settled_when_all_is_loaded_and_nobody_knows_the_address_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlmesh_ray.cli.serving.show_log", lambda log_format: None)
-    frozen: list[int] = []
+    story: list[str] = []
+    monkeypatch.setattr(serving, "show_log", lambda log_format: None)
+    monkeypatch.setattr(serving, "settle_heap", lambda: story.append("settles"))
 
-    serve(Console(), Server(), lambda: frozen.append(gc.get_freeze_count()))
+    serving.serve(Console(), Server(story), lambda: story.append("announces"))
 
-    assert frozen[0] > 10_000
+    assert story == ["starts", "settles", "announces", "stops"]
