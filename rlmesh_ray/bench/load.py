@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
-_CLIENT = (sys.executable, "-m")
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -64,7 +62,7 @@ class Load:
     def order(self) -> Order:
         """Return the client that does it."""
         client = "raw_client" if self.arrivals_per_s is None else "open_client"
-        command = [*_CLIENT, f"rlmesh_ray.bench.{client}"]
+        command = [sys.executable, "-m", f"rlmesh_ray.bench.{client}"]
         return Order(command, self.to_line(), self.warm_up_s, self.seconds)
 
 

@@ -6,10 +6,11 @@ import random
 import grpc
 import pytest
 
+from rlmesh_ray.bench import open_client
 from rlmesh_ray.bench.arrivals import poisson
 from rlmesh_ray.bench.closed_loop import ask_by_turns
 from rlmesh_ray.bench.frames import EchoedFrames, OurFrames
-from rlmesh_ray.bench.open_loop import OpenRoute, schedule
+from rlmesh_ray.bench.open_loop import Arrival, OpenRoute, schedule
 from rlmesh_ray.bench.streams import BadAnswerError, Stream, Tally
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
@@ -131,3 +132,18 @@ def test_the_warm_up_is_forgotten() -> None:
     tally.begin()
 
     assert (tally.latencies_us, tally.lags_us) == ([], [])
+
+
+def test_what_the_client_itself_is_late_is_told_and_counts_as_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 10.003
+    monkeypatch.setattr(open_client, "now_s", lambda: now_s)
+    answers, sent = open_client.Answers(), list[bytes]()
+    route = open_route(sent)
+
+    open_client._ask([Arrival(1.0, route), Arrival(1.001, route)], 9.0, answers)
+
+    assert answers.tally.lags_us == [3000, 2000]
+    assert route.unanswered() == (10.0, pytest.approx(10.001))
+    assert len(sent) == 2
