@@ -7,6 +7,8 @@ const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 // Why a request cannot be satisfied; `kind` is one of the FAILURES in session.js.
 export class Failure extends Error {
+  name = 'Failure';
+
   constructor(kind, text, debugInfo = '') {
     super(text);
     Object.assign(this, { kind, debugInfo });

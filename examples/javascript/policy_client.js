@@ -9,13 +9,16 @@
 // Nothing needs to be awaited before the next request is sent: requests of one route take effect
 // in the order of the calls, those of different routes do not wait for each other. Whatever fails
 // rejects the promise of its own call, with a PolicyError or, for a value that is not of its
-// space, with a ConformanceError.
+// space and for a slot that names no lane, with a ConformanceError. `timeoutMs` may be Infinity.
 
 import { randomUUID } from 'node:crypto';
 import grpc from '@grpc/grpc-js';
 import { conform, packBatch, unpackBatch } from './conformance.js';
+import {
+  checkAddress, checkContract, checkSlots, checkTimeout, checkToken,
+} from './policy_arguments.js';
 import { lost, PolicyError, refusal } from './policy_errors.js';
-import { asIs, checkToken, SERVICE, shakeHands } from './policy_handshake.js';
+import { asIs, SERVICE, shakeHands } from './policy_handshake.js';
 import { message, pack } from './wire.js';
 
 const SESSION_CAPABILITY = 'rlmesh_ray.session.v1'; // the session's id, to be shown at Join
@@ -48,11 +51,13 @@ export class PolicyClient {
   // for TLS, from grpc.credentials.createSsl(…).
   static async connect(address, options = {}) {
     const { token, timeoutMs = 10_000, credentials = grpc.credentials.createInsecure() } = options;
+    const target = checkAddress(address);
+    const timerMs = checkTimeout(timeoutMs);
     const metadata = new grpc.Metadata();
     if (token !== undefined) metadata.set('authorization', `Bearer ${checkToken(token)}`);
-    const channel = new grpc.Client(address.replace(/^rlmesh:\/\//, ''), credentials, OPTIONS);
+    const channel = new grpc.Client(target, credentials, OPTIONS);
     try {
-      const answer = await shakeHands(channel, metadata, timeoutMs);
+      const answer = await shakeHands(channel, metadata, timerMs);
       const givenId = answer.capabilities[SESSION_CAPABILITY];
       if (givenId) metadata.set(SESSION_METADATA_KEY, givenId);
       return new PolicyClient(channel, metadata, givenId || randomUUID());
@@ -75,6 +80,8 @@ export class PolicyClient {
   // Opens a route for environments of one kind. A contract has an `id`, an `actionSpace` and an
   // `observationSpace` (spaces.js) and `numLanes`. Rejects if the policy cannot act there.
   async configureRoute(routeId, contract, { timeoutMs = 60_000 } = {}) {
+    const timerMs = checkTimeout(timeoutMs);
+    checkContract(contract);
     const before = this.#contracts.get(routeId);
     const env_contract = {
       id: contract.id,
@@ -86,7 +93,7 @@ export class PolicyClient {
     this.#contracts.set(routeId, contract); // for what is sent before the answer
     try {
       const request = { context: { route_id: routeId }, env_contract };
-      await this.#ask('configure_route', request, timeoutMs);
+      await this.#ask('configure_route', request, timerMs);
     } catch (error) {
       if (this.#contracts.get(routeId) === contract) this.#contracts.set(routeId, before);
       throw error;
@@ -98,6 +105,7 @@ export class PolicyClient {
   // describes, and what the server has measured: { policyVersion, queueMs, forwardMs, batchRows },
   // or null. After `timeoutMs` it rejects, and a later answer is ignored.
   async predict(routeId, observations, slots, { timeoutMs = 60_000 } = {}) {
+    const timerMs = checkTimeout(timeoutMs);
     const contract = this.#contracts.get(routeId);
     if (!contract) {
       throw new PolicyError('NOT_CONFIGURED', `route '${routeId}' is not configured`, {
@@ -105,10 +113,11 @@ export class PolicyClient {
       });
     }
     const { observationSpace, actionSpace } = contract;
+    checkSlots(slots);
     const values = observations.map((value) => conformed(observationSpace, value, 'observation'));
     const data = packBatch(observationSpace, values);
     const request = { context: { route_id: routeId, slots }, observation: { bytes: { data } } };
-    const { predict, telemetry } = await this.#ask('predict', request, timeoutMs);
+    const { predict, telemetry } = await this.#ask('predict', request, timerMs);
     const bytes = predict.action?.bytes?.data ?? Buffer.alloc(0);
     const actions = unpackBatch(actionSpace, bytes, slots.length, 'action').map((value) =>
       conformed(actionSpace, value, 'action'));
@@ -117,8 +126,9 @@ export class PolicyClient {
 
   // Releases a route, with what the policy remembers of its episodes.
   async closeRoute(routeId, { timeoutMs = 60_000 } = {}) {
+    const timerMs = checkTimeout(timeoutMs);
     this.#contracts.delete(routeId);
-    await this.#ask('close_route', { context: { route_id: routeId } }, timeoutMs);
+    await this.#ask('close_route', { context: { route_id: routeId } }, timerMs);
   }
 
   // Ends the session, after everything outstanding; not the service. May be called again.
@@ -129,7 +139,7 @@ export class PolicyClient {
     this.#channel.close();
   }
 
-  async #ask(kind, fields, timeoutMs) {
+  async #ask(kind, fields, timerMs) {
     if (this.#failure) throw this.#failure;
     if (this.#end && kind !== 'close') throw this.#end;
     this.#lastId += 1;
@@ -140,10 +150,10 @@ export class PolicyClient {
     return new Promise((resolve, reject) => {
       const giveUp = () => {
         this.#outstanding.delete(id);
-        const text = `no answer within ${timeoutMs} ms`;
+        const text = `no answer within ${timerMs} ms`;
         reject(new PolicyError('TIMEOUT', text, { isRecoverable: true }));
       };
-      this.#outstanding.set(id, { kind, resolve, reject, timer: setTimeout(giveUp, timeoutMs) });
+      this.#outstanding.set(id, { kind, resolve, reject, timer: setTimeout(giveUp, timerMs) });
       this.#stream.write(frame);
     });
   }

@@ -18,6 +18,9 @@ export class PolicyError extends Error {
   }
 }
 
+// The error for a call that makes no sense, of which nothing was sent.
+export const misuse = (text) => new PolicyError('INVALID_REQUEST', text, { isRecoverable: true });
+
 // The error for a response that is not of the kind that was asked for.
 export function refusal(asked, { kind = 'nothing', error }) {
   if (kind !== 'error') {

@@ -9,12 +9,6 @@ const CAPABILITIES = { 'rlmesh.spaces.core.v1': '' };
 
 export const asIs = (bytes) => bytes; // frames come and go as bytes
 
-export function checkToken(token) {
-  // gRPC would show the token in its own error.
-  if (/^[!-~]([ -~]*[!-~])?$/.test(token)) return token;
-  throw new PolicyError('UNAUTHENTICATED', 'the token must be printable ASCII characters');
-}
-
 // Returns the server's answer, which fits.
 export async function shakeHands(channel, metadata, timeoutMs) {
   const newest = EDITIONS.at(-1);

@@ -10,8 +10,11 @@ export const ARRAYS = {
   float32: Float32Array, float64: Float64Array,
 };
 
-// A structural deviation, or a range deviation under the policy "strict".
-export class ConformanceError extends Error {}
+// A structural deviation, or a range deviation under the policy "strict"; in the client also a slot
+// that names no lane.
+export class ConformanceError extends Error {
+  name = 'ConformanceError';
+}
 
 export const bytesOf = ({ buffer }) => new Uint8Array(buffer);
 const isFloat = (dtype) => dtype.startsWith('float');

@@ -3,6 +3,7 @@
 import json
 import math
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -326,6 +327,7 @@ def test_a_wrong_request_is_rejected_and_the_session_goes_on() -> None:
     assert "num_envs = 2" in answers[4][1]
     assert all(one["isRecoverable"] for one in told[:5])
     assert [one["name"] for one in told[:5]] == ["PolicyError"] * 5
+    assert [one["name"] for one in told[5:7]] == ["ConformanceError"] * 2
     assert told[5]["message"] == "observation: has 3 elements, not 4"
     assert told[6]["message"] == "observation: is NaN"
     assert told[7]["actions"] == [1, 0]
@@ -345,6 +347,26 @@ def test_bytes_of_another_size_are_told_with_both_numbers() -> None:
 
     assert told["code"] == "INVALID_REQUEST"
     assert "32 bytes, expected 40" in told["message"]
+
+
+def test_errors_are_printed_with_their_names() -> None:
+    script = """
+    import { inspect } from 'node:util';
+    import { Failure } from './lanes.js';
+    import { PolicyError } from './policy_errors.js';
+    import { ConformanceError } from './spaces.js';
+    const errors = [
+      new ConformanceError('x'), new PolicyError('LOST', 'x'), new Failure('TIMEOUT', 'x'),
+    ];
+    for (const error of errors) {
+      console.log(JSON.stringify([error.name, String(error), inspect(error).split('\\n')[0]]));
+    }
+    """
+    done = node("--input-type=module", "-e", script)
+
+    assert done.returncode == 0, done.stderr
+    names = ["ConformanceError", "PolicyError", "Failure"]
+    assert said(done.stdout) == [[name, f"{name}: x", f"{name}: x"] for name in names]
 
 
 Requests = Iterator[Any]
@@ -445,6 +467,135 @@ def test_a_deadline_rejects_its_request_only_and_a_late_answer_is_ignored() -> N
     assert (told[0]["code"], told[0]["message"]) == ("TIMEOUT", "no answer within 20 ms")
     assert told[0]["isRecoverable"] is True
     assert told[1]["actions"] == [1, 0]
+
+
+def test_a_slot_that_names_no_lane_is_not_sent() -> None:
+    slots: list[PredictSlot] = []
+
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            slots.extend(request.context.slots if isinstance(request, Predict) else ())
+            yield answered(request)
+
+    script = """
+    const wrong = [
+      1.5, 'x', 2 ** 40, 2 ** 32 + 1, 2 ** 32 - 1, 2 ** 31, -1, NaN, '1', true, 1n, null, undefined,
+    ];
+    const both = [leaning(1), leaning(1)];
+    for (const index of wrong) await tell(client.predict('a', both, [slot(0), slot(index)]));
+    await tell(client.predict('a', both, [slot(0), null]));
+    await tell(client.predict('a', both, [slot(0), slot(2 ** 31 - 1)]));
+    await client.close();
+    """
+    with scripted(join) as address:
+        *refused, sent = talk(address, script)
+
+    shown = "1.5 'x' 1099511627776 4294967297 4294967295 2147483648 -1 NaN '1' true 1n null"
+    assert [(one["name"], one["message"]) for one in refused] == [
+        (
+            "ConformanceError",
+            f"slots[1].env_index: is {index}, not an integer from 0 to 2147483647, "
+            "the number of a lane",
+        )
+        for index in [*shown.split(), "undefined", "undefined"]
+    ]
+    assert sent["actions"] == [1, 1]
+    assert [slot.env_index for slot in slots] == [0, 2**31 - 1]
+
+
+def test_a_deadline_beyond_the_longest_timer_is_no_short_one() -> None:
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            time.sleep(0.05)  # Node runs a timer that it cannot hold for 1 ms
+            yield answered(request)
+
+    script = """
+    for (const timeoutMs of [Infinity, 2 ** 31, Number.MAX_VALUE]) {
+      const client = await PolicyClient.connect(process.argv[1], { timeoutMs });
+      await tell(client.configureRoute('a', contract, { timeoutMs }));
+      await tell(client.predict('a', [leaning(1)], [slot(0)], { timeoutMs }));
+      await tell(client.closeRoute('a', { timeoutMs }));
+      await client.close();
+    }
+    await client.close();
+    """
+    with scripted(join) as address:
+        told = talk(address, script)
+
+    assert told == ["done", {"actions": [1], "telemetry": None}, "done"] * 3
+
+
+def test_a_deadline_that_is_no_time_is_refused_and_changes_nothing() -> None:
+    asked = []
+
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            asked.append(type(request))
+            yield answered(request)
+
+    script = """
+    for (const timeoutMs of [NaN, -1, -Infinity, '5', 5n, null]) {
+      await tell(PolicyClient.connect(process.argv[1], { timeoutMs }));
+      await tell(client.configureRoute('a', { ...contract, id: 'Other' }, { timeoutMs }));
+      await tell(ask('a', 1, { timeoutMs }));
+      await tell(client.closeRoute('a', { timeoutMs }));
+    }
+    await tell(ask('a', 1));
+    await client.close();
+    """
+    with scripted(join) as address:
+        *refused, asked_again = talk(address, script)
+
+    assert {(one["name"], one["code"]) for one in refused} == {("PolicyError", "INVALID_REQUEST")}
+    allowed = "give a number of milliseconds from 0, or Infinity to wait as long as it takes"
+    assert [one["message"] for one in refused] == [
+        f"timeoutMs is {shown}: {allowed}"
+        for shown in ("NaN", "-1", "-Infinity", "'5'", "5n", "null")
+        for _ in range(4)
+    ]
+    assert asked_again["actions"] == [1, 0]
+    assert asked == [ConfigureRoute, ConfigureRoute, Predict, CloseModel]
+
+
+def test_what_an_address_or_a_contract_lacks_is_told() -> None:
+    asked = []
+
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            asked.append(type(request))
+            yield answered(request)
+
+    script = """
+    for (const address of [undefined, null, '', 5556, 'rlmesh://']) {
+      await tell(PolicyClient.connect(address));
+    }
+    const { id, actionSpace, observationSpace, numLanes } = contract;
+    await tell(client.configureRoute('c'));
+    await tell(client.configureRoute('c', { id, numLanes }));
+    await tell(client.configureRoute('c', { id, numLanes, observationSpace }));
+    await tell(client.configureRoute('c', { id, numLanes, actionSpace, observationSpace: {} }));
+    await tell(ask('c', 1));
+    await tell(ask('a', 1));
+    await client.close();
+    """
+    with scripted(join) as address:
+        *refused, not_configured, asked_again = talk(address, script)
+
+    lacking = ["actionSpace and no observationSpace"] * 2 + ["actionSpace", "observationSpace"]
+    assert [one["message"] for one in refused] == [
+        *(
+            f"{shown} is no address: name the server's HOST:PORT or unix:PATH"
+            for shown in ("undefined", "null", "''", "5556", "'rlmesh://'")
+        ),
+        *(
+            f"the contract has no {needed}: describe it with box, discrete … from spaces.js"
+            for needed in lacking
+        ),
+    ]
+    assert {(one["name"], one["code"]) for one in refused} == {("PolicyError", "INVALID_REQUEST")}
+    assert not_configured["code"] == "NOT_CONFIGURED"
+    assert asked_again["actions"] == [1, 0]
+    assert asked == [ConfigureRoute, ConfigureRoute, Predict, CloseModel]
 
 
 def test_after_an_error_that_ends_the_session_only_close_is_sent() -> None:
