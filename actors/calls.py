@@ -68,14 +68,20 @@ def await_start(
             answers(ready)
     if not waiting:
         return
-    free = ray.available_resources()
     wanted = needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
+    total = ray.available_resources()
+    free = {name: total.get(name, 0.0) for name in wanted}
     lower = ", ".join(f"num_{name.lower()}s" for name in wanted)
+    remedy = (
+        "so they take longer to start, or die while they do, which Ray's log tells: raise "
+        "start_timeout_s, or mend them"
+        if all(free[name] >= amount for name, amount in wanted.items())
+        else f"so lower {lower} or num_{what}, or add nodes; where nodes come by themselves, which "
+        "takes minutes, raise start_timeout_s"
+    )
     raise CapacityError(
         f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; each needs "
-        f"{_amounts(wanted)} and the cluster has {_amounts({n: free.get(n, 0.0) for n in wanted})} "
-        f"free: lower {lower} or num_{what}, or add nodes; where nodes come by themselves, which "
-        "takes minutes, raise start_timeout_s"
+        f"{_amounts(wanted)} and the cluster has {_amounts(free)} free: {remedy}"
     )
 
 

@@ -10,27 +10,34 @@ import ray
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.evaluation import Episode, Loss, Options, evaluate_indices
-from rlmesh_ray.client.evaluation.sites import is_fleet, token_at
+from rlmesh_ray.client.evaluation.sites import Directory, directory_of, is_fleet, token_at
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import AccessDeniedError, ConfigurationError, EndpointError
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Some endpoints of a fleet; travels to a worker and looks them up there."""
+    """One endpoint of a fleet, as a fleet of its own; travels to a worker and finds it there."""
 
-    fleet: Any
-    """Whatever has ``addresses``, or the directory of such a fleet."""
+    fleet: Directory
     token: TokenSource | None
-    places: tuple[int, ...]
+    place: int
 
     @property
-    def addresses(self) -> list[str]:
-        """Where they are now."""
-        if hasattr(self.fleet, "addresses"):
-            addresses = list(self.fleet.addresses)
-            return [addresses[place] for place in self.places if place < len(addresses)]
-        return [self.fleet.address(place) for place in self.places]
+    def directory(self) -> Directory:
+        """Where it is."""
+        return self
+
+    def __len__(self) -> int:
+        return 1
+
+    def address(self, index: int) -> str:
+        """Return where it is now.
+
+        Raises:
+            EndpointUnreachableError: It is away.
+        """
+        return self.fleet.address(self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +107,15 @@ def shares_of(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, 
     """Return the endpoints of each worker: its own of the environment, all of the model.
 
     Raises:
-        ConfigurationError: ``num_workers`` is less than 1, or an endpoint cannot be sent.
+        ConfigurationError: ``num_workers`` is less than 1, no endpoint is named, or one cannot be
+            sent.
+        EndpointError: A fleet cannot tell of its endpoints.
     """
     envs = _parts(env)
     models = None if callable(model) else _parts(model)
+    for kind, parts in (("environment", envs), ("model", models)):
+        if parts == []:
+            raise ConfigurationError(f"no endpoint for the {kind}; name at least one")
     count = len(envs) if num_workers is None else num_workers
     if count < 1:
         raise ConfigurationError(f"num_workers={count} must be at least 1")
@@ -128,9 +140,9 @@ def _parts(endpoints: Any) -> list[Any]:
     if isinstance(endpoints, (str, Dial)):
         return [endpoints]
     if is_fleet(endpoints):
-        fleet = getattr(endpoints, "directory", endpoints)
-        places = range(len(endpoints.addresses))
-        return [Share(fleet, token_at(endpoints, place), (place,)) for place in places]
+        fleet = directory_of(endpoints)
+        places = range(len(fleet))
+        return [Share(fleet, token_at(endpoints, place), place) for place in places]
     raise ConfigurationError(
         f"{type(endpoints).__name__} cannot be sent to other processes; give a fleet or addresses"
     )

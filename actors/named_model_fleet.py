@@ -6,6 +6,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors.calls import answer, answers, outcomes
+from rlmesh_ray.actors.directory import FleetDirectory
 from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, find_registry
 from rlmesh_ray.actors.weights import FleetRecord, offer
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
@@ -61,6 +62,11 @@ class NamedModelFleet:
         ids = self._record().endpoint_ids
         records = answers([registry.lookup.remote(endpoint_id) for endpoint_id in ids])
         return [str(record.address) for record in records if record is not None]
+
+    @property
+    def directory(self) -> FleetDirectory:
+        """Where each of the replicas is; each keeps its place while it restarts, or is drained."""
+        return FleetDirectory(self._record().endpoint_ids)
 
     @property
     def actors(self) -> list[Any]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.evaluation_report import Meter, output_file, tell
+from rlmesh_ray.cli.episodes_file import episodes_file
+from rlmesh_ray.cli.evaluation_report import Meter, tell
 from rlmesh_ray.cli.logs import muted
 from rlmesh_ray.cli.options import (
     DebugFlag,
@@ -28,7 +29,6 @@ from rlmesh_ray.errors import (
     ConfigurationError,
     ContractMismatchError,
     EndpointError,
-    EvaluationInterruptedError,
 )
 from rlmesh_ray.protocol.address import looks_like_address
 
@@ -153,7 +153,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     endpoint that dies costs no finished episode: the others go on, and it is dialed again.
     """
     from rlmesh_ray.client.channel import Dial
-    from rlmesh_ray.client.evaluation import EvaluationResult, check_seeds
+    from rlmesh_ray.client.evaluation import check_seeds
     from rlmesh_ray.client.evaluation import evaluate as run
 
     console: Console = context.obj
@@ -167,7 +167,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     model_token = read_token(model_token_file) if model_token_file else token
     tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(output_file(output))
+        file = stack.enter_context(episodes_file(output))
         dials = [Dial(name, token, tls, edition_text=edition_text) for name in env]
         _check_endpoints([dial for dial in dials if looks_like_address(dial.address)], num_envs)
         lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
@@ -179,8 +179,9 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
             for name in model
         ]
         addresses = [dial.address for dial in envs], [dial.address for dial in models]
+        meter = Meter(console, episodes, file)
         try:
-            with Meter(console, episodes, file) as meter:
+            with meter:
                 result = run(
                     envs,
                     models,
@@ -192,9 +193,10 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                     model_timeout_s=model_timeout,
                     reconnect_timeout_s=reconnect_timeout,
                 )
-        except EvaluationInterruptedError as error:
-            if error.episodes:
-                tell(console, EvaluationResult(error.episodes, 0.0), episodes, *addresses)
+        except BaseException as error:  # Ctrl-C, too: what has finished may have taken hours
+            seen = meter.so_far(error)
+            if seen is not None:
+                tell(console, seen, episodes, *addresses)
             raise
         tell(console, result, episodes, *addresses)
 

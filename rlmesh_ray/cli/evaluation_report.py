@@ -1,37 +1,36 @@
-"""What ``rlmesh-ray evaluate`` shows and writes while episodes end, and afterwards."""
+"""What ``rlmesh-ray evaluate`` shows while episodes end, and afterwards."""
 
-import contextlib
-import json
-import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.cli.episodes_file import EpisodesFile
+from rlmesh_ray.errors import EvaluationInterruptedError
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss
 
 
 class Meter:
-    """Shows the episodes as they end, and writes them down.
+    """Shows the episodes as they end, has them written down, and remembers them.
 
     Args:
         console: Gets an event for each.
         num_episodes: How many there will be.
-        output: Gets a line for each, at once; None: nowhere.
+        output: Gets each, at once; None: nowhere.
     """
 
-    def __init__(self, console: Console, num_episodes: int, output: TextIO | None) -> None:
+    def __init__(self, console: Console, num_episodes: int, output: EpisodesFile | None) -> None:
         self._console = console
         self._output = output
+        self._episodes: list[Episode] = []
+        self._losses: list[Loss] = []
         terminal = RichConsole(stderr=True, highlight=False)
         self._bar = Progress(
             TextColumn("episodes"),
@@ -58,16 +57,21 @@ class Meter:
         self._bar.stop()
 
     def advance(self, episode: "Episode") -> None:
-        """Note that an episode has ended."""
+        """Note that an episode has ended.
+
+        Raises:
+            ConfigurationError: It could not be written down.
+        """
+        self._episodes.append(episode)
         self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
         fields = asdict(episode)
         self._console.event("episode", **fields)
         if self._output is not None:
-            self._output.write(json.dumps(_finite({"event": "episode", **fields})) + "\n")
-            self._output.flush()  # a killed run keeps what was finished
+            self._output.add(fields)
 
     def note_loss(self, loss: "Loss") -> None:
         """Say that an endpoint cannot be used now."""
+        self._losses.append(loss)
         self._console.event("lost", **asdict(loss))
         again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
         self._bar.console.print(
@@ -77,32 +81,26 @@ class Meter:
             soft_wrap=True,
         )
 
+    def so_far(self, error: BaseException) -> "EvaluationResult | None":
+        """Return what had come of an evaluation when it was cut short; None: no episode.
 
-@contextlib.contextmanager
-def output_file(path: Path | None) -> Iterator[TextIO | None]:
-    """Open a new file for the episodes, which is removed if there are none; None: no file.
+        Args:
+            error: What has ended it. One that holds the finished episodes also counts those that
+                were not shown yet.
+        """
+        from rlmesh_ray.client.evaluation import EvaluationResult, Tally
 
-    Raises:
-        ConfigurationError: It exists or cannot be written.
-    """
-    if path is None:
-        yield None
-        return
-    try:
-        file = path.open("x", encoding="utf-8")
-    except FileExistsError as error:
-        raise ConfigurationError(
-            f"{path} exists, and may hold what an earlier run has finished; name another file or "
-            "remove it"
-        ) from error
-    except OSError as error:
-        raise ConfigurationError(f"cannot write {path}: {error}") from error
-    try:
-        with file:
-            yield file
-    finally:
-        if not path.stat().st_size:
-            path.unlink()
+        episodes: Sequence[Episode] = self._episodes
+        if isinstance(error, EvaluationInterruptedError):
+            episodes = error.episodes
+        if not episodes:
+            return None
+        tally = Tally()
+        everything: list[Episode | Loss] = [*episodes, *self._losses]
+        for news in everything:
+            tally.note(news)
+        in_order = tuple(sorted(episodes, key=lambda episode: episode.index))
+        return EvaluationResult(in_order, 0.0, tally.reports())
 
 
 def tell(
@@ -143,14 +141,6 @@ def tell(
     )
     title = f"{count} episodes" if count == num_episodes else f"{count} of {num_episodes} episodes"
     console.facts(title, _facts(result, envs, models), [])
-
-
-def _finite(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace what JSON has no word for."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in fields.items()
-    }
 
 
 def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> dict[str, object]:

@@ -324,16 +324,22 @@ def test_an_endpoint_that_dies_leaves_what_is_finished(folder: Path) -> None:
     assert f"{len(episodes)} of 100000 episodes" in errors
 
 
-def test_an_interrupted_evaluation_says_so(folder: Path) -> None:
+def test_an_interrupted_evaluation_says_so_and_tells_what_has_finished(folder: Path) -> None:
     arguments = [*evaluation("CartPole-v1", "own_policy:balance")[:-1], "100000"]
 
     with started(*arguments, folder=folder) as (process, first):
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=10)
+        # communicate() would lose what came together with the first line.
+        assert process.stdout is not None
+        output = process.stdout.read()
+        process.wait(timeout=10)
 
+    *more, unfinished, interrupted = events(output)
     assert first["event"] == "episode"
     assert process.returncode == 130
-    assert events(output)[-1] == {"event": "interrupted"}
+    assert unfinished["event"] == "unfinished"
+    assert unfinished["episodes"] == 1 + len(more)
+    assert interrupted == {"event": "interrupted"}
 
 
 # --- inspecting ------------------------------------------------------------------------

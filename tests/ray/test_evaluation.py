@@ -11,7 +11,7 @@ import ray
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
-from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.actors import EnvFleet, ModelFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
 from rlmesh_ray.client.evaluation import Episode, Loss, Role
 from rlmesh_ray.errors import (
@@ -20,6 +20,7 @@ from rlmesh_ray.errors import (
     EvaluationInterruptedError,
     RemoteModelError,
 )
+from tests.ray.switch_policy import switch_policy
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -127,7 +128,36 @@ def test_a_policy_that_fails_is_reported_as_such() -> None:
         evaluate_on_ray(env.address, model.address, episodes=2, **FEW)
 
 
+@pytest.mark.slow
+def test_replicas_that_are_away_are_waited_for_and_nobody_is_taken_for_them() -> None:
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as env,
+        ModelFleet(switch_policy(), name="evaluated", num_replicas=2, num_cpus=0.1) as models,
+    ):
+        drained, left = models.addresses
+        alone = evaluate(env.address, models, episodes=6, seed=5)
+        models.drain(1.0, replica=0)
+        losses: list[Loss] = []
+        spread = evaluate_on_ray(
+            env.address, models, episodes=6, on_loss=losses.append, num_workers=2, **FEW
+        )
+        os.kill(ray.get(models.actors[1].describe.remote())["pid"], signal.SIGKILL)
+        again = evaluate(env.address, models, episodes=6, seed=5)
+
+    assert spread.episodes == again.episodes == alone.episodes
+    assert {report.address for report in spread.endpoints if report.episodes} == {env.address, left}
+    assert {loss.address for loss in losses} <= {""}
+    (acted,) = [
+        report for report in again.endpoints if report.role is Role.MODEL if report.episodes
+    ]
+    assert acted.address not in (drained, left)
+
+
 def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no endpoint for the environment"):
+        evaluate_on_ray([], lean, episodes=1)
+    with pytest.raises(ConfigurationError, match="no endpoint for the model"):
+        evaluate_on_ray("127.0.0.1:1", [], episodes=1, num_workers=2)
     with pytest.raises(ConfigurationError, match="at least 1"):
         evaluate_on_ray("127.0.0.1:1", lean, episodes=0)
     with pytest.raises(ConfigurationError, match="num_workers=0"):

@@ -1,6 +1,5 @@
 """evaluate: drive environments with a policy and count what it earns."""
 
-import math
 import queue
 import threading
 import time
@@ -10,9 +9,10 @@ from typing import Any
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.evaluation.board import Board, Crew, News, Turn
+from rlmesh_ray.client.evaluation.checks import require_seconds, whole
 from rlmesh_ray.client.evaluation.result import Episode, EvaluationResult, Loss, Role
 from rlmesh_ray.client.evaluation.seeds import check_seeds
-from rlmesh_ray.client.evaluation.sites import Fleet, Site, sites_of
+from rlmesh_ray.client.evaluation.sites import Fleet, Place, Site, sites_of
 from rlmesh_ray.client.evaluation.worker import Actor, FunctionActor, RemoteActor, Worker
 from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
@@ -49,20 +49,16 @@ class Options:
     """Whether the endpoints have worked before: then the first try may fail, too."""
 
     def __post_init__(self) -> None:
-        for name in ("env_timeout_s", "model_timeout_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(
-                    f"{name}={getattr(self, name)} must be a finite number of seconds above 0"
-                )
-        if not 0 <= self.reconnect_timeout_s < math.inf:
-            raise ConfigurationError(
-                f"reconnect_timeout_s={self.reconnect_timeout_s} must be a finite number of "
-                "seconds, 0 or more"
-            )
-        if self.max_interruptions < 0:
+        require_seconds("env_timeout_s", self.env_timeout_s)
+        require_seconds("model_timeout_s", self.model_timeout_s)
+        require_seconds("reconnect_timeout_s", self.reconnect_timeout_s, may_be_zero=True)
+        if whole("max_interruptions", self.max_interruptions) < 0:
             raise ConfigurationError(
                 f"max_interruptions={self.max_interruptions} must be 0 or more"
             )
+        if self.seed is not None:
+            # Plain from here on: numpy's integers overflow, and no episode could be written down.
+            object.__setattr__(self, "seed", whole("seed", self.seed))
 
 
 def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -147,7 +143,6 @@ class _Evaluation:
         self, env: object, model: object, indices: Sequence[int], options: Options
     ) -> None:
         self._options = options
-        patience_s = options.reconnect_timeout_s
         envs = sites_of(env, options.token, RemoteVectorEnv, self._connect_env)
         self._is_threaded = len(envs) > 1
         self._function = model if callable(model) else None
@@ -156,11 +151,11 @@ class _Evaluation:
         self._models: list[Site[RemoteModel]] = []
         if not callable(model):
             self._models = sites_of(model, options.model_token, RemoteModel, self._connect_model)
-            models = Crew(Role.MODEL, self._models, patience_s, is_known=options.is_known)
+            models = self._crew(Role.MODEL, self._models)
         self._news: queue.SimpleQueue[News | _End] = queue.SimpleQueue()
         self._board = Board(
             indices,
-            Crew(Role.ENV, envs, patience_s, is_known=options.is_known),
+            self._crew(Role.ENV, envs),
             models,
             options.max_interruptions,
             self._news.put if self._is_threaded else self._deliver,
@@ -169,6 +164,10 @@ class _Evaluation:
             Worker(place, site, self._hire, self._board, options.seed)
             for place, site in enumerate(envs)
         ]
+
+    def _crew(self, role: Role, sites: Sequence[Place]) -> Crew:
+        is_known = self._options.is_known or all(site.is_known for site in sites)
+        return Crew(role, sites, self._options.reconnect_timeout_s, is_known=is_known)
 
     def run(self) -> EvaluationResult:
         """Block until all episodes are finished."""

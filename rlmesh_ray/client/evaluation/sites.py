@@ -1,6 +1,7 @@
 """Where an evaluation's sessions come from: addresses, fleets, and what is open already."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
@@ -23,14 +24,24 @@ SessionT = TypeVar("SessionT", bound=Session)
 
 
 class Fleet(Protocol):
-    """Endpoints that may move, such as an ``EnvFleet``; each keeps its place in the list.
+    """Endpoints that may move, such as an ``EnvFleet``.
 
-    It has ``tokens``, too, one an endpoint, or one ``token`` for all of them.
+    It has ``tokens``, too, one an endpoint, or one ``token`` for all of them; and a ``directory``,
+    unless each of its endpoints keeps its place in ``addresses`` while another one is away.
     """
 
     @property
     def addresses(self) -> Sequence[str]:
         """Where they are now."""
+
+
+class Directory(Protocol):
+    """Tells of each endpoint of a fleet where it is, whatever becomes of the others."""
+
+    def __len__(self) -> int: ...
+
+    def address(self, index: int, /) -> str:
+        """Return where an endpoint is now; raises EndpointUnreachableError while it is away."""
 
 
 class Place(Protocol):
@@ -43,6 +54,10 @@ class Place(Protocol):
     @property
     def is_final(self) -> bool:
         """Whether a session that broke is the last one."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been there, so that it may come back if it cannot be reached."""
 
 
 class Site(Place, Protocol[SessionT]):
@@ -61,13 +76,21 @@ class DialedSite(Generic[SessionT]):
     Args:
         find: Says where it is; asked each time.
         connect: Opens a session.
+        is_known: See ``Place``.
     """
 
     is_final = False
 
-    def __init__(self, find: Callable[[], Dial], connect: Callable[[Dial], SessionT]) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Dial],
+        connect: Callable[[Dial], SessionT],
+        *,
+        is_known: bool = False,
+    ) -> None:
         self._find = find
         self._connect = connect
+        self.is_known = is_known
         self.address = ""
 
     def open(self) -> SessionT:
@@ -91,6 +114,7 @@ class OpenSite(Generic[SessionT]):
     """A session that somebody else has opened, and will close."""
 
     is_final = True
+    is_known = False
 
     def __init__(self, session: SessionT) -> None:
         self._session = session
@@ -137,7 +161,7 @@ def sites_of(
         dial = Dial(endpoints, token) if isinstance(endpoints, str) else endpoints
         return [DialedSite(lambda: dial, connect)]
     if is_fleet(endpoints):
-        return [_fleet_site(endpoints, place, connect) for place in range(_size(endpoints))]
+        return _fleet_sites(endpoints, connect)
     raise ConfigurationError(
         f"{type(endpoints).__name__} is no endpoint for the {_NAMES[kind]}; give an address, an "
         f"open {kind.__name__}, a list of those, or a fleet"
@@ -146,9 +170,20 @@ def sites_of(
 
 def is_fleet(endpoints: object) -> TypeGuard[Fleet]:
     """Return whether these are endpoints that may move."""
-    return hasattr(endpoints, "addresses") and (
-        hasattr(endpoints, "tokens") or hasattr(endpoints, "token")
-    )
+    return _has_any(endpoints, "addresses", "directory") and _has_any(endpoints, "tokens", "token")
+
+
+def directory_of(fleet: Any) -> Directory:
+    """Return what tells where a fleet's endpoints are, those that it has now.
+
+    Raises:
+        ConfigurationError: It has none.
+        EndpointError: It cannot tell.
+    """
+    directory: Directory = fleet.directory if _has_any(fleet, "directory") else _Listed(fleet)
+    if not len(directory):
+        raise ConfigurationError("the fleet has no endpoints")
+    return directory
 
 
 def token_at(fleet: Any, place: int) -> TokenSource | None:
@@ -157,24 +192,40 @@ def token_at(fleet: Any, place: int) -> TokenSource | None:
     return token
 
 
-def _fleet_site(
-    fleet: Fleet, place: int, connect: Callable[[Dial], SessionT]
-) -> DialedSite[SessionT]:
-    def find() -> Dial:
-        addresses = fleet.addresses
-        if place >= len(addresses):
-            raise EndpointUnreachableError(f"endpoint {place} has left its fleet")
+class _Listed:
+    """The directory of a fleet that has a list only."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._count = len(fleet.addresses)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def address(self, index: int) -> str:
+        addresses = self._fleet.addresses
+        if index >= len(addresses):
+            raise EndpointUnreachableError(f"endpoint {index} has left its fleet")
+        return addresses[index]
+
+
+def _fleet_sites(fleet: Fleet, connect: Callable[[Dial], SessionT]) -> list[Site[SessionT]]:
+    directory = directory_of(fleet)
+
+    def site(place: int) -> Site[SessionT]:
+        token = token_at(fleet, place)
         # Ray hosts it: where Ray uses TLS, so does the endpoint.
-        return Dial(addresses[place], token_at(fleet, place), RayTls())
+        return DialedSite(
+            lambda: Dial(directory.address(place), token, RayTls()), connect, is_known=True
+        )
 
-    return DialedSite(find, connect)
+    return [site(place) for place in range(len(directory))]
 
 
-def _size(fleet: Fleet) -> int:
-    count = len(fleet.addresses)
-    if not count:
-        raise ConfigurationError("the fleet has no endpoints")
-    return count
+def _has_any(fleet: object, *names: str) -> bool:
+    # Not by asking for them: a fleet looks them up each time, and one endpoint may be away.
+    nothing = object()
+    return any(inspect.getattr_static(fleet, name, nothing) is not nothing for name in names)
 
 
 _NAMES: dict[type, str] = {RemoteVectorEnv: "environment", RemoteModel: "model"}

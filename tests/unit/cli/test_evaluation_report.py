@@ -1,10 +1,24 @@
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rlmesh_ray.cli.evaluation_report import output_file
-from rlmesh_ray.cli.main import main
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.evaluation_report import Meter
+from rlmesh_ray.cli.main import INTERRUPTED, main
+from rlmesh_ray.client import evaluation, lane_client
+from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss, Role
+from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError
+from tests.unit.cli.full_disks import room_for
+
+Capture = pytest.CaptureFixture[str]
+COMMAND = ["evaluate", "--env", "127.0.0.1:1", "--model", "127.0.0.1:2", "--episodes", "9"]
+
+
+def episode(index: int) -> Episode:
+    return Episode(index, None, 10.0 + index, 5, True, endpoint="127.0.0.1:1", model="127.0.0.1:2")
 
 
 @pytest.mark.parametrize(
@@ -16,9 +30,7 @@ from rlmesh_ray.errors import ConfigurationError
         ("--reconnect-timeout", "nan"),
     ],
 )
-def test_impossible_deadlines_are_wrong_usage(
-    option: str, value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_deadlines_are_wrong_usage(option: str, value: str, capsys: Capture) -> None:
     assert main(["evaluate", "--env", "a:1", "--model", "b:1", f"{option}={value}"]) == 2
 
     (line,) = capsys.readouterr().err.splitlines()
@@ -26,27 +38,118 @@ def test_impossible_deadlines_are_wrong_usage(
     assert "finite number of seconds" in line
 
 
-def test_an_earlier_file_is_kept(tmp_path: Path) -> None:
+def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseException) -> None:
+    """Let evaluations end with ``error`` once some episodes have finished."""
+
+    def run(*_endpoints: object, on_episode: Any, **_options: object) -> None:
+        for index in reversed(range(num_episodes)):
+            on_episode(episode(index))
+        raise error
+
+    monkeypatch.setattr(evaluation, "evaluate", run)
+    monkeypatch.setattr(lane_client, "ask_endpoint", lambda _dial: SimpleNamespace(contract=None))
+
+
+def covered_interrupt() -> RuntimeError:
+    """What comes of Ctrl-C that hits a wait on a condition."""
+    error = RuntimeError("cannot notify on un-acquired lock")
+    error.__context__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), covered_interrupt()])
+def test_an_interrupted_evaluation_tells_what_has_finished(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 3, error)
+
+    assert main([*COMMAND, "--json"]) == INTERRUPTED
+
+    captured = capsys.readouterr()
+    *_, unfinished, interrupted = map(json.loads, captured.out.splitlines())
+    assert unfinished["event"] == "unfinished"
+    assert unfinished["returns"] == [10.0, 11.0, 12.0]  # in the order of their indices
+    assert [report["episodes"] for report in unfinished["endpoints"]] == [3, 3]
+    assert interrupted == {"event": "interrupted"}
+    assert "3 of 9 episodes" in captured.err
+    assert captured.err.splitlines()[-1] == "interrupted"
+
+
+def test_people_see_what_has_finished_when_they_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 3, KeyboardInterrupt())
+
+    assert main(COMMAND) == INTERRUPTED
+
+    text = capsys.readouterr().out
+    assert "3 of 9 episodes" in text
+    assert "11.00" in text
+
+
+def test_an_interrupt_before_any_episode_has_no_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 0, KeyboardInterrupt())
+
+    assert main([*COMMAND, "--json"]) == INTERRUPTED
+
+    assert capsys.readouterr().out == '{"event": "interrupted"}\n'
+
+
+def test_an_environment_that_fails_by_its_own_fault_leaves_a_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 2, RemoteEnvError("INTERNAL", "broken", is_recoverable=False))
+
+    assert main([*COMMAND, "--json"]) == 1
+
+    *_, unfinished, error = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (unfinished["event"], unfinished["episodes"]) == ("unfinished", 2)
+    assert error["type"] == "RemoteEnvError"
+
+
+def test_a_file_that_cannot_grow_costs_no_finished_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 9, AssertionError("the file fails before"))
     path = tmp_path / "episodes.jsonl"
-    path.write_text("precious")
 
-    with pytest.raises(ConfigurationError, match="name another file"), output_file(path):
-        pass
+    with room_for(500):
+        assert main([*COMMAND, "--json", "--output", str(path)]) == 1
 
-    assert path.read_text() == "precious"
+    *told, unfinished, error = map(json.loads, capsys.readouterr().out.splitlines())
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert kept == told[:-1]  # all but the one that had no room
+    assert unfinished["event"] == "unfinished"
+    assert unfinished["episodes"] == len(told)
+    assert error["type"] == "ConfigurationError"
+    assert error["message"].startswith(f"cannot write {path}: File too large")
 
 
-def test_a_file_without_episodes_is_not_left_behind(tmp_path: Path) -> None:
+def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "episodes.jsonl"
 
-    with pytest.raises(ZeroDivisionError), output_file(path):
-        raise ZeroDivisionError
+    def run(*_endpoints: object, on_episode: Any, **_options: object) -> EvaluationResult:
+        on_episode(episode(0))
+        path.unlink()
+        return EvaluationResult((episode(0),), 1.0)
 
-    assert not path.exists()
+    monkeypatch.setattr(evaluation, "evaluate", run)
+    monkeypatch.setattr(lane_client, "ask_endpoint", lambda _dial: SimpleNamespace(contract=None))
+
+    assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "nowhere" / "episodes.jsonl"
+def test_an_error_that_holds_episodes_is_believed() -> None:
+    with Meter(Console(), 9, None) as meter:
+        meter.advance(episode(1))
+        meter.note_loss(Loss(Role.ENV, "127.0.0.1:1", "gone", (2,)))
 
-    with pytest.raises(ConfigurationError, match="nowhere"), output_file(path):
-        pass
+    seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
+
+    assert seen is not None  # what was not shown yet counts, too, and so do the losses
+    assert seen.episodes == (episode(0), episode(1))
+    assert seen.interruptions == 1

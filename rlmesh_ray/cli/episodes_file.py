@@ -1,0 +1,112 @@
+"""The file of ``rlmesh-ray evaluate --output``."""
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlmesh_ray.errors import ConfigurationError
+
+
+class EpisodesFile:
+    """Takes a line for each episode, and keeps whole lines only.
+
+    Args:
+        path: Its name.
+        file: Unbuffered: a killed run keeps what was finished, and what could not be written is
+            not tried again when the file is closed.
+    """
+
+    def __init__(self, path: Path, file: io.FileIO) -> None:
+        self._path = path
+        self._file = file
+        self._size = 0
+        self.num_episodes = 0
+        """How many it holds."""
+
+    def add(self, fields: Mapping[str, object]) -> None:
+        """Write an episode down, at once.
+
+        Raises:
+            ConfigurationError: The file cannot be written any more.
+        """
+        line = json.dumps(_finite({"event": "episode", **fields})).encode() + b"\n"
+        try:
+            self._write(line)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.seek(self._file.truncate(self._size))
+            raise self.failure(error) from error
+        self._size += len(line)
+        self.num_episodes += 1
+
+    def failure(self, error: OSError) -> ConfigurationError:
+        """Return what to tell of an error: which file, why, what it holds and what to do."""
+        return ConfigurationError(
+            f"cannot write {self._path}: {_why(error)}; it holds {self.num_episodes} episodes; "
+            "make room or lift the limit there, or name a file elsewhere, and evaluate again"
+        )
+
+    def _write(self, line: bytes) -> None:
+        # What has no room for all of it takes a part first, and fails at the next.
+        rest = memoryview(line)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+
+@contextlib.contextmanager
+def episodes_file(path: Path | None) -> Iterator[EpisodesFile | None]:
+    """Open a new file for the episodes, which is removed if there are none; None: no file.
+
+    Raises:
+        ConfigurationError: It exists or cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("xb", buffering=0)
+    except FileExistsError as error:
+        raise ConfigurationError(
+            f"{path} exists, and may hold what an earlier run has finished; name another file or "
+            "remove it"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write {path}: {_why(error)}; name a file elsewhere"
+        ) from error
+    episodes = EpisodesFile(path, file)
+    try:
+        yield episodes
+    finally:
+        is_empty = _is_empty(path, file)
+        try:
+            file.close()
+        except OSError as error:  # some disks in a network say only now that they are full
+            raise episodes.failure(error) from error
+        if is_empty:
+            path.unlink(missing_ok=True)
+
+
+def _is_empty(path: Path, file: io.FileIO) -> bool:
+    """Tell whether nothing was written; whatever has taken the name meanwhile is not the file."""
+    own = os.fstat(file.fileno())
+    try:
+        return not own.st_size and os.path.samestat(path.stat(), own)
+    except OSError:
+        return False  # somebody has removed it
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _finite(fields: Mapping[str, object]) -> dict[str, object]:
+    """Replace what JSON has no word for."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }
