@@ -46,9 +46,12 @@ class ModelFleet(NamedModelFleet):
             node's address, at a free port.
         explore: See ``ModelServiceActor``.
         device: See ``ModelServiceActor``.
+        buckets: See ``ModelServiceActor``.
+        compile: See ``ModelServiceActor``.
         max_batch_rows: See ``ModelServer``.
         torch_threads: See ``ModelServer``.
         stuck_after_s: See ``ModelServer``.
+        idle_timeout_s: See ``ModelServer``.
         actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all replicas serve.
@@ -72,9 +75,12 @@ class ModelFleet(NamedModelFleet):
         addresses: Sequence[str] | None = None,
         explore: bool = False,
         device: str = "auto",
+        buckets: Sequence[int] = (),
+        compile: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
+        idle_timeout_s: float | None = None,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -106,11 +112,14 @@ class ModelFleet(NamedModelFleet):
                 fleet=f"model/{name}",
                 explore=explore,
                 device=device,
+                buckets=tuple(buckets),
+                compile=compile,
                 max_batch_rows=max_batch_rows,
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=(),
                 speaks=None,
+                idle_timeout_s=idle_timeout_s,
             )
             for endpoint_id, place in zip(endpoint_ids, places, strict=True)
         ]

@@ -5,7 +5,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
-from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.server.access import checked_address
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
@@ -67,11 +67,14 @@ class ModelReplica:
         fleet: str,
         explore: bool,
         device: str,
+        buckets: Sequence[int],
+        compile: bool,
         max_batch_rows: int,
         torch_threads: int,
         stuck_after_s: float,
         accept_edition_texts: Collection[str],
         speaks: Collection[str] | None,
+        idle_timeout_s: float | None,
     ) -> None:
         self._heartbeat: Heartbeat | None = None
         # Kept and raised by the first call, as what it is; see EnvServiceActor.
@@ -84,7 +87,7 @@ class ModelReplica:
             place = address or _default_address(token)
             checked_address(place, token)  # loading the policy may take long
             server = ModelServer(
-                _placed(policy, explore, device),
+                _placed(policy, device, explore=explore, buckets=buckets, compile=compile),
                 address=place,
                 token=token,
                 tls=RayTls(),
@@ -93,6 +96,7 @@ class ModelReplica:
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=accept_edition_texts,
                 speaks=speaks,
+                idle_timeout_s=idle_timeout_s,
                 endpoint_id=endpoint_id,
             )
             try:
@@ -277,11 +281,14 @@ class ModelServiceActors:
         endpoint_id: str | None = None,
         explore: bool = False,
         device: str = "auto",
+        buckets: Sequence[int] = (),
+        compile: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         accept_edition_texts: Collection[str] = (),
         speaks: Collection[str] | None = None,
+        idle_timeout_s: float | None = None,
     ) -> Any:
         """Start the actor; return its handle at once.
 
@@ -296,11 +303,15 @@ class ModelServiceActors:
             explore: For an RLlib checkpoint: sample actions instead of taking the likeliest.
             device: Where a checkpoint or a torch module runs, as torch names it; "auto": on the
                 GPU that Ray gave the actor, if it gave one.
+            buckets: Sizes to which batches are padded, so that the device sees few; for
+                checkpoints and torch modules.
+            compile: Whether torch compiles the module, for each of ``buckets``.
             max_batch_rows: See ``ModelServer``.
             torch_threads: See ``ModelServer``.
             stuck_after_s: See ``ModelServer``.
             accept_edition_texts: See ``EnvServer``.
             speaks: See ``ModelServer``.
+            idle_timeout_s: See ``ModelServer``.
         """
         if endpoint_id is not None:
             shared_registry()
@@ -316,11 +327,14 @@ class ModelServiceActors:
             fleet="",
             explore=explore,
             device=device,
+            buckets=tuple(buckets),
+            compile=compile,
             max_batch_rows=max_batch_rows,
             torch_threads=torch_threads,
             stuck_after_s=stuck_after_s,
             accept_edition_texts=accept_edition_texts,
             speaks=speaks,
+            idle_timeout_s=idle_timeout_s,
         )
         _KEEPERS[actor] = kept
         return actor
@@ -340,7 +354,14 @@ def _default_address(token: str | None) -> str:
     return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
 
 
-def _placed(policy: object, explore: bool, device: str) -> object:
+def _placed(
+    policy: object,
+    device: str,
+    *,
+    explore: bool = False,
+    buckets: Sequence[int] = (),
+    compile: bool = False,
+) -> object:
     """Load the policy where it is named, and put it on its device.
 
     Raises:
@@ -353,13 +374,19 @@ def _placed(policy: object, explore: bool, device: str) -> object:
         is_factory = isinstance(policy, str) and not Path(policy).expanduser().exists()
         where = "cuda" if ray.get_gpu_ids() and not is_factory else None
     if isinstance(policy, str):
-        return load_policy(policy, explore=explore, device=where)
+        return load_policy(policy, explore=explore, device=where, buckets=buckets, compile=compile)
+    moved = _moved(policy, where, is_automatic=device == "auto")
+    return as_policy(moved, buckets=buckets, compile=compile) if buckets or compile else moved
+
+
+def _moved(policy: object, where: str | None, *, is_automatic: bool) -> object:
+    """Put a policy that was handed in on a device, where it can be moved."""
     move = getattr(policy, "to", None)
-    if where is None or (device == "auto" and move is None):
+    if where is None or (is_automatic and move is None):
         return policy
     if move is None:
         raise ConfigurationError(
-            f"device={device!r} is for checkpoints and torch modules; a {type(policy).__name__} "
+            f"device={where!r} is for checkpoints and torch modules; a {type(policy).__name__} "
             "runs where it likes"
         )
     from rlmesh_ray.models.torch_module import torch_device

@@ -1,7 +1,7 @@
 """How fast policies are served: messages, rows, latency, many clients, a single one.
 
 The policy is a 4-64-64-2 network, the clients are raw (``raw_client``). Servers are fresh in every
-repetition and take turns in going first.
+repetition and take turns in going first; but for latency, which is measured once and for long.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

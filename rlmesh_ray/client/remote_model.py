@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from rlmesh_ray.client.released.model_tongue import ReleasedModelTongue
 from rlmesh_ray.client.telemetry import PredictTelemetry
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.errors import ConformanceError, LocalProtocolError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.generations import WIRE_V1
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -43,9 +43,17 @@ class Slots:
     """Whether the row is the first observation of its episode."""
 
     def rows(self) -> tuple[PredictSlot, ...]:
-        """Return them in the protocol's form."""
-        fields = zip(self.env_indices, self.episode_ids, self.steps, self.resets, strict=True)
-        return tuple(PredictSlot(*row) for row in fields)
+        """Return them in the protocol's form.
+
+        Raises:
+            ConformanceError: The fields have not as many entries as each other.
+        """
+        lengths = {field.name: len(getattr(self, field.name)) for field in fields(self)}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise ConformanceError("structure", "slots", f"{told}; give one of each for each row")
+        rows = zip(self.env_indices, self.episode_ids, self.steps, self.resets, strict=True)
+        return tuple(PredictSlot(*row) for row in rows)
 
 
 class RemoteModel:
@@ -137,14 +145,16 @@ class RemoteModel:
             observation: A batch, one row a slot, as gymnasium's vector environments give it.
             route_id: A configured route.
             slots: Whose rows these are; default: one row a lane of the route's contract,
-                without episode ids.
+                without episode ids: as if no episode ever ended. A recurrent policy needs them
+                to begin anew.
 
         Returns:
             A batch of actions of the route's action space, one row a slot.
 
         Raises:
             LocalProtocolError: The route was not configured on this client.
-            ConformanceError: ``observation`` has the wrong structure or dtype.
+            ConformanceError: ``observation`` has the wrong structure or dtype, or ``slots`` are
+                not one a row.
             RemoteModelError: The endpoint answered with an error.
             EndpointError: The session broke, or no answer came in time.
         """

@@ -47,18 +47,20 @@ class _Options:
             )
 
 
-def as_policy(policy: object) -> Policy:
+def as_policy(policy: object, *, buckets: Sequence[int] = (), compile: bool = False) -> Policy:
     """Make a policy of what the operator hands in.
 
     Args:
         policy: A ``Policy``, which is returned as it is, a ``torch.nn.Module`` (with memory, if it
             has an ``initial_state``; see ``RecurrentTorchPolicy``), or a function: a batch of
             observations in, a batch of actions out.
+        buckets: See ``TorchPolicy``; for modules only.
+        compile: See ``TorchPolicy``; for modules only.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is something else, or cannot use an option.
     """
-    return _as_policy(policy, _Options())
+    return _as_policy(policy, _Options(None, tuple(buckets), compile))
 
 
 def load_policy(
@@ -207,8 +209,8 @@ def _from_factory(name: str, options: _Options) -> Policy:
         )
     try:
         made = factory()
-    except Exception as error:
-        # The operator's own code: whatever it raises is the news.
+    except (Exception, SystemExit) as error:
+        # The operator's own code: whatever it raises is the news, also where it wants to exit.
         raise PolicyError(
             f"{name}() raised {type(error).__name__}: {error} (it is called without arguments, "
             "and returns the policy)"
@@ -235,7 +237,7 @@ def _import_module(module_name: str, name: str) -> ModuleType:
                 "file or folder of that name)"
             ) from error
         raise PolicyError(f"{name}: importing {module_name} failed: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The operator's own code, as above.
         raise PolicyError(
             f"{name}: importing {module_name} raised {type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ class StateTable:
     """Holds states of one structure.
 
     The tables have as many rows as there were lanes at the same time, at most twice; rows that
-    are released are used again.
+    are released are used again, and when all of them are, the memory is given back.
 
     Args:
         initial: Returns the state that an episode begins with: a tensor, or a dict or tuple of
@@ -34,13 +34,7 @@ class StateTable:
         self._initial = initial
         self._device = device
         self._like = initial()
-        self._tables = [
-            torch.zeros((_FIRST_CAPACITY, *leaf.shape), dtype=leaf.dtype, device=device)
-            for leaf in _leaves(self._like)
-        ]
-        self._num_rows = _PADDING_ROW + 1
-        self._released: list[int] = []
-        self._unset: list[int] = []
+        self._begin()
 
     def allocate(self) -> int:
         """Return a row with the initial state."""
@@ -55,6 +49,9 @@ class StateTable:
     def release(self, row: int) -> None:
         """Take a row back."""
         self._released.append(row)
+        is_last = len(self._released) == self._num_rows - 1  # but for that of the padding
+        if is_last and len(self._tables[0]) > _FIRST_CAPACITY:
+            self._begin()
 
     def index(self, rows: Sequence[int], part: Part) -> torch.Tensor:
         """Return where the part's rows lie, ``(part.size,) int64``; all of its padding is one row.
@@ -97,6 +94,16 @@ class StateTable:
         """Put back what ``kept`` returned for the part of an index; padding goes nowhere."""
         for table, leaf in zip(self._tables, states, strict=True):
             table.index_copy_(0, index[: len(leaf)], leaf)
+
+    def _begin(self) -> None:
+        """Have no lanes, and little room."""
+        self._tables = [
+            torch.zeros((_FIRST_CAPACITY, *leaf.shape), dtype=leaf.dtype, device=self._device)
+            for leaf in _leaves(self._like)
+        ]
+        self._num_rows = _PADDING_ROW + 1
+        self._released: list[int] = []
+        self._unset: list[int] = []
 
     def _initialise(self) -> None:
         if not self._unset:

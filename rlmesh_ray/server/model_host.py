@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
-from rlmesh_ray.errors import EndpointTimeoutError, RlmeshError
+from rlmesh_ray.errors import EndpointClosedError, EndpointTimeoutError, RlmeshError
 from rlmesh_ray.models.policy import Policy
 from rlmesh_ray.models.torch_threads import limit_torch_threads
 from rlmesh_ray.server.error_text import text_of
@@ -134,6 +135,10 @@ class ModelHost:
         replaced = self._calls.make(self._weights.replace, weights, wanted)
         try:
             return replaced.result(timeout_s)
+        except CancelledError:
+            raise EndpointClosedError(
+                "the server has been stopped: the weights have not been replaced"
+            ) from None
         except TimeoutError:
             if not replaced.cancel():  # it began just now
                 return replaced.result()

@@ -137,6 +137,7 @@ class ModelServer:
                 or the policy's weights cannot be replaced.
             PolicyError: The weights do not fit; nothing has changed.
             EndpointTimeoutError: The policy did not come back in time; nothing has changed.
+            EndpointClosedError: The server has been stopped.
         """
         return self._host.set_weights(weights, version=version, timeout_s=timeout_s)
 

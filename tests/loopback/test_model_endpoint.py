@@ -112,6 +112,16 @@ class Remembering:
         self.counts = {key: count for key, count in self.counts.items() if key[0] != route_key}
 
 
+def test_slots_of_unequal_lengths_are_named_before_anything_is_sent(model: RemoteModel) -> None:
+    model.configure_route(CONTRACT)
+    slots = Slots(env_indices=[0, 1], episode_ids=["e"], steps=[0, 0], resets=[True, True])
+
+    with pytest.raises(ConformanceError, match="2 env_indices, 1 episode_ids"):
+        model.predict(observations(-3, 3), slots=slots)
+
+    np.testing.assert_array_equal(model.predict(observations(-3, 0, 3, 3)), [0, 1, 2, 2])
+
+
 def test_slots_reach_the_policy_and_routes_do_not_share_state() -> None:
     with ModelServer(Remembering()) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT, route_id="a")

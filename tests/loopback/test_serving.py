@@ -29,6 +29,7 @@ from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import (
     ConfigurationError,
     ContractMismatchError,
+    EndpointClosedError,
     EndpointError,
     EndpointLostError,
     EndpointTimeoutError,
@@ -604,6 +605,14 @@ def test_weights_get_no_version_that_a_client_could_not_read(version: Any) -> No
 
     assert telemetry is not None
     assert telemetry.policy_version == 2**53
+
+
+def test_a_server_that_was_stopped_takes_no_weights() -> None:
+    with ModelServer(weighted(3.0)) as server:
+        pass
+
+    with pytest.raises(EndpointClosedError, match="the server has been stopped"):
+        server.set_weights(weights(5.0))
 
 
 def test_a_policy_without_weights_says_so() -> None:

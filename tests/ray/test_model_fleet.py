@@ -22,6 +22,7 @@ from ray._private.internal_api import memory_summary
 
 from rlmesh_ray import RemoteModel
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
+from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.model_service import _placed
 from rlmesh_ray.actors.named_model_fleet import find_actor
 from rlmesh_ray.actors.weights import WeightsKeeper
@@ -50,6 +51,17 @@ def connect(fleet: NamedModelFleet, replica: int = 0) -> RemoteModel:
     model = RemoteModel(fleet.addresses[replica], token=fleet.token)
     model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=2))
     return model
+
+
+def num_rows_seen() -> Any:
+    """Make a module that acts 1 where it sees four rows, by value: workers do not import tests."""
+
+    class NumRowsSeen(torch.nn.Module):
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            num_rows = len(observations)
+            return torch.tensor([[0.0, 1.0 if num_rows == 4 else -1.0]]).repeat(num_rows, 1)
+
+    return NumRowsSeen()
 
 
 def action(model: RemoteModel) -> int:
@@ -253,6 +265,18 @@ def test_a_fleet_that_finds_no_room_says_what_it_needs_and_leaves_its_name() -> 
 
 
 @pytest.mark.slow
+def test_replicas_that_have_room_and_do_not_start_are_not_said_to_have_none() -> None:
+    class Slow:
+        def serve(self) -> None:
+            threading.Event().wait()
+
+    actor = ray.remote(num_cpus=0.1)(Slow).remote()
+    with pytest.raises(CapacityError, match="longer to start, or die while they do"):
+        await_start([actor.serve.remote()], "replicas", {"CPU": 0.1}, 0.5)
+    ray.kill(actor)
+
+
+@pytest.mark.slow
 def test_a_stopped_fleet_leaves_its_name_to_the_next() -> None:
     for _ in range(2):
         fleet = ModelFleet(switch_policy(), name="short", num_cpus=0.1)
@@ -431,6 +455,8 @@ def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, versi
         ({"device": "tpu"}, "device=tpu is none that policies run on; here are"),
         ({"torch_threads": 0}, "torch_threads=0 must be a whole number"),
         ({"address": "nowhere"}, "is not an address"),
+        ({"buckets": [0]}, "buckets"),
+        ({"idle_timeout_s": 0}, "idle_timeout_s=0"),
     ],
 )
 def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: str) -> None:
@@ -439,6 +465,22 @@ def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: st
     with pytest.raises(ConfigurationError, match=reason):
         ray.get(actor.address.remote())
     ray.kill(actor)
+
+
+@pytest.mark.slow
+def test_a_fleet_pads_batches_and_ends_silent_sessions_as_its_replicas_are_told() -> None:
+    with (
+        ModelFleet(
+            num_rows_seen(), name="padded", buckets=[4], idle_timeout_s=0.5, num_cpus=0.1
+        ) as fleet,
+        connect(fleet) as model,
+    ):
+        padded = action(model)
+        model._exchange._reader.join()  # until the stream has ended
+        with pytest.raises(EndpointError, match=r"no request came for 0\.5 s"):
+            action(model)
+
+    assert padded == 1
 
 
 @pytest.mark.slow

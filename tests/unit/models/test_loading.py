@@ -257,6 +257,8 @@ def test_a_factory_may_be_an_attribute_of_a_class(own_code: Callable[[str], str]
         ("def make():\n return 1 / 0", "make", PolicyError, "raised ZeroDivisionError"),
         ("import absent_thing", "make", PolicyError, "importing .* failed: .*absent_thing"),
         ("1 / 0", "make", PolicyError, "raised ZeroDivisionError"),
+        ("def make():\n raise SystemExit(7)", "make", PolicyError, "raised SystemExit: 7"),
+        ("raise SystemExit(7)", "make", PolicyError, "raised SystemExit: 7"),
     ],
 )
 def test_what_is_wrong_with_own_code_is_said(

@@ -266,6 +266,20 @@ def test_nothing_grows_over_ten_thousand_episodes(policy: RecurrentTorchPolicy) 
     assert len(policy._table._released) + 2 == policy._table._num_rows - 1 <= 3
 
 
+def test_the_memory_of_many_lanes_is_given_back_with_the_last_of_them(
+    policy: RecurrentTorchPolicy,
+) -> None:
+    act(policy, [1] * 100, route="wide")
+    act(policy, [1, 10], route="narrow")
+    policy.forget("wide", None)
+
+    assert act(policy, [1, 10], route="narrow") == [2, 20]
+    assert capacity(policy) == 128
+    policy.forget("narrow", None)
+    assert capacity(policy) == 16
+    assert act(policy, [1, 10], route="narrow") == [1, 10]
+
+
 def test_nothing_is_left_of_routes_that_were_closed(policy: RecurrentTorchPolicy) -> None:
     for number in range(3000):
         # A vanished client's routes are forgotten as closed ones are.
