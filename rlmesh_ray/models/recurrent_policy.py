@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlmesh_ray.errors import ContractMismatchError, PolicyError
+from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.models.slots import SlotStates
 from rlmesh_ray.models.state_table import StateTable
@@ -54,14 +54,14 @@ class RecurrentTorchPolicy:
         self._lanes = SlotStates(self._table.allocate, self._table.release)
 
     def check_contract(self, contract: EnvContract) -> None:
-        """Run the module on zeros: one row, or each size that is to be compiled.
+        """Run the module on zeros: one row or two, or each size that is to be compiled.
 
         Raises:
             ContractMismatchError: The module does not take the contract's observations, or
                 returns other states than it begins with, or its output is nothing that the
                 action space could take.
         """
-        for part in self._module.trial_parts():
+        for part in self._module.trial_parts(contract.num_envs):
             observations = zero_observations(contract, part.num_rows)
             row = self._table.allocate()
             try:
@@ -70,9 +70,7 @@ class RecurrentTorchPolicy:
                 action_form(contract.action_space).outputs(result, part.size)
                 self._table.kept(after, part)
             except PolicyError as error:
-                raise ContractMismatchError(
-                    f"the torch module cannot act in {contract.id}: {error}"
-                ) from error
+                raise self._module.misfit(error, contract, part) from error
             finally:
                 self._table.release(row)
 

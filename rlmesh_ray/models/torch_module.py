@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlmesh_ray.errors import ConfigurationError, PolicyError
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models.buckets import Buckets, Part
 from rlmesh_ray.models.known_code import only_computes
 from rlmesh_ray.models.plain_layers import InOneGo, is_plain
 from rlmesh_ray.models.weights import check_weights, replace, weights_of
+from rlmesh_ray.spaces.contract import EnvContract
 
 # Torch compiles as many versions of a function by default, and then runs it uncompiled.
 _MOST_COMPILED_SIZES = 8
@@ -63,10 +64,30 @@ class TorchModule:
         """Return what runs at once of a batch of ``num_rows``."""
         return self._buckets.parts(num_rows)
 
-    def trial_parts(self) -> list[Part]:
-        """Return what to run before the first batch: one row, or all sizes to be compiled."""
+    def trial_parts(self, num_lanes: int) -> list[Part]:
+        """Return what to run before the first batch of a route.
+
+        One row; two as well, where the route can ask for several and nothing is padded: a program
+        may have been exported for one. Or all sizes to be compiled.
+        """
         sizes = self._buckets.sizes if self._is_compiled else ()
-        return [part for size in sizes or (1,) for part in self.parts(size)]
+        if not sizes:
+            sizes = (1,) if num_lanes == 1 or self._buckets.sizes else (1, 2)
+        return [part for size in sizes for part in self.parts(size)]
+
+    def misfit(
+        self, error: PolicyError, contract: EnvContract, part: Part
+    ) -> ContractMismatchError:
+        """Return what to tell of a part of the trial that has failed."""
+        remedy = (
+            "; one row it takes: export it for any number of rows, or have batches cut to one "
+            "(buckets=[1], --bucket 1)"
+            if part.size > 1 and not self._buckets.sizes
+            else ""
+        )
+        return ContractMismatchError(
+            f"the torch module cannot act in {contract.id}: {error}{remedy}"
+        )
 
     def tensors(self, value: Any, part: Part) -> Any:
         """Return a part of a batch as tensors ``(part.size, ...)``, padded with zeros.

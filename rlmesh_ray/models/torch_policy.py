@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rlmesh_ray.errors import ContractMismatchError, PolicyError
+from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.models.torch_actions import action_form, zero_observations
 from rlmesh_ray.models.torch_module import TorchModule
@@ -55,21 +55,19 @@ class TorchPolicy:
         self.traits = Traits(is_repeatable=True, only_computes=self._module.only_computes)
 
     def check_contract(self, contract: EnvContract) -> None:
-        """Run the module on zeros: one row, or each size that is to be compiled.
+        """Run the module on zeros: one row or two, or each size that is to be compiled.
 
         Raises:
             ContractMismatchError: The module does not take the contract's observations, or its
                 output is nothing that the action space could take.
         """
-        for part in self._module.trial_parts():
+        for part in self._module.trial_parts(contract.num_envs):
             observations = zero_observations(contract, part.num_rows)
             try:
                 result = self._module.run(self._module.tensors(observations, part))
                 action_form(contract.action_space).outputs(result, part.size)
             except PolicyError as error:
-                raise ContractMismatchError(
-                    f"the torch module cannot act in {contract.id}: {error}"
-                ) from error
+                raise self._module.misfit(error, contract, part) from error
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Choose the greedy actions, in one forward pass a part.

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,25 @@ def test_a_contract_is_tried_with_a_size_of_the_buckets() -> None:
     policy.check_contract(contract(DictSpec((("p", box(3)), ("q", DiscreteSpec(9)))), box(1)))
 
     assert module.sizes == [3]
+
+
+class OneRow(torch.nn.Module):
+    """Takes what it was exported for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum().reshape(1, 1)
+
+
+def test_what_takes_one_row_only_is_found_out_where_there_may_be_several() -> None:
+    of_two = contract(box(3), box(1))
+    of_one = replace(of_two, num_envs=1)
+
+    with pytest.raises(
+        ContractMismatchError, match=r"actions \(2, 1\); one row it takes: .*bucket"
+    ):
+        TorchPolicy(OneRow()).check_contract(of_two)
+    TorchPolicy(OneRow()).check_contract(of_one)
+    TorchPolicy(OneRow(), buckets=[1]).check_contract(of_two)
 
 
 def test_a_row_s_action_does_not_depend_on_who_shares_its_batch() -> None:
