@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from rlmesh_ray.credentials.pem import client_context, require_known_key
 from rlmesh_ray.credentials.ray_files import RayTls, require_ray_tls
+from rlmesh_ray.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rlmesh_ray.rpc import grpc
@@ -65,9 +66,14 @@ def resolved_tls(tls: ClientTlsSource | None) -> ClientTls | None:
     """Return the files to speak TLS with on this node; None: plain text.
 
     Raises:
-        ConfigurationError: Ray is told to use TLS here, and not with which files.
+        ConfigurationError: It is neither of both, or Ray is told to use TLS here, and not with
+            which files.
     """
     if isinstance(tls, RayTls):
         files = tls.files()
         return ClientTls(files.authority, files.certificate, files.private_key) if files else None
+    if tls is not None and not isinstance(tls, ClientTls):
+        raise ConfigurationError(
+            f"tls={tls!r} names no files: give ClientTls(authority), or RayTls()"
+        )
     return tls

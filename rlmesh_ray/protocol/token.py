@@ -47,7 +47,10 @@ def bearer(token: str) -> str:
     Raises:
         ConfigurationError: ``token`` is empty, or holds what gRPC metadata cannot carry.
     """
-    if not (token and token.isascii() and token.isprintable()) or token != token.strip():
+    is_text = isinstance(token, str)  # from the outside it may be anything
+    if not (
+        is_text and token and token.isascii() and token.isprintable() and token.strip() == token
+    ):
         raise ConfigurationError(
             "the token must be printable ASCII characters, without a space at either end; "
             f"{_REMEDY}"

@@ -7,6 +7,7 @@ from typing import Self
 
 from rlmesh_ray.credentials.pem import require_known_key, server_context
 from rlmesh_ray.credentials.ray_files import RayTls, require_ray_tls
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rpc import grpc
 
 
@@ -57,11 +58,17 @@ def resolved_tls(tls: TlsSource | None) -> ServerTls | None:
     """Return the files to speak TLS with on this node; None: plain text.
 
     Raises:
-        ConfigurationError: A file cannot be used, or one that Ray is to use is not named.
+        ConfigurationError: It is neither of both, a file cannot be used, or one that Ray is to use
+            is not named.
     """
     if isinstance(tls, RayTls):
         files = tls.files()
         tls = ServerTls(*files) if files else None
-    if tls is not None:
-        tls.context()
+    if tls is None:
+        return None
+    if not isinstance(tls, ServerTls):
+        raise ConfigurationError(
+            f"tls={tls!r} names no files: give ServerTls(certificate, private_key), or RayTls()"
+        )
+    tls.context()
     return tls

@@ -220,6 +220,17 @@ def test_a_clients_files_are_looked_at_before_it_dials(
             RLlinkClient("127.0.0.1:1", tls=tls)
 
 
+def test_what_names_no_files_is_refused_on_either_side() -> None:
+    wrong: Any = "server.crt"
+
+    for serve in (EnvServer, ModelServer):
+        with pytest.raises(ConfigurationError, match=r"tls='server.crt' .* ServerTls\("):
+            serve("CartPole-v1" if serve is EnvServer else zeros, tls=wrong)
+    for dial in (RemoteEnv, RemoteModel):
+        with pytest.raises(ConfigurationError, match=r"tls='server.crt' .* ClientTls\("):
+            dial("127.0.0.1:1", tls=wrong)
+
+
 def test_a_key_with_a_password_is_refused_and_not_asked_for(
     certificates: Certificates, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVec
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import (
     AccessDeniedError,
+    ConfigurationError,
     ConformanceError,
     EndpointClosedError,
     EndpointError,
@@ -110,6 +111,13 @@ class Remembering:
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         self.counts = {key: count for key, count in self.counts.items() if key[0] != route_key}
+
+
+def test_what_is_no_environment_gets_no_route(model: RemoteModel) -> None:
+    with pytest.raises(ConfigurationError, match="a NoneType is no environment to act in"):
+        model.configure_route(None)
+
+    model.configure_route(CONTRACT)
 
 
 def test_slots_of_unequal_lengths_are_named_before_anything_is_sent(model: RemoteModel) -> None:
