@@ -407,6 +407,17 @@ def scripted(
             server.stop(None).wait(TIMEOUT_S)
 
 
+def noting(asked: list[type]) -> Callable[[Requests], Frames]:
+    """Return a stream that answers everything, and adds what kind of request each was."""
+
+    def join(requests: Requests) -> Frames:
+        for request in requests:
+            asked.append(type(request))
+            yield answered(request)
+
+    return join
+
+
 def answered(request: Any) -> ModelResponse:
     """Return a proper answer: lanes that lean to the right go to the right."""
     match request:
@@ -526,12 +537,7 @@ def test_a_deadline_beyond_the_longest_timer_is_no_short_one() -> None:
 
 
 def test_a_deadline_that_is_no_time_is_refused_and_changes_nothing() -> None:
-    asked = []
-
-    def join(requests: Requests) -> Frames:
-        for request in requests:
-            asked.append(type(request))
-            yield answered(request)
+    asked: list[type] = []
 
     script = """
     for (const timeoutMs of [NaN, -1, -Infinity, '5', 5n, null]) {
@@ -543,7 +549,7 @@ def test_a_deadline_that_is_no_time_is_refused_and_changes_nothing() -> None:
     await tell(ask('a', 1));
     await client.close();
     """
-    with scripted(join) as address:
+    with scripted(noting(asked)) as address:
         *refused, asked_again = talk(address, script)
 
     assert {(one["name"], one["code"]) for one in refused} == {("PolicyError", "INVALID_REQUEST")}
@@ -558,12 +564,7 @@ def test_a_deadline_that_is_no_time_is_refused_and_changes_nothing() -> None:
 
 
 def test_what_an_address_or_a_contract_lacks_is_told() -> None:
-    asked = []
-
-    def join(requests: Requests) -> Frames:
-        for request in requests:
-            asked.append(type(request))
-            yield answered(request)
+    asked: list[type] = []
 
     script = """
     for (const address of [undefined, null, '', 5556, 'rlmesh://']) {
@@ -578,7 +579,7 @@ def test_what_an_address_or_a_contract_lacks_is_told() -> None:
     await tell(ask('a', 1));
     await client.close();
     """
-    with scripted(join) as address:
+    with scripted(noting(asked)) as address:
         *refused, not_configured, asked_again = talk(address, script)
 
     lacking = ["actionSpace and no observationSpace"] * 2 + ["actionSpace", "observationSpace"]

@@ -47,6 +47,7 @@ class Loss:
 
     role: Role
     address: str
+    """Where it was dialed last; empty if its fleet could never tell."""
     cause: str
     """One line."""
     episodes: tuple[int, ...]
