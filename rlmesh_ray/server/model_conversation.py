@@ -98,6 +98,9 @@ class ModelConversation:
                 self._drain.owe()
                 self._num_untaken += 1
                 self._host.soon(self._take, frame)
+                if not (self._num_untaken or self._predicting):
+                    # It has been answered at once: that leaves before the next one is asked for.
+                    await asyncio.sleep(0)
                 while self._num_owed >= MAX_UNANSWERED:
                     # A client that only sends shall wait, not fill this process's memory.
                     self._taken.clear()

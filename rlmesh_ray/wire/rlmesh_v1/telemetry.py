@@ -23,9 +23,17 @@ def pack_telemetry(run: BatchRun, queue_ns: int) -> bytes:
 
     Written by hand, as the frame around it; a test holds it against the generated code.
     """
-    waited = varint(queue_ns)
-    # The repeated field goes on where the batch's part of it ends.
-    return b"%b\x1a%c%b\x18%b" % (_of_batch(run), len(_QUEUE) + 1 + len(waited), _QUEUE, waited)
+    forward, waited = varint(run.forward_ns), varint(queue_ns)
+    # The repeated field goes on where the part of it ends that stays the same.
+    return b"%b\x1a%c%b\x18%b\x1a%c%b\x18%b" % (
+        _of_policy(run.component_id, run.policy_version, run.num_rows),
+        len(_FORWARD) + 1 + len(forward),
+        _FORWARD,
+        forward,
+        len(_QUEUE) + 1 + len(waited),
+        _QUEUE,
+        waited,
+    )
 
 
 def read_telemetry(message: OperationTelemetry) -> tuple[BatchRun | None, int]:
@@ -46,22 +54,11 @@ def read_telemetry(message: OperationTelemetry) -> tuple[BatchRun | None, int]:
     return run, _duration_ns(metrics.get(QUEUE))
 
 
-# All requests of a batch have these in common.
-@functools.lru_cache(maxsize=4)
-def _of_batch(run: BatchRun) -> bytes:
-    return b"".join(
-        (
-            _of_server(run.component_id),
-            _number(_VERSION, run.policy_version),
-            _number(_ROWS, run.num_rows),
-            _duration(_FORWARD, run.forward_ns),
-        )
-    )
-
-
-@functools.lru_cache(maxsize=4)
-def _of_server(component_id: str) -> bytes:
-    return OperationTelemetry(operation=OPERATION, component_id=component_id).SerializeToString()
+# The same for most predictions of a client that asks alone, and for all requests of a batch.
+@functools.lru_cache(maxsize=256)
+def _of_policy(component_id: str, policy_version: int, num_rows: int) -> bytes:
+    head = OperationTelemetry(operation=OPERATION, component_id=component_id).SerializeToString()
+    return head + _number(_VERSION, policy_version) + _number(_ROWS, num_rows)
 
 
 _VERSION, _ROWS, _FORWARD, _QUEUE = (
@@ -71,15 +68,8 @@ _VERSION, _ROWS, _FORWARD, _QUEUE = (
 
 
 def _number(name: bytes, value: float) -> bytes:
-    return _metric(name + b"\x29" + struct.pack("<d", value))  # OperationMetric.number
-
-
-def _duration(name: bytes, ns: int) -> bytes:
-    return _metric(name + b"\x18" + varint(ns))  # OperationMetric.duration_ns
-
-
-def _metric(body: bytes) -> bytes:
-    return b"\x1a" + varint(len(body)) + body  # OperationTelemetry.metrics
+    body = name + b"\x29" + struct.pack("<d", value)  # OperationMetric.number
+    return b"\x1a%c%b" % (len(body), body)  # OperationTelemetry.metrics
 
 
 def _whole(number: float) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.conformance import Deviation, Policy, check, coerce_batch
+from rlmesh_ray.spaces.conformance import Deviation, Policy, check, coerce_batch, has_nan
 from rlmesh_ray.spaces.gym import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -62,6 +62,34 @@ def test_leaving_a_domain_is_structural_whatever_the_policy(
     error = refusal(space, np.array(column, space.dtype), policy)
 
     assert error.kind == "structure"
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_single_choice_is_held_against_its_domain_as_many_are(policy: Policy) -> None:
+    space: Space = spaces.Discrete(3, start=-1)
+
+    for inside in (-1, 0, 1):
+        assert checked(space, np.array([inside]), policy) == []
+    for outside in (-2, 2):
+        assert refusal(space, np.array([outside]), policy).kind == "structure"
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(1,), (3, 4), (2, 600)])
+def test_one_nan_is_found_wherever_it_stands_and_nothing_else_is_taken_for_one(
+    dtype: Any, shape: tuple[int, ...]
+) -> None:
+    largest = np.finfo(dtype).max
+    column = np.resize(np.array([largest, -largest, np.inf, -np.inf, -0.0], dtype), shape)
+    assert not has_nan(column)
+    assert not has_nan(column[..., ::-1])
+    assert not has_nan(column[:0])
+
+    for place in range(column.size):
+        spoiled = column.copy()
+        spoiled.flat[place] = np.nan
+        assert has_nan(spoiled)
+        assert has_nan(spoiled[..., ::-1])
 
 
 def test_the_last_value_of_a_wide_multi_discrete_belongs_to_it() -> None:
