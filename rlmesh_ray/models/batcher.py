@@ -125,6 +125,18 @@ class Batcher(Generic[T]):
         self._busy_s += now_s - self._busy_since_s
         self._busy_since_s = None
 
+    def passed_by(self, num_rows: int, took_s: float) -> None:
+        """Count a batch of one item that was run without having waited here.
+
+        Args:
+            num_rows: Of the item.
+            took_s: From its beginning to its end.
+        """
+        self._batches += 1
+        self._items += 1
+        self._rows += num_rows
+        self._busy_s += took_s
+
     def statistics(self) -> BatcherStatistics:
         """Return a snapshot of the counters."""
         return BatcherStatistics(

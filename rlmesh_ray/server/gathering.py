@@ -27,6 +27,8 @@ class Gathering:
     def __init__(self, pace: Pace, hand_over: Callable[[], None]) -> None:
         self.num_routes = 0
         """Routes that may ask, over all sessions; for whoever opens and ends them to count."""
+        self.is_alone = False
+        """Whether no other route could join what is being asked for now."""
         self._pace = pace
         self._hand_over = hand_over
         self._inbox: list[tuple[Callable[[bytes], None], bytes]] = []
@@ -50,7 +52,7 @@ class Gathering:
             self._gather()
 
     def note_asked(self) -> None:
-        """Note that a prediction has been asked for, and waits to be handed over."""
+        """Note that a prediction has been asked for: what waits is to be handed over."""
         self._num_new += 1
         if not self._is_gathering:
             self.gather_soon()
@@ -67,8 +69,10 @@ class Gathering:
         When every route has asked, nothing more can come.
         """
         inbox, self._inbox = self._inbox, []
+        self.is_alone = self.num_routes <= 1
         for take, data in inbox:
             take(data)
+        self.is_alone = False
         if self._pace.is_quick and inbox and self._num_new < min(self.num_routes, _ENOUGH):
             asyncio.get_running_loop().call_soon(self._gather)
             return

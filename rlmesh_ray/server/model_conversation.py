@@ -183,7 +183,7 @@ class ModelConversation:
             slots = lanes.seated(context.slots)
         except (CapacityError, CodecError) as error:
             return self._failed(request, error)
-        self._predicting[request.request_id] = self._host.predict(
+        ticket = self._host.predict(
             key,
             form,
             request.observation,
@@ -191,6 +191,8 @@ class ModelConversation:
             self._values,
             partial(self._finish_predict, request, slots),
         )
+        if ticket is not None:
+            self._predicting[request.request_id] = ticket
         return None
 
     def _finish_predict(
@@ -203,7 +205,7 @@ class ModelConversation:
     ) -> None:
         if self._is_released:
             return
-        del self._predicting[request.request_id]
+        self._predicting.pop(request.request_id, None)
         response: SessionResponse
         try:
             if isinstance(result, bytes):

@@ -50,6 +50,7 @@ class _Done:
     results: Sequence[bytes | RlmeshError]
     run: BatchRun
     begun_ns: int
+    ended_ns: int
 
 
 Ticket = Item[_Job]
@@ -110,7 +111,7 @@ class Predictions:
         slots: Sequence[PredictSlot],
         values: BatchValues,
         answer: Answer,
-    ) -> Ticket:
+    ) -> Ticket | None:
         """Have actions chosen, with the rows of whoever else waits. From the serving loop.
 
         Args:
@@ -121,16 +122,21 @@ class Predictions:
             values: Of the language that the observation is in, and the actions shall be.
             answer: Called in the serving loop, unless the ticket is cancelled before. Gets the
                 actions, one row a slot, for the wire.
+
+        Returns:
+            What ``cancel`` takes; None: ``answer`` has been called.
         """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             limit_torch_threads(self._torch_threads)  # for what it will run itself
         arrived_ns = time.monotonic_ns()
         job = _Job(form, observation, route_key, slots, values, answer, arrived_ns)
+        self.gathering.note_asked()
+        if self.gathering.is_alone and self._answer_at_once(job):
+            return None
         ticket = Item(form.group, route_key, len(slots), job)
         with self._lock:
             self._batcher.offer(ticket, arrived_ns * 1e-9)
-        self.gathering.note_asked()
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -140,6 +146,8 @@ class Predictions:
 
     def _hand_over(self) -> None:
         """Run what waits: here, if the policy is quick and free, else in its thread."""
+        if not self._batcher.num_waiting:
+            return
         ran: list[_Done] = []
         if not self._pace.is_quick or not self.thread.try_here(partial(self._run_here, ran)):
             self.thread.ring()
@@ -153,10 +161,35 @@ class Predictions:
         """Run one batch in the serving loop."""
         with self._lock:
             tickets = self._batcher.next_batch(time.monotonic())
-        if not tickets:
-            return
-        ran.append(self._run([ticket.payload for ticket in tickets]))
-        took_s = time.monotonic() - ran[0].begun_ns * 1e-9
+        if tickets:
+            ran.append(self._run_batch([ticket.payload for ticket in tickets]))
+            self._look_at(ran[0])
+
+    def _answer_at_once(self, job: _Job) -> bool:
+        """Run what no other request can join, if the policy is quick and free; tell whether it has.
+
+        The way through the queue would take as long as the layers of a small network.
+        """
+        if not self._pace.is_quick or self._batcher.num_waiting:
+            return False
+        ran: list[_Done] = []
+        if not self.thread.try_here(partial(self._run_alone, job, ran)):
+            return False
+        for done in ran:
+            self._deliver(done)
+        return True
+
+    def _run_alone(self, job: _Job, ran: list[_Done]) -> None:
+        """Run a batch of one in the serving loop, which has not waited."""
+        done = self._run([job])
+        ran.append(done)
+        with self._lock:
+            self._batcher.passed_by(len(job.slots), (done.ended_ns - done.begun_ns) * 1e-9)
+        self._look_at(done)
+
+    def _look_at(self, done: _Done) -> None:
+        """Tell if a batch has kept the serving loop for so long that nobody was served."""
+        took_s = (done.ended_ns - done.begun_ns) * 1e-9
         if took_s > self._health.stuck_after_s:
             self._health.note_held(took_s)
 
@@ -172,9 +205,16 @@ class Predictions:
 
     def _run_there(self, jobs: Sequence[_Job]) -> None:
         """Run one batch in the policy's thread."""
-        done = self._run(jobs)
+        done = self._run_batch(jobs)
         assert self._loop is not None  # predict was called
         self._loop.call_soon_threadsafe(self._deliver, done)
+
+    def _run_batch(self, jobs: Sequence[_Job]) -> _Done:
+        """Run what the batcher has handed out."""
+        done = self._run(jobs)
+        with self._lock:
+            self._batcher.done(done.ended_ns * 1e-9)
+        return done
 
     def _run(self, jobs: Sequence[_Job]) -> _Done:
         begun_ns = time.monotonic_ns()
@@ -192,7 +232,5 @@ class Predictions:
             self._runner.encode_ns,
         )
         ended_ns = time.monotonic_ns()
-        with self._lock:
-            self._batcher.done(ended_ns * 1e-9)
         self._pace.note((ended_ns - begun_ns) * 1e-9)
-        return _Done(jobs, results, run, begun_ns)
+        return _Done(jobs, results, run, begun_ns, ended_ns)

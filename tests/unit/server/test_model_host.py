@@ -84,9 +84,9 @@ class Echo:
 class Stage:
     """A host of an ``Echo`` that has proved quick, and what its clients are answered."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_rows: int = 64) -> None:
         self.policy = Echo()
-        self.host = ModelHost(self.policy, 64)
+        self.host = ModelHost(self.policy, max_rows)
         self.answers: list[object] = []
 
     async def open(self, *keys: str) -> None:
@@ -101,6 +101,11 @@ class Stage:
 
         self.host.soon(take, np.array([value], np.float32).tobytes())
 
+    def counted(self) -> tuple[int, int, int]:
+        """Return how many batches, requests and rows the host has counted."""
+        statistics = self.host.statistics()
+        return statistics.batches, statistics.items, statistics.rows
+
     def _answer(self, result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
         self.answers.append(result)
 
@@ -114,9 +119,9 @@ def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictions, "PolicyThread", AtOnce)
 
 
-def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> Stage:
+def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]], max_rows: int = 64) -> Stage:
     async def whole() -> Stage:
-        stage = Stage()
+        stage = Stage(max_rows)
         await scenario(stage)
         return stage
 
@@ -172,6 +177,66 @@ def test_a_lone_route_does_not_wait_for_the_next_round() -> None:
         await stage.open("a")
         stage.send("a", 1)
         assert stage.policy.batches == [[1]]
+
+    play(scenario)
+
+
+def test_what_is_answered_at_once_counts_as_what_has_waited_does() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        stage.send("a", 1)
+        assert stage.answers == [np.float32(1).tobytes()]
+        assert stage.counted() == (1, 1, 1)
+        await stage.open("b")
+        stage.send("a", 2)
+        stage.send("b", 3)
+        await next_round()
+        assert stage.counted() == (2, 3, 3)
+        assert not stage.host.statistics().is_busy
+
+    play(scenario)
+
+
+def test_a_lone_route_waits_while_the_policy_is_at_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AtOnce, "try_here", lambda self, work: False)
+    rings: list[None] = []
+    monkeypatch.setattr(AtOnce, "ring", lambda self: rings.append(None))
+
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        stage.send("a", 1)
+        assert stage.answers == []
+        assert len(rings) == 1
+        assert stage.host.statistics().items_waiting == 1
+
+    play(scenario)
+
+
+def test_a_lone_request_does_not_overtake_one_that_waits() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a", "b")
+        stage.send("a", 1)
+        stage.send("b", 2)
+        await next_round()
+        assert stage.policy.batches == [[1]]  # more than one row is too many
+        await stage.host.forget("a")
+        stage.send("c", 3)
+        await next_round()
+        await next_round()
+
+    assert play(scenario, max_rows=1).policy.batches == [[1], [2], [3]]
+
+
+def test_a_lone_request_that_fails_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        monkeypatch.setattr(stage.policy, "predict", lambda contract, rows: 1 / 0)
+        stage.send("a", 1)
+        (answer,) = stage.answers
+        assert isinstance(answer, PolicyError)
+        assert "ZeroDivisionError" in str(answer)
 
     play(scenario)
 
