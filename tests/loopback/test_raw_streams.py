@@ -13,6 +13,7 @@ import grpc
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer
@@ -28,6 +29,7 @@ from rlmesh_ray.protocol.messages import (
     EnvFailed,
     Predict,
     PredictContext,
+    Predicted,
     PredictSlot,
     Render,
     Reset,
@@ -42,6 +44,7 @@ from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_request_bytes
+from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
 ENV = "/rlmesh.env.v1.EnvService/"
 MODEL = "/rlmesh.model.v1.ModelService/"
@@ -344,3 +347,28 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
     # It has half-closed, and gets every answer all the same.
     assert num_answered == num_total
     assert num_taken == num_total
+
+
+def test_requests_of_one_route_that_come_in_a_flood_are_answered_in_their_order() -> None:
+    # At first they queue for the policy's thread, and from the hundredth on, the policy being
+    # quick, each may be answered as it comes: none of them in another's place.
+    contract = contract_of(gymnasium.make("CartPole-v1"))
+    context = PredictContext("", "route", "", (PredictSlot(0, "", 0, False),))
+    numbers = [str(number) for number in range(2 * MAX_UNANSWERED)]
+    flood = [model_wire.pack_request(Predict(number, context, bytes(16))) for number in numbers]
+    opening = model_wire.pack_request(ConfigureRoute("c", context, contract))
+    network = torch.nn.Linear(4, 2)
+
+    with (
+        ModelServer(network) as server,
+        grpc.insecure_channel(server.address) as channel,
+        RawJoin(channel, MODEL_JOIN) as stream,
+    ):
+        for _ in range(3):  # at last with a policy that has long proved quick
+            stream.ask(opening)
+            stream.send(flood)
+            answers = [stream.receive() for _ in flood]
+            told = [model_wire.parse_response(answer or b"") for answer in answers]
+            assert [answer.request_id for answer in told] == numbers
+            assert {type(answer) for answer in told} == {Predicted}
+        assert server.statistics().items == 3 * len(flood)
