@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from rlmesh_ray.bench.load import Harvest, Order
 from rlmesh_ray.bench.machine import Work, work_of
+from rlmesh_ray.bench.turns import Taken, Turns
 from rlmesh_ray.errors import EndpointError
 
 _GRACE_S = 10.0
@@ -210,6 +211,32 @@ def measure(
         client_cores=own,
         other_cores=others,
     )
+
+
+def take_turns(turns: Turns, *, cores: Collection[int] | None = None) -> list[Reading]:
+    """Have one client ask several servers by turns; return what it found of each.
+
+    Args:
+        turns: What to tell it.
+        cores: Its own, as of ``Process``.
+
+    Raises:
+        EndpointError: It failed, or an answer was no prediction; there are no numbers then.
+    """
+    with Process("a client", turns.command, cores=cores) as client:
+        client.tell(turns.to_line())
+        taken = Taken(**_heard(client, turns.duration_s))
+    return [
+        Reading(
+            answers_per_s=len(latencies_us) / turns.seconds,
+            latencies_us=tuple(latencies_us),
+            lags_us=(),
+            server_cores=None,
+            client_cores=(taken.client_cores,),
+            other_cores=None,
+        )
+        for latencies_us in taken.latencies_us
+    ]
 
 
 def _busy(before: Work, after: Work) -> tuple[list[float], float]:

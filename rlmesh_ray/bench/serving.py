@@ -1,7 +1,8 @@
 """How fast policies are served: messages, rows, latency, many clients, a single one.
 
 The policy is a 4-64-64-2 network, the clients are raw (``raw_client``). Servers are fresh in every
-repetition and take turns in going first; but for latency, which is measured once and for long.
+repetition and take turns in going first; but for latency, which is measured once and for long, and
+a single client, who asks both servers by turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,8 +47,6 @@ _LATENCY_GOAL = Goal("p99 < 5 ms", 5_000, is_ceiling=True)
 _CLIENTS = (64, 128, 256)
 _CLIENT_PROCESSES = 2
 _CLIENTS_GOAL = Goal("/ 64 clients >= 0.95", 0.95)
-_TURNS = 4
-"""Of each server, in a repetition of what a single client waits."""
 _SINGLE_GOAL = Goal("- direct <= 50 us", 50, is_ceiling=True)
 
 
@@ -163,11 +162,7 @@ def _clients(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
 
 
 def _single(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
-    """Compare two servers that are there at once, and asked by turns.
-
-    What is looked for is a tenth of a round trip: a machine whose speed changes within seconds
-    hides that, if the second server starts when the first is done.
-    """
+    """Compare two servers that are there at once; see ``turns_client``."""
     record = Record(Workload.SINGLE, note)
     case = "1 client, median round trip"
     for repetition in range(plan.repetitions):
@@ -175,11 +170,9 @@ def _single(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
             servers = {
                 side: stack.enter_context(bench.start(side)) for side in (Side.OURS, Side.DIRECT)
             }
-            for turn in range(repetition * _TURNS, (repetition + 1) * _TURNS):
-                for side in by_turns(tuple(servers), turn):
-                    reading = bench.put(servers[side], side, Task(1))
-                    round_trip = percentiles(reading.latencies_us)
-                    record.add(case, side, turn, round_trip.p50, _MICROSECONDS, reading)
+            for side, reading in bench.take_turns(servers).items():
+                round_trip = percentiles(reading.latencies_us)
+                record.add(case, side, repetition, round_trip.p50, _MICROSECONDS, reading)
     sides = record.sides(case)
     cost = difference(sides[Side.OURS], sides[Side.DIRECT])
     comparisons = {f"- {Side.DIRECT}": cost}

@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from rlmesh_ray.bench.load import Load
 from rlmesh_ray.bench.machine import usable_cores
 from rlmesh_ray.bench.peers import RELEASED_PYTHON, released
 from rlmesh_ray.bench.plan import Side
-from rlmesh_ray.bench.processes import Reading, Server, measure
+from rlmesh_ray.bench.processes import Reading, Server, measure, take_turns
+from rlmesh_ray.bench.turns import Turns
 from rlmesh_ray.errors import ConfigurationError
 
 NOOP_STYLES = ("generator", "read_write")
@@ -73,9 +74,24 @@ class Bench:
         Raises:
             EndpointError: There is no number: a client failed, or got no predictions.
         """
-        cores = usable_cores()[1:] if self.is_pinned else None
         loads = self._loads(server.port, _DIALECTS[side], task)
-        return measure([server.pid], [load.order() for load in loads], cores=cores)
+        return measure([server.pid], [load.order() for load in loads], cores=self._client_cores)
+
+    def take_turns(self, servers: Mapping[Side, Server]) -> Mapping[Side, Reading]:
+        """Have a single client ask ``servers``, which speak alike, by turns.
+
+        Raises:
+            EndpointError: There are no numbers: the client failed, or got no predictions.
+        """
+        (dialect,) = {_DIALECTS[side] for side in servers}
+        ports = tuple(server.port for server in servers.values())
+        turns = Turns(ports, dialect, self.warm_up_s, self.seconds)
+        readings = take_turns(turns, cores=self._client_cores)
+        return dict(zip(servers, readings, strict=True))
+
+    @property
+    def _client_cores(self) -> list[int] | None:
+        return usable_cores()[1:] if self.is_pinned else None
 
     def _loads(self, port: int, dialect: str, task: "Task") -> list[Load]:
         processes = min(task.client_processes or self.client_processes, task.routes)

@@ -6,7 +6,7 @@ import random
 import grpc
 import pytest
 
-from rlmesh_ray.bench import open_client
+from rlmesh_ray.bench import open_client, turns_client
 from rlmesh_ray.bench.arrivals import poisson
 from rlmesh_ray.bench.closed_loop import ask_by_turns
 from rlmesh_ray.bench.frames import EchoedFrames, OurFrames
@@ -147,3 +147,50 @@ def test_what_the_client_itself_is_late_is_told_and_counts_as_waiting(
     assert answers.tally.lags_us == [3000, 2000]
     assert route.unanswered() == (10.0, pytest.approx(10.001))
     assert len(sent) == 2
+
+
+class Clock:
+    """Time that passes by a 64th of a second whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1 / 64
+        return self.now_s
+
+
+def test_servers_are_asked_by_turns_and_each_first_every_second_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns_client, "now_s", Clock())
+    asked: list[str] = []
+
+    class Noted(Echo):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        async def write(self, frame: bytes) -> None:
+            if asked[-1:] != [self.name]:
+                asked.append(self.name)
+            await super().write(frame)
+
+    async def ask() -> list[list[int]]:
+        streams = [Stream(Noted(name), EchoedFrames(), ("route-0",)) for name in "ab"]
+        return await turns_client.take_turns(streams, 0.2)
+
+    latencies_us = asyncio.run(ask())
+
+    assert asked == ["a", "b", "a", "b", "a"]  # ab, ba, ab, ba
+    assert [len(own) for own in latencies_us] == [16, 16]
+    assert {value for own in latencies_us for value in own} == {15_625}
+
+
+def test_a_server_that_answers_a_turn_with_an_error_gives_no_numbers() -> None:
+    class Failing(Echo):
+        async def read(self) -> object:
+            return ERROR
+
+    with pytest.raises(BadAnswerError, match="it broke"):
+        asyncio.run(turns_client.take_turns([Stream(Failing(), OurFrames(), ("route-0",))], 0.1))
