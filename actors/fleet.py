@@ -1,11 +1,10 @@
 """EnvFleet: several EnvServiceActors that serve the same environment."""
 
 import contextlib
-import math
 import secrets
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +27,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RlmeshError,
 )
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.token import derive_token
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, DEFAULT_STEP_GRACE_S
 
@@ -97,7 +97,7 @@ class EnvFleet:
         start_timeout_s: float = 120.0,
     ) -> None:
         _require_some(num_endpoints)
-        _require_seconds("start_timeout_s", start_timeout_s)
+        require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
         self._addresses = checked_addresses(addresses, num_endpoints)
         if not ray.is_initialized():
             ray.init()
@@ -181,7 +181,7 @@ class EnvFleet:
         """
         _require_some(num_endpoints)
         if timeout_s is not None:
-            _require_seconds("timeout_s", timeout_s)
+            require_seconds("timeout_s", timeout_s, may_be_zero=True)
         if self._addresses is not None:
             raise ConfigurationError(
                 "a fleet with addresses keeps its size: every endpoint needs one of its own; start "
@@ -314,9 +314,3 @@ def _require_some(num_endpoints: int) -> None:
     is_count = isinstance(num_endpoints, Integral) and not isinstance(num_endpoints, bool)
     if not is_count or num_endpoints < 1:
         raise ConfigurationError(f"num_endpoints={num_endpoints!r} must be a number of at least 1")
-
-
-def _require_seconds(name: str, value: object) -> None:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]  # false for NaN
-        raise ConfigurationError(f"{name}={value!r} must be a finite number of seconds, 0 or more")

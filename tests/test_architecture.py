@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 # part -> (parts of rlmesh_ray it may import, heavy third parties it may import)
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
+    "options": ({"errors"}, set()),
     "waiting": (set(), set()),
     "histogram": (set(), set()),
     "rpc": (set(), {"grpc"}),
@@ -23,6 +24,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "server": (
         {
             "errors",
+            "options",
             "spaces",
             "protocol",
             "credentials",
@@ -36,12 +38,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"asyncio"},
     ),
     "client": (
-        {"errors", "spaces", "protocol", "credentials", "wire", "waiting", "rpc"},
+        {"errors", "options", "spaces", "protocol", "credentials", "wire", "waiting", "rpc"},
         {"asyncio", "gymnasium"},
     ),
     "actors": (
         {
             "errors",
+            "options",
             "spaces",
             "protocol",
             "credentials",
@@ -56,6 +59,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "rllib": (
         {
             "errors",
+            "options",
             "spaces",
             "protocol",
             "credentials",
@@ -77,6 +81,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "cli": (
         {
             "errors",
+            "options",
             "histogram",
             "spaces",
             "protocol",

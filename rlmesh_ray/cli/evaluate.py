@@ -24,6 +24,7 @@ from rlmesh_ray.cli.options import (
     client_tls,
     read_token,
 )
+from rlmesh_ray.cli.seconds import above_zero, zero_or_more
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -36,18 +37,6 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
 
 _MOST_LANES = 8
-
-
-def _above_zero(value: float) -> float:
-    if not 0 < value < math.inf:
-        raise typer.BadParameter(f"{value} is no finite number of seconds above 0")
-    return value
-
-
-def _zero_or_more(value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise typer.BadParameter(f"{value} is no finite number of seconds, 0 or more")
-    return value
 
 
 EnvOption = Annotated[
@@ -86,7 +75,7 @@ EnvTimeoutOption = Annotated[
     typer.Option(
         "--env-timeout",
         metavar="SECONDS",
-        callback=_above_zero,
+        callback=above_zero,
         help="How long to wait for any answer of an environment; what hangs counts as lost.",
     ),
 ]
@@ -95,7 +84,7 @@ ModelTimeoutOption = Annotated[
     typer.Option(
         "--model-timeout",
         metavar="SECONDS",
-        callback=_above_zero,
+        callback=above_zero,
         help="The same, of a policy.",
     ),
 ]
@@ -104,7 +93,7 @@ ReconnectOption = Annotated[
     typer.Option(
         "--reconnect-timeout",
         metavar="SECONDS",
-        callback=_zero_or_more,
+        callback=zero_or_more,
         help="How long to wait for lost endpoints to come back when none is left.",
     ),
 ]

@@ -1,7 +1,6 @@
 """``rlmesh-ray serve-env``: an environment as an endpoint."""
 
 import contextlib
-import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -34,6 +33,7 @@ from rlmesh_ray.cli.registering import (
     pool_entry,
     require_unused,
 )
+from rlmesh_ray.cli.seconds import zero_or_more
 from rlmesh_ray.cli.serving_options import (
     AcceptedTexts,
     AddressToListen,
@@ -52,13 +52,6 @@ from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.env_server import EnvServer
-
-
-def _seconds(value: float) -> float:
-    # Not ``min``: it lets infinity pass, and what is no number.
-    if not 0 <= value < math.inf:
-        raise typer.BadParameter(f"{value} is not a finite number of seconds, 0 or more")
-    return value
 
 
 def _callable_names(names: list[str] | None) -> list[str] | None:
@@ -102,7 +95,7 @@ GraceOption = Annotated[
     typer.Option(
         "--step-grace",
         metavar="SECONDS",
-        callback=_seconds,
+        callback=zero_or_more,
         help="How long a step may go on, in vain, after its deadline; then its worker is killed.",
     ),
 ]

@@ -2,13 +2,13 @@
 
 import enum
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlmesh_ray.cli.options import require_alone
+from rlmesh_ray.cli.seconds import above_zero
 from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 
@@ -68,7 +68,7 @@ IdleTimeout = Annotated[
     typer.Option(
         "--idle-timeout",
         metavar="SECONDS",
-        callback=lambda value: _seconds_above_0(value),
+        callback=above_zero,
         help="End sessions without a request for so long; by default none.",
     ),
 ]
@@ -85,12 +85,6 @@ AcceptedTexts = Annotated[
         f"{next(iter(KNOWN_TEXTS))}; repeatable.",
     ),
 ]
-
-
-def _seconds_above_0(value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
-        raise typer.BadParameter(f"{value} is not a finite number of seconds above 0")
-    return value
 
 
 def server_tls(

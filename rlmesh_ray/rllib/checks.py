@@ -1,6 +1,5 @@
 """What cannot work, told on the driver instead of by runners that drop data or die."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +7,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.rllib.module_fit import misfits
 from rlmesh_ray.rllib.sampler import Sampler
 from rlmesh_ray.spaces.contract import EnvContract
@@ -38,10 +38,7 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
         ConfigurationError: It would not be; RLlib would drop the runner's sample and ask a
             runner that is stuck for another one.
     """
-    if not isinstance(step_timeout_s, (int, float)) or not 0 < step_timeout_s < math.inf:
-        raise ConfigurationError(
-            f"step_timeout_s={step_timeout_s!r} must be a number of seconds, more than 0"
-        )
+    require_seconds("step_timeout_s", step_timeout_s)
     for setting, limit_s in sample_limits(config):
         if step_timeout_s >= limit_s:
             raise ConfigurationError(

@@ -1,25 +1,10 @@
 """What EnvServer's options may be."""
 
-import math
-
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.conformance import Policy
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
-
-
-def checked_grace(step_grace_s: float) -> float:
-    """Return how long an environment may go on after a deadline, in seconds.
-
-    Raises:
-        ConfigurationError: It is no finite number of seconds, 0 or more.
-    """
-    if not 0 <= step_grace_s < math.inf:
-        raise ConfigurationError(
-            f"step_grace_s={step_grace_s} must be a finite number of seconds, 0 or more"
-        )
-    return step_grace_s
 
 
 def checked_policy(validation: str) -> Policy:

@@ -7,6 +7,7 @@ from typing import Self
 
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.envs.source import HostedEnv, make_source
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import TlsSource
 from rlmesh_ray.server.dialects import (
@@ -18,7 +19,6 @@ from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
-    checked_grace,
     checked_policy,
     checked_sessions,
     resets_itself,
@@ -112,7 +112,8 @@ class EnvServer:
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
     ) -> None:
-        self._step_grace_s = checked_grace(step_grace_s)
+        require_seconds("step_grace_s", step_grace_s, may_be_zero=True)
+        self._step_grace_s = step_grace_s
         self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)
         languages = checked_languages(speaks, ENV_LANGUAGES)

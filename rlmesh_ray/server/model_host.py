@@ -8,9 +8,10 @@ from concurrent.futures import CancelledError
 from rlmesh_ray.errors import EndpointClosedError, EndpointTimeoutError, RlmeshError
 from rlmesh_ray.models.policy import Policy
 from rlmesh_ray.models.torch_threads import limit_torch_threads
+from rlmesh_ray.options import require_count, require_seconds
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.model_options import checked_version, require_count
+from rlmesh_ray.server.model_options import checked_version
 from rlmesh_ray.server.policy_calls import PolicyCalls
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S, PolicyHealth
 from rlmesh_ray.server.policy_weights import PolicyWeights
@@ -132,6 +133,8 @@ class ModelHost:
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
         """Let the policy act with other weights from the next batch on. Blocks; see ModelServer."""
         wanted = None if version is None else checked_version(version)
+        if timeout_s is not None:
+            require_seconds("timeout_s", timeout_s, may_be_zero=True)
         replaced = self._calls.make(self._weights.replace, weights, wanted)
         try:
             return replaced.result(timeout_s)

@@ -9,27 +9,6 @@ LAST_VERSION = 2**63 - 1
 tell it rounded, as the wire has it in a double."""
 
 
-def require_count(name: str, value: object) -> None:
-    """Make sure that an option is a whole number, 1 or more.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
-
-
-def require_duration(name: str, value: object) -> None:
-    """Make sure that an option is a number of seconds, more than 0; infinity is one.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not value > 0:  # type: ignore[operator]  # a number; false for NaN
-        raise ConfigurationError(f"{name}={value!r} must be a number of seconds, more than 0")
-
-
 def checked_version(version: object) -> int:
     """Return the version of a policy's weights as a plain integer.
 

@@ -134,7 +134,7 @@ class ModelServer:
 
         Raises:
             ConfigurationError: ``version`` is no such integer or not newer than the present one,
-                or the policy's weights cannot be replaced.
+                ``timeout_s`` is no time, or the policy's weights cannot be replaced.
             PolicyError: The weights do not fit; nothing has changed.
             EndpointTimeoutError: The policy did not come back in time; nothing has changed.
             EndpointClosedError: The server has been stopped.

@@ -2,8 +2,8 @@
 
 import time
 
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.server.health import WATCH_PERIOD_S, Health
-from rlmesh_ray.server.model_options import require_duration
 
 DEFAULT_STUCK_AFTER_S = 5.0
 
@@ -22,7 +22,7 @@ class PolicyHealth:
     """
 
     def __init__(self, stuck_after_s: float) -> None:
-        require_duration("stuck_after_s", stuck_after_s)
+        require_seconds("stuck_after_s", stuck_after_s, may_be_endless=True)
         self.stuck_after_s = stuck_after_s
         self._held_for_s = 0.0
         self._told_until_s = 0.0

@@ -1,10 +1,10 @@
 """Clients that say nothing: how long their streams keep their places."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import seconds_problem
 from rlmesh_ray.rpc import grpc
 
 
@@ -14,10 +14,9 @@ def checked_idle_timeout(idle_timeout_s: float | None) -> float | None:
     Raises:
         ConfigurationError: It is no number of seconds above 0.
     """
-    if idle_timeout_s is not None and not 0 < idle_timeout_s < math.inf:
-        raise ConfigurationError(
-            f"idle_timeout_s={idle_timeout_s} must be a finite number of seconds above 0, or None"
-        )
+    problem = "" if idle_timeout_s is None else seconds_problem(idle_timeout_s)
+    if problem:
+        raise ConfigurationError(f"idle_timeout_s={idle_timeout_s!r} {problem}, or None")
     return idle_timeout_s
 
 

@@ -226,7 +226,7 @@ def test_a_deadline_may_be_long_where_rllib_waits_longer(config: AlgorithmConfig
 
 @pytest.mark.parametrize("step_timeout_s", [0.0, -1.0, math.nan, math.inf, "3"])
 def test_a_deadline_is_a_number_and_more_than_nothing(step_timeout_s: Any) -> None:
-    with pytest.raises(ConfigurationError, match="more than 0"):
+    with pytest.raises(ConfigurationError, match="finite number of seconds above 0"):
         require_deadlines(PPOConfig(), step_timeout_s)
 
 

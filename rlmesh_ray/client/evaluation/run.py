@@ -9,7 +9,6 @@ from typing import Any
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.evaluation.board import Board, Crew, News, Turn
-from rlmesh_ray.client.evaluation.checks import require_seconds, whole
 from rlmesh_ray.client.evaluation.result import Episode, EvaluationResult, Loss, Role
 from rlmesh_ray.client.evaluation.seeds import check_seeds
 from rlmesh_ray.client.evaluation.sites import Fleet, Place, Site, sites_of
@@ -18,6 +17,7 @@ from rlmesh_ray.client.remote_model import RemoteModel
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_seconds, whole
 
 ActionFn = Callable[[Any], Any]
 """A batch of observations in, a batch of actions out."""

@@ -1,7 +1,7 @@
 """How many episodes, and the seeds that they start with."""
 
-from rlmesh_ray.client.evaluation.checks import whole
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import whole
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
 _LAST_SEED = 2**63 - 1

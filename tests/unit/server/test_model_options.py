@@ -9,25 +9,8 @@ from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import (
     LAST_VERSION,
     checked_version,
-    require_count,
-    require_duration,
     version_after,
 )
-
-
-@pytest.mark.parametrize("value", [0, -3, 1.5, "1", True, None, math.nan])
-def test_a_count_is_a_whole_number_from_one_on(value: object) -> None:
-    require_count("rows", 1)
-    with pytest.raises(ConfigurationError, match=r"^rows=.* must be a whole number, 1 or more"):
-        require_count("rows", value)
-
-
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, "1", True, None])
-def test_a_duration_is_a_number_of_seconds_above_zero(value: object) -> None:
-    require_duration("wait_s", 0.1)
-    require_duration("wait_s", math.inf)
-    with pytest.raises(ConfigurationError, match=r"^wait_s=.* must be a number of seconds"):
-        require_duration("wait_s", value)
 
 
 @pytest.mark.parametrize("value", [1, 2**63 - 1, np.int64(4)])
@@ -57,3 +40,13 @@ def test_versions_come_to_an_end() -> None:
 def test_a_host_is_not_made_with_what_would_fail_in_use(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         ModelHost(object(), **{"max_rows": 1, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout_s", [-1, math.nan, math.inf, "1", True])
+def test_weights_are_not_replaced_within_what_is_no_time(timeout_s: Any) -> None:
+    host = ModelHost(object(), 1)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigurationError, match=r"^timeout_s=.* finite number of seconds, 0"):
+        host.set_weights({}, version=None, timeout_s=timeout_s)
+    assert host.policy_version == 0
+    host.close()

@@ -1,0 +1,57 @@
+"""What the numbers must be that a program is told: refused where they are said, not in use."""
+
+import math
+from numbers import Integral, Real
+
+from rlmesh_ray.errors import ConfigurationError
+
+
+def whole(name: str, value: object) -> int:
+    """Return a whole number, one of numpy's too, as a plain integer.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigurationError(f"{name}={value!r} must be a whole number")
+    return int(value)
+
+
+def require_count(name: str, value: object) -> None:
+    """Make sure that an option is a whole number, 1 or more.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+        raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
+
+
+def require_seconds(
+    name: str, value: object, *, may_be_zero: bool = False, may_be_endless: bool = False
+) -> None:
+    """Make sure that an option is a number of seconds: finite and above 0, unless told otherwise.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    problem = seconds_problem(value, may_be_zero=may_be_zero, may_be_endless=may_be_endless)
+    if problem:
+        raise ConfigurationError(f"{name}={value!r} {problem}")
+
+
+def seconds_problem(
+    value: object, *, may_be_zero: bool = False, may_be_endless: bool = False
+) -> str:
+    """Return what is wrong with a number of seconds, as the end of a sentence; empty: nothing."""
+    seconds = math.nan  # which no comparison lets pass
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            seconds = float(value)
+        except OverflowError:  # an integer above every float
+            seconds = math.inf
+    is_enough = seconds >= 0 if may_be_zero else seconds > 0
+    if is_enough and (may_be_endless or seconds < math.inf):
+        return ""
+    kind = "number of seconds" if may_be_endless else "finite number of seconds"
+    return f"must be a {kind}{', 0 or more' if may_be_zero else ' above 0'}"

@@ -1,0 +1,59 @@
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_count, require_seconds, whole
+
+
+@pytest.mark.parametrize("value", [0, -3, np.int64(4), 10**30])
+def test_a_whole_number_becomes_a_plain_integer(value: Any) -> None:
+    number = whole("seed", value)
+
+    assert number == value
+    assert type(number) is int
+
+
+@pytest.mark.parametrize("value", [1.0, "1", True, None, math.nan])
+def test_what_is_no_whole_number_is_named(value: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^seed=.* must be a whole number$"):
+        whole("seed", value)
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.5, "1", True, None, math.nan])
+def test_a_count_is_a_whole_number_from_one_on(value: object) -> None:
+    require_count("rows", 1)
+    require_count("rows", np.int32(7))
+    with pytest.raises(ConfigurationError, match=r"^rows=.* must be a whole number, 1 or more"):
+        require_count("rows", value)
+
+
+@pytest.mark.parametrize("value", [0.1, 3, Fraction(1, 3), np.float32(2)])
+def test_seconds_are_numbers_of_any_kind(value: object) -> None:
+    require_seconds("wait_s", value)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, -math.inf, "1", True, None, 1j])
+def test_what_is_no_time_is_named_whatever_else_is_allowed(value: object) -> None:
+    for may_be_zero in (False, True):
+        for may_be_endless in (False, True):
+            with pytest.raises(ConfigurationError, match=r"^wait_s=.* number of seconds"):
+                require_seconds(
+                    "wait_s", value, may_be_zero=may_be_zero, may_be_endless=may_be_endless
+                )
+
+
+@pytest.mark.parametrize("value", [math.inf, 10**400])
+def test_seconds_are_finite_unless_they_may_be_endless(value: object) -> None:
+    require_seconds("wait_s", value, may_be_endless=True)
+    with pytest.raises(ConfigurationError, match=r"must be a finite number of seconds above 0$"):
+        require_seconds("wait_s", value)
+
+
+def test_no_time_at_all_is_enough_where_it_may_be() -> None:
+    require_seconds("wait_s", 0, may_be_zero=True)
+    with pytest.raises(ConfigurationError, match=r"above 0$"):
+        require_seconds("wait_s", 0)
