@@ -135,6 +135,7 @@ class ModelHost:
         wanted = None if version is None else checked_version(version)
         if timeout_s is not None:
             require_seconds("timeout_s", timeout_s, may_be_zero=True)
+            timeout_s = float(timeout_s)  # NumPy's smaller floats no lock takes
         replaced = self._calls.make(self._weights.replace, weights, wanted)
         try:
             return replaced.result(timeout_s)

@@ -50,3 +50,11 @@ def test_weights_are_not_replaced_within_what_is_no_time(timeout_s: Any) -> None
         host.set_weights({}, version=None, timeout_s=timeout_s)
     assert host.policy_version == 0
     host.close()
+
+
+def test_a_time_may_be_a_number_of_numpys() -> None:
+    host = ModelHost(object(), 1)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigurationError, match="weights"):  # it waited, and was told so
+        host.set_weights({}, version=None, timeout_s=np.float32(20.0))  # type: ignore[arg-type]
+    host.close()
