@@ -175,6 +175,8 @@ class Predictions:
         ran: list[_Done] = []
         if not self.thread.try_here(partial(self._run_alone, job, ran)):
             return False
+        # What an answer leads to waits its turn: one in the other they would go too deep.
+        self.gathering.is_alone = False
         for done in ran:
             self._deliver(done)
         return True

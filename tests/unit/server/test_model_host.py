@@ -229,6 +229,33 @@ def test_a_lone_request_does_not_overtake_one_that_waits() -> None:
     assert play(scenario, max_rows=1).policy.batches == [[1], [2], [3]]
 
 
+def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
+    # As when one frame holds many groups of one route: each begins when the one before is done.
+    left = 2000
+
+    async def scenario(stage: Stage) -> None:
+        await stage.open("a")
+        all_done = asyncio.Event()
+
+        def ask(data: bytes) -> None:
+            stage.host.predict("a", FORM, data, SLOTS, values, answer)
+
+        def answer(result: bytes | RlmeshError, run: BatchRun, queue_ns: int) -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                assert isinstance(result, bytes)
+                ask(result)
+            else:
+                all_done.set()
+
+        stage.host.soon(ask, np.array([1], np.float32).tobytes())
+        await asyncio.wait_for(all_done.wait(), 60.0)
+        assert stage.counted() == (2000, 2000, 2000)
+
+    play(scenario)
+
+
 def test_a_lone_request_that_fails_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
