@@ -23,6 +23,16 @@ _LONG = 2.0
 """In longest looks: a longer wait counts as one of that, so that a single one changes little."""
 
 ThereT = TypeVar("ThereT")
+Meanwhile = Callable[[], bool]
+"""Does a little that has to be done at some time; False: there was nothing to do."""
+
+
+_let_others: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+def nothing() -> bool:
+    """Do nothing meanwhile."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +142,18 @@ class Looking:
         """Take notice that a wait begins, which is somebody else's to look in."""
         self._began_s = time.perf_counter()
 
-    def look(self, is_there: Callable[[], ThereT], most_s: float | None = None) -> ThereT:
+    def look(
+        self,
+        is_there: Callable[[], ThereT],
+        most_s: float | None = None,
+        meanwhile: Meanwhile = nothing,
+    ) -> ThereT:
         """Begin to wait: ask ``is_there`` once, and again for about as long as it took before.
 
         Args:
             is_there: Tells at once, by something true.
             most_s: For how long at most; None: as has been learned.
+            meanwhile: Done between two looks, for as long as there is something to do.
 
         Returns:
             What it told last.
@@ -145,8 +161,8 @@ class Looking:
         self._began_s = began_s = time.perf_counter()
         look_s = self._look_s if most_s is None else min(self._look_s, most_s)
         there = is_there()
-        while not there and time.perf_counter() - began_s < look_s:
-            os.sched_yield()
+        while not there and (meanwhile() or time.perf_counter() - began_s < look_s):
+            _let_others()
             there = is_there()
         return there
 
@@ -170,7 +186,11 @@ class Waiting:
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def ready(
-        self, *descriptors: int, peers: Sequence[int] = (), timeout_s: float | None = None
+        self,
+        *descriptors: int,
+        peers: Sequence[int] = (),
+        timeout_s: float | None = None,
+        meanwhile: Meanwhile = nothing,
     ) -> list[int]:
         """Wait until something can be read, or the other end is gone.
 
@@ -178,12 +198,13 @@ class Waiting:
             descriptors: Open ones.
             peers: Sockets of which only the end matters.
             timeout_s: None: as long as it takes.
+            meanwhile: See ``Looking.look``.
 
         Returns:
             Those of which that is true; none: it took longer than ``timeout_s``.
         """
         waiting = self._poll_for(descriptors, tuple(peers))
-        events = self._looking.look(partial(waiting.poll, 0), timeout_s)
+        events = self._looking.look(partial(waiting.poll, 0), timeout_s, meanwhile)
         if not events:
             events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
         self._looking.learn()

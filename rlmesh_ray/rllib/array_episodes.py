@@ -33,10 +33,10 @@ LANES_AS_ARRAYS = "lanes_as_arrays"
 class ArrayEpisodes(LaneEpisodes):
     """Does between two steps what ``LaneEpisodes`` does, without looking at single lanes.
 
-    Episodes are made at the end of ``sample``. When there is an ``obstacle``, it is as if this
-    class were not there. That is looked at in each call of ``sample``, and the module's output in
-    each step; arrays begin with new episodes only. What it comes to is logged when it changes, and
-    counted in each call (``LANES_AS_ARRAYS``).
+    Episodes are made while nothing has arrived, and at the end of ``sample``. When there is an
+    ``obstacle``, it is as if this class were not there. That is looked at in each call of
+    ``sample``, and the module's output in each step; arrays begin with new episodes only. What it
+    comes to is logged when it changes, and counted in each call (``LANES_AS_ARRAYS``).
     """
 
     why_one_by_one: str | None = "nothing has been sampled yet"
@@ -210,6 +210,9 @@ class ArrayEpisodes(LaneEpisodes):
         )
         self._quota.episodes += record.num_over
         lanes.to_module = self._pipeline.to_module(arrived.observation)
+
+    def _work_ahead(self) -> bool:
+        return any(record.make_one() for record in self._records.values())
 
     def _settle(self) -> None:
         if self._pipeline is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rlmesh_ray.waiting import Signal, Waiting
+from rlmesh_ray.waiting import Meanwhile, Signal, Waiting, nothing
 
 ArrivalT = TypeVar("ArrivalT")
 Job = Callable[[], ArrivalT]
@@ -79,15 +79,20 @@ class Arrivals(Generic[ArrivalT]):
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
 
-    def take(self, timeout_s: float | None) -> ArrivalT | None:
-        """Wait for the next arrival; None: nothing came in time."""
+    def take(self, timeout_s: float | None, meanwhile: Meanwhile = nothing) -> ArrivalT | None:
+        """Wait for the next arrival; None: nothing came in time.
+
+        Args:
+            timeout_s: None: as long as it takes.
+            meanwhile: Done for as long as no signal tells and there is something to do.
+        """
         if self._deferred:
             return self._deferred.popleft()()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self._watched and self._arrived.empty():
             if self._told:
                 return self._watched.pop(self._told.popleft()).job()
-            ready = self._readable(_left_s(deadline_s))
+            ready = self._readable(_left_s(deadline_s), meanwhile)
             if not ready:
                 return None
             self._told.extend(
@@ -107,10 +112,12 @@ class Arrivals(Generic[ArrivalT]):
         if bell >= 0:
             os.close(bell)
 
-    def _readable(self, timeout_s: float | None) -> list[int]:
+    def _readable(self, timeout_s: float | None, meanwhile: Meanwhile) -> list[int]:
         """Return what is readable; nothing: that took too long. The bell is quiet afterwards."""
         peers = [watched.signal.peer for watched in self._watched.values()]
-        ready = self._waiting.ready(self._bell, *self._watched, peers=peers, timeout_s=timeout_s)
+        ready = self._waiting.ready(
+            self._bell, *self._watched, peers=peers, timeout_s=timeout_s, meanwhile=meanwhile
+        )
         if self._bell in ready:
             os.eventfd_read(self._bell)
         return ready

@@ -1,9 +1,9 @@
 """What the lanes of a slot go through, as arrays; RLlib's episodes are made of them at the end."""
 
-import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,15 @@ class LaneRecord:
         self._capacity = _FIRST_CAPACITY
         self._since = self._last = 0
         """Positions: of the latest cut, and the current one. A step leads from one to the next."""
-        self._ids = list(_new_ids(self._num_lanes))
+        self._ids = [_new_id() for _ in range(self._num_lanes)]
         self._steps_before = [0] * self._num_lanes
         """Of the running episodes, at the latest cut."""
+        self._starts = [0] * self._num_lanes
+        """Positions where they began, or of the latest cut. Where a lane has an end in ``_ends``,
+        these three tell of the first of its episodes that nothing has been made of."""
+        self._ends: deque[tuple[int, int]] = deque()
+        """Lane and position of each end that nothing has been made of, in time."""
+        self._ended: list[Ended] = []
         self._observations = self._empty(observation)
         self._observations[:, 0] = observation
         # By step, that is, by the position it leads to; the first position has none.
@@ -137,14 +143,26 @@ class LaneRecord:
         truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
         self.is_over = terminated | truncated
         self.num_over = int(np.count_nonzero(self.is_over))
+        if self.num_over:
+            self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
         self._infos.append(_kept(infos))
         self._times_s.append(time.perf_counter())
 
+    def make_one(self) -> bool:
+        """Make an episode of what has ended, while there is time; False: nothing is left to make.
+
+        ``cut`` and ``hand_over`` make what has not been made by then.
+        """
+        if not self._ends or self._ends[0][1] == self._last:
+            return False  # the latest step's may be all that their lanes have
+        self._end(*self._ends.popleft())
+        return True
+
     def cut(self) -> tuple[list[Ended], list[SingleAgentEpisode]]:
         """Return what has come since the latest cut: what has ended, and chunks of what goes on."""
-        ended, starts = self._end_episodes()
+        ended = self._all_ended()
         chunks: list[SingleAgentEpisode] = []
-        for lane, start in enumerate(starts):
+        for lane, start in enumerate(self._starts):
             if start < self._last:
                 chunks.append(self._episode(lane, start, self._last))
                 self._steps_before[lane] += self._last - start
@@ -157,31 +175,29 @@ class LaneRecord:
         So RLlib's own runner can go on with it; the record is of no use any more. A lane whose
         episode has just ended has it among these, too, with the last observation and no step.
         """
-        ended, starts = self._end_episodes()
+        ended = self._all_ended()
         return ended, [
-            self._as_lists(lane, min(start, self._last)) for lane, start in enumerate(starts)
+            self._as_lists(lane, min(start, self._last)) for lane, start in enumerate(self._starts)
         ]
 
-    def _end_episodes(self) -> tuple[list[Ended], list[int]]:
-        """Return what has ended, in time, and by lane the position where the next one begins."""
-        ended: list[Ended] = []
-        starts = [self._since] * self._num_lanes
-        since = slice(self._since, self._last + 1)
-        is_end = (self._terminated[since] | self._truncated[since]).T
-        ends = np.argwhere(is_end).tolist()
-        for (lane, number), new_id in zip(ends, _new_ids(len(ends)), strict=True):
-            end = self._since + number
-            if number:
-                episode = self._episode(lane, starts[lane], end)
-                episode.is_terminated = bool(self._terminated[end, lane])
-                episode.is_truncated = bool(self._truncated[end, lane])
-                ended.append(Ended(self._times_s[end], episode))
-            if end < self._last:
-                self._ids[lane] = new_id
-                self._steps_before[lane] = 0
-            starts[lane] = end + 1
-        ended.sort(key=lambda one: one.at_s)
-        return ended, starts
+    def _all_ended(self) -> list[Ended]:
+        """Return what has ended since the latest cut, in time."""
+        while self._ends:
+            self._end(*self._ends.popleft())
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _end(self, lane: int, end: int) -> None:
+        """Make the episode of a lane that ended at a position, unless a cut has returned it."""
+        if end > self._since:
+            episode = self._episode(lane, self._starts[lane], end)
+            episode.is_terminated = bool(self._terminated[end, lane])
+            episode.is_truncated = bool(self._truncated[end, lane])
+            self._ended.append(Ended(self._times_s[end], episode))
+        if end < self._last:
+            self._ids[lane] = _new_id()
+            self._steps_before[lane] = 0
+        self._starts[lane] = end + 1
 
     def _episode(self, lane: int, start: int, end: int) -> SingleAgentEpisode:
         """Return the part of a lane's episode between two positions; they are not the same."""
@@ -250,7 +266,10 @@ class LaneRecord:
             flags[:count] = flags[first : first + count]
         self._infos = self._infos[first:]
         self._times_s = self._times_s[first:]
-        self._since = self._last = count - 1
+        self._since = self._last = last = count - 1
+        self._starts = [last] * self._num_lanes
+        # Their lanes' next episodes have no ids yet.
+        self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
 
     def _grow(self) -> None:
         former = self._capacity
@@ -273,8 +292,6 @@ def _kept(infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
     return None if isinstance(infos, NoInfos) else infos
 
 
-def _new_ids(count: int) -> Iterator[str]:
-    """Yield as many of what RLlib calls episodes by: ``uuid4``, with one system call for all."""
-    drawn = os.urandom(16 * count)
-    for first in range(0, len(drawn), 16):
-        yield uuid.UUID(bytes=drawn[first : first + 16], version=4).hex
+def _new_id() -> str:
+    """Return what RLlib calls an episode by."""
+    return uuid.uuid4().hex

@@ -118,6 +118,10 @@ class SlotRunner(LostAndMoved):
     def _cut_ongoing(self) -> list[Any]:
         """Return the chunks of the running episodes; the next call of ``sample`` goes on there."""
 
+    def _work_ahead(self) -> bool:
+        """Do a little of what ``_settle`` would do later; False: there was nothing to do."""
+        return False
+
     def _settle(self) -> None:
         """Complete what is to be returned, where that has not been done step by step."""
 
@@ -205,7 +209,7 @@ class SlotRunner(LostAndMoved):
             timeout_s = self._deadline_s - time.monotonic()
             if timeout_s <= 0:
                 return False
-        arrival = self._arrivals.take(timeout_s)
+        arrival = self._arrivals.take(timeout_s, self._work_ahead)
         if arrival is None:
             return False
         if arrival.slot.is_current(arrival):

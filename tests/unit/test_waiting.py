@@ -121,3 +121,18 @@ def test_what_is_there_is_returned_at_once(clock: Clock) -> None:
         wait(looking, clock, 0.5e-3)
 
     assert looking.look(lambda: next(looks)) == ["it"]
+
+
+def test_whoever_has_something_to_do_does_it_between_two_looks(clock: Clock) -> None:
+    looking = Looking(1e-3)
+    looks, pieces = iter([[], [], ["it"]]), [True, True, True]
+
+    assert looking.look(lambda: next(looks), meanwhile=pieces.pop) == ["it"]
+    assert pieces == [True]
+
+
+def test_when_nothing_is_left_to_do_the_looking_ends_as_without(clock: Clock) -> None:
+    looking = Looking(1e-3)
+    looks, pieces = iter([[], [], ["it"]]), [False, True]
+
+    assert looking.look(lambda: next(looks), meanwhile=pieces.pop) == []

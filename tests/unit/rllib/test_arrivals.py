@@ -49,6 +49,32 @@ def test_work_is_done_when_its_signal_tells(arrivals: Arrivals[str], told: Told)
     assert arrivals.take(0.0) is None
 
 
+def test_there_is_something_to_do_until_a_signal_tells(arrivals: Arrivals[str], told: Told) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done")
+    pieces = ["first", "second", "third"]
+
+    def work() -> bool:
+        if pieces.pop(0) == "second":
+            told.ring()
+        return True
+
+    assert arrivals.take(None, work) == "done"
+    assert pieces == ["third"]
+
+
+def test_who_has_nothing_left_to_do_waits(arrivals: Arrivals[str], told: Told) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done")
+    thread = threading.Thread(target=told.ring)
+
+    def work() -> bool:
+        if not thread.ident:
+            thread.start()
+        return False
+
+    assert arrivals.take(None, work) == "done"
+    thread.join()
+
+
 def test_who_waits_for_signals_hears_of_threads(arrivals: Arrivals[str], told: Told) -> None:
     arrivals.watch(told.signal, "one", lambda: "done")
     thread = threading.Thread(target=arrivals.put, args=("put",))

@@ -168,9 +168,10 @@ def test_made_episodes_share_nothing() -> None:
     num_lanes=st.integers(1, 4),
     lookback=st.integers(0, 3),
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    num_made=st.integers(0, 3),
 )
 def test_the_episodes_are_those_that_rllib_would_have_made(
-    seed: int, num_lanes: int, lookback: int, lengths: list[int]
+    seed: int, num_lanes: int, lookback: int, lengths: list[int], num_made: int
 ) -> None:
     random = np.random.default_rng(seed)
     first = random.normal(size=(num_lanes, 2)).astype(np.float32)
@@ -186,6 +187,8 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
             step = step_of(random, num_lanes)
             record.add(**step)
             expected.add(**step)
+            for _ in range(num_made):
+                record.make_one()
         ended, chunks = record.cut()
         theirs = expected.cut()
         for mine, others in (([one.episode for one in ended], theirs[0]), (chunks, theirs[1])):
@@ -194,6 +197,23 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
                 # Chunks of one episode have one id, and no other episode has it.
                 assert ids.setdefault(other.id_, episode.id_) == episode.id_
     assert len(set(ids.values())) == len(ids)
+
+
+def test_what_has_ended_is_made_one_by_one_while_there_is_time() -> None:
+    zeros, nobody = np.zeros((2, 2), np.float32), np.zeros(2, np.bool_)
+    record = LaneRecord(
+        zeros, [{}, {}], lookback=1, observation_space=OBSERVATIONS, action_space=ACTIONS
+    )
+    columns = {"actions": np.zeros(2, np.int32)}
+    for terminated in (~nobody, nobody):
+        record.add(zeros, np.zeros(2), terminated, nobody, [{}, {}], columns)
+
+    made = [record.make_one() for _ in range(3)]
+
+    assert made == [True, True, False]
+    ended, chunks = record.cut()
+    assert [len(one.episode) for one in ended] == [1, 1]
+    assert not chunks
 
 
 def test_episodes_keep_what_they_hold_when_the_record_goes_on() -> None:
