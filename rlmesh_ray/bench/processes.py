@@ -201,7 +201,7 @@ def measure(
         servers, others = None, None
         own = tuple(each.cpu_s / each.seconds for each in harvests)
     else:
-        (servers, *of_clients), others = _busy(before, after)
+        (servers, *of_clients), others = busy(before, after)
         own = tuple(of_clients)
     return Reading(
         answers_per_s=sum(each.answers / each.seconds for each in harvests),
@@ -239,7 +239,7 @@ def take_turns(turns: Turns, *, cores: Collection[int] | None = None) -> list[Re
     ]
 
 
-def _busy(before: Work, after: Work) -> tuple[list[float], float]:
+def busy(before: Work, after: Work) -> tuple[list[float], float]:
     """Return how many cores each group of processes kept busy, and how many all the others."""
     seconds = after.now_s - before.now_s
     cores = [
