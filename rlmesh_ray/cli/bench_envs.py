@@ -122,7 +122,8 @@ def sampling(  # the command line; every option stands alone
     """Measure how fast a runner samples through an endpoint, and RLlib's own without one.
 
     CartPole, PPO's default module, 64 lanes: two sessions of 32 with an endpoint on this machine.
-    Nobody learns meanwhile. Each process starts a Ray of its own.
+    Nobody learns meanwhile. All sides are there at once, each with a Ray of its own, and sample by
+    turns, since many a machine changes its speed from one second to the next.
     """
     from rlmesh_ray.bench.sampling import measure_sampling
 
