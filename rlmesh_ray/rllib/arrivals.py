@@ -2,7 +2,8 @@
 
 Work that is done where somebody waits for it costs no thread: that of a slot that is alone, and
 that whose end the system itself tells of, as the answer on a line. Everything else is done in the
-slots' own threads.
+slots' own threads, also what the system does not tell of for long: an endpoint that is frozen, as
+containers and machines can be, tells nothing, and only whoever receives from it gives up in time.
 """
 
 import os
@@ -16,6 +17,9 @@ from typing import Generic, TypeVar
 
 from rlmesh_ray.waiting import Meanwhile, Signal, Waiting, nothing
 
+_LONG_S = 1.0
+"""After so long without a signal, what is watched is left to its owners."""
+
 ArrivalT = TypeVar("ArrivalT")
 Job = Callable[[], ArrivalT]
 
@@ -25,6 +29,7 @@ class _Watched(Generic[ArrivalT]):
     signal: Signal
     owner: Hashable
     job: Job[ArrivalT]
+    leave: Callable[[Job[ArrivalT]], None]
 
 
 class Arrivals(Generic[ArrivalT]):
@@ -36,7 +41,7 @@ class Arrivals(Generic[ArrivalT]):
 
     def __init__(self, num_slots: int) -> None:
         self.are_deferred = num_slots == 1
-        """Whether work is done by whoever waits for it."""
+        """Whether work that has no signal is done by whoever waits for it."""
         self._deferred: deque[Job[ArrivalT]] = deque()
         self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
         # By the bell of its signal.
@@ -51,12 +56,25 @@ class Arrivals(Generic[ArrivalT]):
         """Have ``job`` done by ``take``."""
         self._deferred.append(job)
 
-    def watch(self, signal: Signal, owner: Hashable, job: Job[ArrivalT]) -> None:
-        """Have ``job`` done by ``take`` as soon as ``signal`` tells."""
+    def watch(
+        self,
+        signal: Signal,
+        owner: Hashable,
+        job: Job[ArrivalT],
+        leave: Callable[[Job[ArrivalT]], None],
+    ) -> None:
+        """Have ``job`` done by ``take`` as soon as ``signal`` tells.
+
+        Args:
+            signal: Of what ``job`` would wait for.
+            owner: Whose it is.
+            job: It knows for how long to wait; a signal does not.
+            leave: Gets ``job`` when nothing has told for a second, to do it elsewhere.
+        """
         if self._bell < 0:
             # Whoever waits for descriptors must hear of threads as well.
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._watched[signal.bell] = _Watched(signal, owner, job)
+        self._watched[signal.bell] = _Watched(signal, owner, job, leave)
 
     @property
     def is_there(self) -> bool:
@@ -92,9 +110,13 @@ class Arrivals(Generic[ArrivalT]):
         while self._watched and self._arrived.empty():
             if self._told:
                 return self._watched.pop(self._told.popleft()).job()
-            ready = self._readable(_left_s(deadline_s), meanwhile)
+            left_s = _left_s(deadline_s)
+            is_last = left_s is not None and left_s <= _LONG_S
+            ready = self._readable(left_s if is_last else _LONG_S, meanwhile)
             if not ready:
-                return None
+                if is_last:
+                    return None
+                self._leave_all()
             self._told.extend(
                 bell
                 for bell, watched in self._watched.items()
@@ -104,6 +126,11 @@ class Arrivals(Generic[ArrivalT]):
             return self._arrived.get(timeout=_left_s(deadline_s))
         except queue.Empty:
             return None
+
+    def _leave_all(self) -> None:
+        watched, self._watched = self._watched, {}
+        for each in watched.values():
+            each.leave(each.job)
 
     def close(self) -> None:
         """Let go of the descriptor. Idempotent; what is put in afterwards interests nobody."""

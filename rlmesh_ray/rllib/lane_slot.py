@@ -91,6 +91,8 @@ class LaneSlot:
         self._group: Group | None = None
         self._jobs: queue.SimpleQueue[Job[Arrival] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._left: Job[Arrival] | None = None
+        """What is being waited for in the thread, since its signal has not told for long."""
         self._closing = threading.Event()
         self._work = 0
         self._settings: dict[str, tuple[object, ...]] = {}
@@ -199,15 +201,22 @@ class LaneSlot:
             except Exception as error:  # noqa: BLE001  # whoever samples is to hear of it
                 return Arrival(self, work, None, error)
 
-        if self._arrivals.are_deferred and not in_background:
-            self._arrivals.defer(job)
-            return
         if signal is not None:
-            self._arrivals.watch(signal, self, job)
+            self._arrivals.watch(signal, self, job, self._leave)
             return
+        do = self._do_in_thread
+        if self._arrivals.are_deferred and not in_background and self._left is None:
+            do = self._arrivals.defer
         before = self._arrivals.unwatch(self)
         if before is not None:  # work that nobody waits for any more comes first all the same
-            self._jobs.put(before)
+            do(before)
+        do(job)
+
+    def _leave(self, job: Job[Arrival]) -> None:
+        self._left = job
+        self._do_in_thread(job)
+
+    def _do_in_thread(self, job: Job[Arrival]) -> None:
         self._jobs.put(job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rlmesh-ray-slot", daemon=True)
@@ -215,7 +224,10 @@ class LaneSlot:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._arrivals.put(job())
+            arrival = job()
+            if job is self._left:
+                self._left = None
+            self._arrivals.put(arrival)
 
     def _renew(self, after_s: float) -> Any:
         if self._group is not None:

@@ -1,16 +1,18 @@
 """What a runner makes of sessions that break, hang or come back elsewhere, and of slow ones."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -20,6 +22,7 @@ from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from tests.loopback.test_cli import started
 from tests.ray.lost_endpoints import Background, Fleet, Steps, assert_unbroken
 from tests.ray.ramps import Ladder, Stairs
 
@@ -203,6 +206,42 @@ def test_a_slow_session_does_not_hold_the_others_up(
     assert sorted(map(len, chunks)) == [1, 19]
     assert_unbroken(chunks)
     runner.stop()
+
+
+@pytest.mark.parametrize("num_sessions", [1, 2])
+def test_an_endpoint_that_is_frozen_with_all_its_processes_is_given_up_in_time(
+    num_sessions: int, tmp_path: Path
+) -> None:
+    serve = ("serve-env", "CartPole-v1", "--num-envs", "2")
+    with started(*serve, folder=tmp_path) as (server, serving):
+        config = PPOConfig().environment("CartPole-v1")
+        config.env_runners(num_envs_per_env_runner=2 * num_sessions, sample_timeout_s=4.0)
+        configure(config, serving["address"], step_timeout_s=1.5)
+        runner = RLMeshEnvRunner(config=config, worker_index=1, num_workers=1)
+        runner.sample(num_timesteps=8)
+
+        with frozen(server.pid):
+            runner.sample(num_timesteps=8)  # returns, since all endpoints are away
+
+        metrics = runner.get_metrics()
+        assert metrics["num_episodes_interrupted_lifetime"].peek() == 2 * num_sessions
+        while sum(map(len, runner.sample(num_timesteps=8))) < 8:
+            pass
+        runner.stop()
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process and all its children, which do nothing meanwhile."""
+    process = psutil.Process(pid)
+    processes = [process, *process.children(recursive=True)]
+    try:
+        for each in processes:
+            each.suspend()
+        yield
+    finally:
+        for each in processes:
+            each.resume()
 
 
 def test_lanes_that_had_no_turn_return_nothing(fleets: Callable[..., Fleet]) -> None:

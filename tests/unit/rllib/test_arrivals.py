@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlmesh_ray.rllib.arrivals import Arrivals
+from rlmesh_ray.rllib import arrivals as arrivals_module
+from rlmesh_ray.rllib.arrivals import Arrivals, Job
 from rlmesh_ray.waiting import Signal
 
 
@@ -14,6 +15,10 @@ def arrivals() -> Iterator[Arrivals[str]]:
     arrivals: Arrivals[str] = Arrivals(2)
     yield arrivals
     arrivals.close()
+
+
+def keep(job: object) -> None:
+    raise AssertionError("it did not take long")
 
 
 class Told:
@@ -41,7 +46,7 @@ def told() -> Iterator[Told]:
 
 
 def test_work_is_done_when_its_signal_tells(arrivals: Arrivals[str], told: Told) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
 
     assert arrivals.take(0.0) is None
     told.ring()
@@ -50,7 +55,7 @@ def test_work_is_done_when_its_signal_tells(arrivals: Arrivals[str], told: Told)
 
 
 def test_there_is_something_to_do_until_a_signal_tells(arrivals: Arrivals[str], told: Told) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     pieces = ["first", "second", "third"]
 
     def work() -> bool:
@@ -63,7 +68,7 @@ def test_there_is_something_to_do_until_a_signal_tells(arrivals: Arrivals[str], 
 
 
 def test_who_has_nothing_left_to_do_waits(arrivals: Arrivals[str], told: Told) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     thread = threading.Thread(target=told.ring)
 
     def work() -> bool:
@@ -75,8 +80,25 @@ def test_who_has_nothing_left_to_do_waits(arrivals: Arrivals[str], told: Told) -
     thread.join()
 
 
+def test_what_does_not_tell_for_long_is_left_to_its_owner_who_knows_for_how_long_to_wait(
+    arrivals: Arrivals[str], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "_LONG_S", 0.0)
+    left: list[Job[str]] = []
+
+    def leave(job: Job[str]) -> None:
+        left.append(job)
+        arrivals.put("it took too long")
+
+    arrivals.watch(told.signal, "one", lambda: "done", leave)
+
+    assert arrivals.take(None) == "it took too long"
+    assert [job() for job in left] == ["done"]
+    assert arrivals.unwatch("one") is None
+
+
 def test_who_waits_for_signals_hears_of_threads(arrivals: Arrivals[str], told: Told) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     thread = threading.Thread(target=arrivals.put, args=("put",))
     thread.start()
 
@@ -89,7 +111,7 @@ def test_what_was_put_before_anything_was_watched_is_not_forgotten(
     arrivals: Arrivals[str], told: Told
 ) -> None:
     arrivals.put("put")
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     told.ring()
 
     assert [arrivals.take(None), arrivals.take(None)] == ["put", "done"]
@@ -98,7 +120,7 @@ def test_what_was_put_before_anything_was_watched_is_not_forgotten(
 def test_each_take_does_one_work(arrivals: Arrivals[str]) -> None:
     several = [Told() for _ in range(3)]
     for number, told in enumerate(several):
-        arrivals.watch(told.signal, number, lambda number=number: str(number))  # type: ignore[misc]
+        arrivals.watch(told.signal, number, lambda number=number: str(number), keep)  # type: ignore[misc]
         told.ring()
 
     assert sorted(str(arrivals.take(None)) for _ in several) == ["0", "1", "2"]
@@ -109,7 +131,7 @@ def test_each_take_does_one_work(arrivals: Arrivals[str]) -> None:
 def test_who_waits_for_a_peer_hears_of_its_end_and_of_nothing_that_it_says(
     arrivals: Arrivals[str], told: Told
 ) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     told.peer.sendall(b"said, and not rung")
 
     assert arrivals.take(0.0) is None
@@ -118,7 +140,7 @@ def test_who_waits_for_a_peer_hears_of_its_end_and_of_nothing_that_it_says(
 
 
 def test_what_is_no_longer_watched_is_the_caller_s(arrivals: Arrivals[str], told: Told) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     told.ring()
 
     job = arrivals.unwatch("one")
@@ -129,7 +151,7 @@ def test_what_is_no_longer_watched_is_the_caller_s(arrivals: Arrivals[str], told
 
 
 def test_a_thread_may_be_late(arrivals: Arrivals[str], told: Told) -> None:
-    arrivals.watch(told.signal, "one", lambda: "done")
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
     arrivals.close()
     arrivals.close()
 
@@ -139,7 +161,7 @@ def test_a_thread_may_be_late(arrivals: Arrivals[str], told: Told) -> None:
 def test_what_one_look_has_found_is_there_without_another(arrivals: Arrivals[str]) -> None:
     several = [Told() for _ in range(3)]
     for number, told in enumerate(several):
-        arrivals.watch(told.signal, number, lambda number=number: str(number))  # type: ignore[misc]
+        arrivals.watch(told.signal, number, lambda number=number: str(number), keep)  # type: ignore[misc]
     several[0].ring()
     several[2].ring()
 
@@ -157,7 +179,7 @@ def test_what_is_watched_no_more_is_not_taken_although_it_has_told(
 ) -> None:
     several = [Told() for _ in range(2)]
     for number, told in enumerate(several):
-        arrivals.watch(told.signal, number, lambda number=number: str(number))  # type: ignore[misc]
+        arrivals.watch(told.signal, number, lambda number=number: str(number), keep)  # type: ignore[misc]
         told.ring()
     arrivals.take(None)
 
