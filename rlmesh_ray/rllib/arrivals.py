@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from rlmesh_ray.waiting import Meanwhile, Signal, Waiting, nothing
 
 _LONG_S = 1.0
-"""After so long without a signal, what is watched is left to its owners."""
+"""What has been watched for so long without a signal is left to its owner."""
 
 ArrivalT = TypeVar("ArrivalT")
 Job = Callable[[], ArrivalT]
@@ -30,6 +30,8 @@ class _Watched(Generic[ArrivalT]):
     owner: Hashable
     job: Job[ArrivalT]
     leave: Callable[[Job[ArrivalT]], None]
+    late_s: float
+    """When it is to be left, by ``time.monotonic``."""
 
 
 class Arrivals(Generic[ArrivalT]):
@@ -44,7 +46,7 @@ class Arrivals(Generic[ArrivalT]):
         """Whether work that has no signal is done by whoever waits for it."""
         self._deferred: deque[Job[ArrivalT]] = deque()
         self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
-        # By the bell of its signal.
+        # By the bell of its signal, the oldest first.
         self._watched: dict[int, _Watched[ArrivalT]] = {}
         self._told: deque[int] = deque()
         """Bells of what is being watched that have told already."""
@@ -69,12 +71,13 @@ class Arrivals(Generic[ArrivalT]):
             signal: Of what ``job`` would wait for.
             owner: Whose it is.
             job: It knows for how long to wait; a signal does not.
-            leave: Gets ``job`` when nothing has told for a second, to do it elsewhere.
+            leave: Gets ``job`` when ``signal`` has not told for a second, to do it elsewhere.
         """
         if self._bell < 0:
             # Whoever waits for descriptors must hear of threads as well.
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._watched[signal.bell] = _Watched(signal, owner, job, leave)
+        late_s = time.monotonic() + _LONG_S
+        self._watched[signal.bell] = _Watched(signal, owner, job, leave, late_s)
 
     @property
     def is_there(self) -> bool:
@@ -110,27 +113,32 @@ class Arrivals(Generic[ArrivalT]):
         while self._watched and self._arrived.empty():
             if self._told:
                 return self._watched.pop(self._told.popleft()).job()
-            left_s = _left_s(deadline_s)
-            is_last = left_s is not None and left_s <= _LONG_S
-            ready = self._readable(left_s if is_last else _LONG_S, meanwhile)
-            if not ready:
-                if is_last:
-                    return None
-                self._leave_all()
+            late_s = next(iter(self._watched.values())).late_s
+            until_s = late_s if deadline_s is None else min(late_s, deadline_s)
+            ready = self._readable(_left_s(until_s), meanwhile)
             self._told.extend(
                 bell
                 for bell, watched in self._watched.items()
                 if bell in ready or watched.signal.peer in ready
             )
+            now_s = time.monotonic()
+            self._leave_late(now_s)
+            if not ready and deadline_s is not None and now_s >= deadline_s:
+                return None
         try:
             return self._arrived.get(timeout=_left_s(deadline_s))
         except queue.Empty:
             return None
 
-    def _leave_all(self) -> None:
-        watched, self._watched = self._watched, {}
-        for each in watched.values():
-            each.leave(each.job)
+    def _leave_late(self, now_s: float) -> None:
+        """Leave what has not told for long, however often the others do."""
+        if next(iter(self._watched.values())).late_s > now_s:
+            return
+        late = [bell for bell, watched in self._watched.items() if watched.late_s <= now_s]
+        for bell in late:
+            if bell not in self._told:
+                watched = self._watched.pop(bell)
+                watched.leave(watched.job)
 
     def close(self) -> None:
         """Let go of the descriptor. Idempotent; what is put in afterwards interests nobody."""

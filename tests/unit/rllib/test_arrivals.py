@@ -97,6 +97,21 @@ def test_what_does_not_tell_for_long_is_left_to_its_owner_who_knows_for_how_long
     assert arrivals.unwatch("one") is None
 
 
+def test_what_does_not_tell_for_long_is_left_although_others_tell(
+    arrivals: Arrivals[str], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals_module, "_LONG_S", 0.0)
+    silent = Told()
+    left: list[Job[str]] = []
+    arrivals.watch(silent.signal, "silent", lambda: "late", left.append)
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
+    told.ring()
+
+    assert arrivals.take(None) == "done"
+    assert [job() for job in left] == ["late"]
+    silent.close()
+
+
 def test_who_waits_for_signals_hears_of_threads(arrivals: Arrivals[str], told: Told) -> None:
     arrivals.watch(told.signal, "one", lambda: "done", keep)
     thread = threading.Thread(target=arrivals.put, args=("put",))
