@@ -99,6 +99,11 @@ class BelledSocket:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
 
+    def hang_up(self) -> None:
+        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close this end. Idempotent."""
         if self.is_open:

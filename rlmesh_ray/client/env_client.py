@@ -49,7 +49,8 @@ class EnvClient:
 
     An error that the endpoint calls recoverable leaves the session usable. Any other one ends it
     (edition 2026.06, "Timeouts and Errors"), as does an answer that breaks the protocol: what is
-    asked afterwards fails here, with EndpointLostError, and only ``close`` is left to do.
+    asked afterwards fails here, with EndpointLostError, and only ``close`` is left to do. So it is
+    after an exception in the middle of a request, as Ctrl-C raises it.
 
     Args:
         dial: The endpoint.
@@ -184,9 +185,16 @@ class EnvClient:
         if line is None:
             self._send_on_stream(request_id, action)
         else:
+            self._send_on_line(request_id, action, line)
+        return request_id
+
+    def _send_on_line(self, request_id: str, action: Sequence[Column], line: Line) -> None:
+        try:
             line.send(int(request_id), action, self._server_timeout_ms)
             self._on_line = request_id, line
-        return request_id
+        except BaseException as error:
+            self._exchange.give_up_if_interrupted(error)
+            raise
 
     def _send_on_stream(self, request_id: str, action: Sequence[Column]) -> None:
         self._exchange.send(self._tongue.step(request_id, action, self._server_timeout_ms))
@@ -220,6 +228,9 @@ class EnvClient:
             self._kept[request_id] = self._from_line(request_id, line)
         except RlmeshError as error:
             self._kept[request_id] = error
+        except BaseException as error:
+            self._exchange.give_up_if_interrupted(error)
+            raise
 
     def _from_line(self, request_id: str, line: Line) -> StepResult:
         try:
@@ -306,6 +317,8 @@ class EnvClient:
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
+        # A thread that waits at the line is not to go on with the stream.
+        self._exchange.shut()
         self._lines.close()
         self._exchange.close()
 

@@ -58,7 +58,7 @@ class EnvExchange:
         self._channel = channel
         self._frames = frames
         self._address = address
-        self._is_closed = False
+        self._is_shut = self._is_closed = False
         self._end: RlmeshError | None = None
 
     def require_open(self) -> None:
@@ -68,7 +68,7 @@ class EnvExchange:
             EndpointClosedError: It was closed.
             EndpointLostError: An error has ended it.
         """
-        if self._is_closed:
+        if self._is_shut:
             raise EndpointClosedError("the session is closed", self._address)
         if self._end is not None:
             raise EndpointLostError(
@@ -83,8 +83,13 @@ class EnvExchange:
             EndpointError: The session is closed, or an error has ended it.
         """
         self.require_open()
-        self._stream.send(self._frames.pack_request(request))
-        self.num_sent += 1
+        frame = self._frames.pack_request(request)
+        try:
+            self._stream.send(frame)
+            self.num_sent += 1
+        except BaseException as error:
+            self.give_up_if_interrupted(error)
+            raise
 
     def receive(self, request_id: str, kind: type[ResponseT], timeout_s: float) -> ResponseT:
         """Wait for the answer to the oldest request that was sent.
@@ -100,9 +105,13 @@ class EnvExchange:
             RemoteProtocolError: The answer breaks the protocol; that ends the session.
             EndpointError: The session broke.
         """
-        frame = self._stream.receive(timeout_s)
-        self.num_received += 1
-        return self.read(frame, request_id, kind)
+        try:
+            frame = self._stream.receive(timeout_s)
+            self.num_received += 1
+            return self.read(frame, request_id, kind)
+        except BaseException as error:
+            self.give_up_if_interrupted(error)
+            raise
 
     def read(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
         """Return the answer in ``frame``, wherever that came from.
@@ -153,8 +162,22 @@ class EnvExchange:
         """Let nothing be asked any more, because of ``error``."""
         self._end = self._end or error
 
+    def give_up_if_interrupted(self, error: BaseException) -> None:
+        """Let nothing be asked any more if a request was left in the middle, by Ctrl-C perhaps.
+
+        Whether it has been executed nobody knows, and its answer would be taken for the next one's.
+        """
+        if not isinstance(error, RlmeshError):
+            why = f"{type(error).__name__} came in the middle of a request"
+            self.give_up(EndpointLostError(why, self._address))
+
+    def shut(self) -> None:
+        """Let nothing be asked any more, since the session is about to be closed."""
+        self._is_shut = True
+
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
+        self.shut()
         if self._is_closed:
             return
         self._is_closed = True

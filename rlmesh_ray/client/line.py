@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Self
 
@@ -51,6 +52,8 @@ class Line:
         self._contract = contract
         self._address = address
         self._number = 0
+        self._receiving = threading.RLock()
+        """Held by whoever uses the descriptors, which another thread may want to close."""
         self._waiting = Waiting(1.5e-3)
 
     @classmethod
@@ -125,8 +128,10 @@ class Line:
         Raises:
             EndpointTimeoutError: Nothing came in time, although the endpoint should have said so.
         """
-        if not self.is_open:
-            return None
+        with self._receiving:
+            return self._answer(timeout_s) if self.is_open else None
+
+    def _answer(self, timeout_s: float) -> bytes | None:
         if not (self._worker.has_data or self.wait(timeout_s)):
             self.close()
             raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address)
@@ -144,10 +149,11 @@ class Line:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until ``receive`` has nothing to wait for; False: that took too long."""
-        signal = self.signal
-        return signal is None or bool(
-            self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=timeout_s)
-        )
+        with self._receiving:
+            signal = self.signal
+            return signal is None or bool(
+                self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=timeout_s)
+            )
 
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""
@@ -169,8 +175,10 @@ class Line:
         return self._worker.is_open
 
     def close(self) -> None:
-        """End the line. Idempotent."""
-        self._worker.close()
+        """End the line; a thread that waits for an answer gets none. Idempotent."""
+        self._worker.hang_up()
+        with self._receiving:
+            self._worker.close()
 
     def _write(self, action: Sequence[Column]) -> None:
         targets = self._block.actions
