@@ -15,6 +15,7 @@ import ray
 
 from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.evaluation_worker import EvaluationWorker, Summary, shares_of
+from rlmesh_ray.actors.lasting import lasting
 from rlmesh_ray.client.evaluation import (
     Episode,
     EvaluationResult,
@@ -98,6 +99,9 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
     silent = replace(options, on_episode=None, on_loss=None)
     worker_class: Any = EvaluationWorker
+    if callable(model):  # held until the end: a worker that dies begins again with it
+        kept_policy = lasting("the policy", model)
+        shares = [(own, kept_policy) for own, _ in shares]
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
     try:
         starting = [worker.ready.remote() for worker in workers]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import cloudpickle
 import ray
 
 from rlmesh_ray.actors.calls import await_start
+from rlmesh_ray.actors.lasting import lasting
 from rlmesh_ray.actors.model_service import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
 from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, shared_registry
@@ -22,8 +22,6 @@ from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 _NAME_TIMEOUT_S = 10.0
-# Ray's own limit is 100 KiB for one argument.
-_MOST_INLINE_BYTES = 64 * 1024
 
 
 class ModelFleet(NamedModelFleet):
@@ -88,7 +86,7 @@ class ModelFleet(NamedModelFleet):
         places = _places(num_replicas, addresses)
         endpoint_ids = tuple(f"{name}/{index}" for index in range(num_replicas))
         record = FleetRecord(endpoint_ids, token or secrets.token_urlsafe(32))
-        self._policy = _for_restarts(policy)
+        self._policy = lasting("the policy", policy)
         self._registry = shared_registry()
         self._kept = _start_keeper(name, record)
         self._endpoint_ids = endpoint_ids
@@ -183,27 +181,6 @@ def _places(num_replicas: int, addresses: Sequence[str] | None) -> list[str | No
             "out, and every replica takes a free one"
         )
     return list(addresses)
-
-
-def _for_restarts(policy: object) -> object:
-    """Return the policy as an argument that is still there when a replica restarts.
-
-    Ray keeps small arguments with the actor. What lies in its object store is kept alive by
-    whoever holds the reference, and by nobody else.
-
-    Raises:
-        ConfigurationError: It cannot be pickled.
-    """
-    if isinstance(policy, str):
-        return policy
-    try:
-        num_bytes = len(cloudpickle.dumps(policy))
-    except Exception as error:  # whatever the operator's own code raises
-        raise ConfigurationError(
-            f"the policy, a {type(policy).__name__}, cannot be sent to the replicas "
-            f"({type(error).__name__}: {error}); name a file, or module:factory"
-        ) from error
-    return policy if num_bytes < _MOST_INLINE_BYTES else ray.put(policy)
 
 
 def _start_keeper(name: str, record: FleetRecord) -> Any:

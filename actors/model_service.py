@@ -14,6 +14,7 @@ import ray
 from rlmesh_ray.actors.calls import answer
 from rlmesh_ray.actors.coming_back import started_later
 from rlmesh_ray.actors.heartbeat import Heartbeat
+from rlmesh_ray.actors.lasting import lasting
 from rlmesh_ray.actors.registry import shared_registry
 from rlmesh_ray.actors.weights import find_keeper, offer, start_keeper
 from rlmesh_ray.credentials.ray_files import RayTls
@@ -315,12 +316,13 @@ class ModelServiceActors:
         """
         if endpoint_id is not None:
             shared_registry()
+        kept_policy = lasting("the policy", policy)
         keeper = f"weights/{secrets.token_hex(8)}"
         kept = start_keeper(keeper)
         actor_class: Any = ModelReplica
         actor = actor_class.options(**self._options).remote(
             keeper,
-            policy,
+            kept_policy,
             address=address,
             token=token,
             endpoint_id=endpoint_id,
@@ -336,7 +338,7 @@ class ModelServiceActors:
             speaks=speaks,
             idle_timeout_s=idle_timeout_s,
         )
-        _KEEPERS[actor] = kept
+        _KEEPERS[actor] = kept, kept_policy
         return actor
 
 

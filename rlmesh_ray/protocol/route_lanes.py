@@ -59,6 +59,7 @@ class ContractLanes:
     def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
         """Return ``slots`` as they are, which are different lanes of the route."""
         num_envs = self.num_claimed
+        _check_lengths([slot.episode_id for slot in slots])
         if len(slots) == 1 and 0 <= slots[0].env_index < num_envs:
             return slots
         if not slots:
@@ -136,10 +137,7 @@ class EpisodeLanes:
         episodes = [slot.episode_id for slot in slots]
         _check_episodes(episodes)
         new = [episode for episode in episodes if episode not in self._seats]
-        if any(len(episode) > MAX_ID_CHARACTERS for episode in new):
-            raise CodecError(
-                f"predict has an episode_id of more than {MAX_ID_CHARACTERS} characters"
-            )
+        _check_lengths(new)
         self._held.add(len(new))
         for episode in new:
             # Without a gap in them, there are as many lanes as episodes.
@@ -172,6 +170,12 @@ class EpisodeLanes:
         seat = self._seats[slot.episode_id]
         is_first, seat.has_begun = not seat.has_begun, True
         return PredictSlot(seat.lane, slot.episode_id, slot.step, is_first)
+
+
+def _check_lengths(episodes: Sequence[str]) -> None:
+    """Refuse ids that a policy would have to keep, one a lane, whatever their length."""
+    if episodes and max(map(len, episodes)) > MAX_ID_CHARACTERS:
+        raise CodecError(f"predict has an episode_id of more than {MAX_ID_CHARACTERS} characters")
 
 
 def _check_episodes(episodes: Sequence[str]) -> None:

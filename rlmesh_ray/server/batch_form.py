@@ -4,16 +4,17 @@ All that depends on a route's spaces alone is found out once, when the route is 
 batch of a few rows it would take longer than the policy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.server.batch_values import BatchValues, Codecs, MixedCodec
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.columns import split
+from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.conformance import coerce, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
@@ -92,12 +93,12 @@ class BatchForm:
         Raises:
             PolicyError: They are not as many actions as there are rows, or nothing that could be.
         """
-        num_rows = sum(counts)
         try:
             values = flatten(self.contract.action_space, actions)
-            pairs = zip(self._action_leaves, values, strict=True)
-            columns = [coerce(leaf, value, num_rows) for leaf, value in pairs]
+            columns = self._columns(values, sum(counts))
         except ConformanceError as error:
+            if len(counts) > 1:
+                return self._answers_apart(codecs, actions, counts, error)
             raise self._misfit(error) from error
         encoded = codecs.actions.split(columns, counts)
         if self._nonsense(columns) is None:
@@ -105,6 +106,38 @@ class BatchForm:
         return [
             self._nonsense(part) or data
             for part, data in zip(split(columns, counts), encoded, strict=True)
+        ]
+
+    def _columns(self, values: Sequence[Any], num_rows: int) -> list[Column]:
+        pairs = zip(self._action_leaves, values, strict=True)
+        return [coerce(leaf, value, num_rows) for leaf, value in pairs]
+
+    def _answers_apart(
+        self, codecs: Codecs, actions: object, counts: Sequence[int], error: ConformanceError
+    ) -> Sequence[bytes | RlmeshError]:
+        """Return the answers where some actions are of no dtype: only their parts get none."""
+        values = flatten(self.contract.action_space, actions)
+        if any(not isinstance(value, Sized) or len(value) != sum(counts) for value in values):
+            raise self._misfit(error) from error
+        parts: list[list[Column] | PolicyError] = []
+        for own, count in zip(split(values, counts), counts, strict=True):
+            try:
+                parts.append(self._columns(own, count))
+            except ConformanceError as misfit:
+                parts.append(self._misfit(misfit))
+        sound = next((part for part in parts if not isinstance(part, PolicyError)), None)
+        if sound is None:
+            raise self._misfit(error) from error
+        # Who writes the answers wants a column over all rows.
+        first = [column[:1] for column in sound]
+        whole = [
+            concatenate([first] * count) if isinstance(part, PolicyError) else part
+            for part, count in zip(parts, counts, strict=True)
+        ]
+        encoded = codecs.actions.split(concatenate(whole), counts)
+        return [
+            part if isinstance(part, PolicyError) else self._nonsense(part) or data
+            for part, data in zip(parts, encoded, strict=True)
         ]
 
     def _nonsense(self, columns: list[Column]) -> PolicyError | None:

@@ -253,7 +253,7 @@ def test_each_replica_needs_a_place_of_its_own(addresses: Any, reason: str) -> N
 
 
 def test_a_policy_that_cannot_travel_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot be sent to the replicas .*name a file"):
+    with pytest.raises(ConfigurationError, match=r"cannot be sent to Ray's actors .*name a file"):
         ModelFleet(threading.Lock().acquire, name="at home")
 
 
@@ -297,6 +297,20 @@ def test_a_policy_too_large_for_an_argument_survives_a_restart() -> None:
             kill(fleet.actors[0])
             assert ray.get(fleet.actors[0].policy_version.remote()) == 0
             assert served_actions(fleet) == [0]
+
+
+@pytest.mark.slow
+def test_an_actor_s_policy_that_is_too_large_for_an_argument_survives_a_restart() -> None:
+    policy = switch_policy()
+    policy.ballast = np.zeros(1_000_000)
+    actor = ModelServiceActor.options(num_cpus=0.1).remote(policy)
+    del policy
+    ray.get(actor.set_weights.remote({"action": 1}))
+
+    kill(actor)
+
+    assert ray.get(actor.policy_version.remote()) == 1
+    ray.kill(actor)
 
 
 @pytest.mark.slow

@@ -83,19 +83,25 @@ class EvaluationResult:
         return [episode.episode_return for episode in self.episodes]
 
     @property
+    def _are_finite(self) -> bool:
+        return all(map(math.isfinite, self.returns))
+
+    @property
     def lengths(self) -> list[int]:
         """Each episode's length in steps."""
         return [episode.length for episode in self.episodes]
 
     @property
     def return_mean(self) -> float:
-        """Mean return."""
+        """Mean return; nan or infinite where a reward was."""
+        if not self._are_finite:
+            return sum(self.returns) / len(self.returns)
         return statistics.fmean(self.returns)
 
     @property
     def return_stderr(self) -> float:
-        """Standard error of the mean return; nan for a single episode."""
-        if len(self.episodes) < 2:
+        """Standard error of the mean return; nan for one episode, and where one is not finite."""
+        if len(self.episodes) < 2 or not self._are_finite:
             return math.nan
         return statistics.stdev(self.returns) / math.sqrt(len(self.episodes))
 

@@ -34,6 +34,24 @@ def test_the_summary_counts_what_there_is() -> None:
     assert result.interruptions == 0
 
 
+@pytest.mark.parametrize(
+    ("returns", "mean"),
+    [
+        ((1.0, math.nan), math.nan),
+        ((math.inf, -math.inf), math.nan),
+        ((math.inf, 1.0), math.inf),
+    ],
+)
+def test_rewards_that_are_not_finite_leave_a_summary(
+    returns: tuple[float, ...], mean: float
+) -> None:
+    finished = (Episode(0, 0, one, 1, True, False, None) for one in returns)
+    result = EvaluationResult(tuple(finished), 1.0)
+
+    assert result.return_mean == pytest.approx(mean, nan_ok=True)
+    assert math.isnan(result.return_stderr)
+
+
 def test_a_single_episode_has_no_standard_error_and_maybe_no_success() -> None:
     result = EvaluationResult(episodes(None), 1.0)
 

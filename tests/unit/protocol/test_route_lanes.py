@@ -162,3 +162,14 @@ def test_an_id_that_would_be_kept_is_refused_when_it_is_long() -> None:
 
     assert held.count == 1
     assert places(lanes.seated(rows("a"))) == [(1, True)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_contract_s_lanes_keep_no_long_ids_either(num_rows: int) -> None:
+    lanes = ContractLanes(2)
+    longest = [PredictSlot(lane, "x" * MAX_ID_CHARACTERS, 0, False) for lane in range(num_rows)]
+    longer = [*longest[1:], PredictSlot(0, "x" * (MAX_ID_CHARACTERS + 1), 0, False)]
+
+    assert lanes.seated(longest) == longest
+    with pytest.raises(CodecError, match="more than 1024 characters"):
+        lanes.seated(longer)

@@ -278,3 +278,46 @@ def test_whatever_goes_wrong_beside_the_policy_s_methods_everybody_is_answered()
     results = runner.run([part(5.0), part(1.0)])
 
     assert [type(result) for result in results] == [PolicyError, PolicyError]
+
+
+NUMBERED = contract(spaces.Box(-10.0, 10.0, (2,), np.float32), spaces.Discrete(20))
+WITH_TEXT = contract(
+    spaces.Box(-10.0, 10.0, (2,), np.float32),
+    spaces.Dict({"number": spaces.Discrete(20), "word": spaces.Text(8, min_length=0)}),
+)
+
+
+class Numbering(Doubling):
+    """Returns numbers in place of arrays of one."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        return np.ravel(np.asarray(super().predict(contract, rows)))
+
+
+class Wording(Numbering):
+    """Says its numbers, too."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        numbers = super().predict(contract, rows)
+        return {"number": numbers, "word": tuple(map(str, np.asarray(numbers).tolist()))}
+
+
+@pytest.mark.parametrize(
+    ("space", "policy"), [(NUMBERED, Numbering), (WITH_TEXT, Wording)], ids=["number", "text"]
+)
+def test_a_row_that_no_integer_can_hold_costs_its_own_part_only(
+    space: EnvContract, policy: type[Doubling]
+) -> None:
+    parts = [part(*first, contract=space) for first in ((1, 2), (3, 6), (4,))]
+
+    good, bad, other = BatchRunner(policy(is_repeatable=False)).run(parts)
+
+    assert isinstance(bad, PolicyError)
+    assert "nan cannot be held exactly by int64" in str(bad)
+    assert [numbers(space, good, 2), numbers(space, other, 1)] == [[2, 4], [8]]
+
+
+def numbers(space: EnvContract, data: bytes | RlmeshError, count: int) -> list[int]:
+    assert isinstance(data, bytes), data
+    column: Any = decode_batch(space.action_space, data, count)[0]
+    return [int(number) for number in column]
