@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlmesh_ray.errors import PolicyError
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.models.slots import SlotStates
 from rlmesh_ray.models.state_table import StateTable
@@ -79,22 +81,35 @@ class RecurrentTorchPolicy:
 
         Raises:
             PolicyError: A lane occurs twice, the module raised, or its output is not what the
-                class promises. The lanes' states are what they were.
+                class promises. The lanes' states are what they were; so are those of a route for
+                one of whose rows there is NaN in the output, which nobody will act on.
         """
         form = action_form(contract.action_space)
         lanes = self._lanes.of(rows)
         actions, changes = [], []
+        is_refused = np.zeros(len(lanes), np.bool_)
         for part in self._module.parts(len(lanes)):
             index = self._table.index(lanes, part)
             result, after = self._run(
                 self._module.tensors(rows.observations, part), self._table.gather(index)
             )
             actions.append(form.actions(result, part))
-            changes.append((index, self._table.kept(after, part)))
+            is_nan = nan_rows(output.tensor for output in form.outputs(result, part.size))
+            if is_nan is not None:
+                is_refused[part.rows] = is_nan[: part.num_rows]
+            changes.append((part, index, self._table.kept(after, part)))
+        if is_refused.any():
+            _spread(is_refused, rows)
         # Only now: a part that fails leaves the states of the others as they were, too.
-        for index, states in changes:
-            self._table.scatter(index, states)
+        for part, index, states in changes:
+            self._keep(index, states, is_refused[part.rows])
         return form.joined(actions)
+
+    def _keep(self, index: torch.Tensor, states: Sequence[torch.Tensor], is_refused: IsNan) -> None:
+        if is_refused.any():
+            answered = torch.from_numpy(np.flatnonzero(~is_refused)).to(index.device)
+            index, states = index[answered], [leaf[answered] for leaf in states]
+        self._table.scatter(index, states)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the state of a lane, or of all lanes of a route."""
@@ -129,3 +144,12 @@ class RecurrentTorchPolicy:
                 f"{type(returned).__name__}"
             )
         return returned
+
+
+def _spread(is_refused: IsNan, rows: Rows) -> None:
+    """Mark all rows of a request of which one is refused: it is answered as a whole."""
+    first = 0
+    for route in rows.routes:
+        own = is_refused[first : first + len(route.slots)]
+        own[:] = own.any()
+        first += len(route.slots)

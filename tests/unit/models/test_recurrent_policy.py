@@ -319,3 +319,23 @@ def test_new_weights_act_at_once_and_running_episodes_keep_their_states(
 
     assert running_and_new == [2, 1010]
     assert policy.get_weights() == {"start": np.array([1000.0], np.float32)}
+
+
+@pytest.mark.parametrize("buckets", [(), (2,)])
+def test_a_request_with_nan_leaves_its_lanes_as_they_were_and_others_move_on(
+    buckets: tuple[int, ...],
+) -> None:
+    policy = RecurrentTorchPolicy(Sum(), buckets=buckets)
+    two, one = slots_of(2), slots_of(1)
+    shared = [RouteRows("good", one), RouteRows("bad", two), RouteRows("other", one)]
+    observations = np.array([[1.0], [np.nan], [1.0], [1.0]], np.float32)
+
+    policy.predict(CONTRACT, Rows(np.ones((4, 1), np.float32), shared))
+    policy.predict(CONTRACT, Rows(observations, shared))
+    actions = policy.predict(CONTRACT, Rows(np.ones((4, 1), np.float32), shared))
+
+    assert np.asarray(actions)[:, 0].tolist() == [3.0, 2.0, 2.0, 3.0]
+
+
+def slots_of(count: int) -> list[PredictSlot]:
+    return [PredictSlot(lane, "", 0, reset=False) for lane in range(count)]
