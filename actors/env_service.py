@@ -31,6 +31,8 @@ class EnvServiceActor:
 
     Args:
         env: A Gymnasium id or a factory; see ``EnvServer``. A ``PackedEnv`` has its own arguments.
+            To be restarted with a factory that holds more than 64 KiB, it needs somebody who holds
+            that: pass ``ray.put(factory)``, and keep the reference (an ``EnvFleet`` does).
         num_envs: Lanes of each session.
         env_kwargs: Passed to ``gymnasium.make``; only with an id.
         autoreset: See ``EnvServer``.

@@ -16,6 +16,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmesh_ray.actors.env_service import EnvServiceActor
+from rlmesh_ray.actors.lasting import MOST_INLINE_BYTES
 from rlmesh_ray.actors.packed_env import PackedEnv
 from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.errors import RlmeshError
@@ -26,9 +27,6 @@ _FULL_FOR_S = 60.0
 _DRAIN_GRACE_S = 5.0
 _NEEDS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 """What endpoints need that may be brought somewhere: Ray's options, and its names of resources."""
-# Ray keeps small arguments with an actor, for its restarts. What lies in the object store is kept
-# by whoever holds the reference, and by nobody else.
-_MOST_INLINE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,8 @@ class EndpointKeeper:
 
     def __init__(self, fleet: str, env: PackedEnv, settings: Mapping[str, Any]) -> None:
         self._fleet = fleet
-        self._env = env if len(env.content) < _MOST_INLINE_BYTES else ray.put(env)
+        # For the endpoints' restarts; see ``lasting``.
+        self._env = env if len(env.content) < MOST_INLINE_BYTES else ray.put(env)
         self._settings = dict(settings)
         self._registry = shared_registry()
         self._endpoints: dict[str, _Endpoint] = {}

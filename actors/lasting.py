@@ -5,8 +5,8 @@ import ray
 
 from rlmesh_ray.errors import ConfigurationError
 
-# Ray's own limit is 100 KiB for one argument.
-_MOST_INLINE_BYTES = 64 * 1024
+MOST_INLINE_BYTES = 64 * 1024
+"""Of an argument that Ray keeps itself; its own limit is 100 KiB."""
 
 
 def lasting(name: str, value: object) -> object:
@@ -31,4 +31,4 @@ def lasting(name: str, value: object) -> object:
             f"{name}, a {type(value).__name__}, cannot be sent to Ray's actors "
             f"({type(error).__name__}: {error}); name a file, or module:factory"
         ) from error
-    return value if num_bytes < _MOST_INLINE_BYTES else ray.put(value)
+    return value if num_bytes < MOST_INLINE_BYTES else ray.put(value)

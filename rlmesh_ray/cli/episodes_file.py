@@ -70,6 +70,10 @@ def episodes_file(path: Path | None) -> Iterator[EpisodesFile | None]:
     try:
         file = path.open("xb", buffering=0)
     except FileExistsError as error:
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{path} is a folder or a device; name a file that does not exist yet"
+            ) from error
         raise ConfigurationError(
             f"{path} exists, and may hold what an earlier run has finished; name another file or "
             "remove it"

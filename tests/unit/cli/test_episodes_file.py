@@ -33,6 +33,12 @@ def test_a_file_without_episodes_is_not_left_behind(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("taken", [Path(), Path("/dev/full")])
+def test_nobody_is_told_to_remove_a_folder_or_a_device(taken: Path) -> None:
+    with pytest.raises(ConfigurationError, match="folder or a device"), episodes_file(taken):
+        pass
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "episodes.jsonl"
 
