@@ -4,10 +4,12 @@ All that depends on a route's spaces alone is found out once, when the route is 
 batch of a few rows it would take longer than the policy.
 """
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from rlmesh_ray.errors import CodecError, ConformanceError, PolicyError, RlmeshError
 from rlmesh_ray.models.policy import RouteRows, Rows
@@ -19,6 +21,8 @@ from rlmesh_ray.spaces.conformance import coerce, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
+
+_ROWS = (np.ndarray, list, tuple)
 
 
 class BatchForm:
@@ -95,11 +99,12 @@ class BatchForm:
         """
         try:
             values = flatten(self.contract.action_space, actions)
+        except ConformanceError as error:
+            raise self._misfit(error) from error
+        try:
             columns = self._columns(values, sum(counts))
         except ConformanceError as error:
-            if len(counts) > 1:
-                return self._answers_apart(codecs, actions, counts, error)
-            raise self._misfit(error) from error
+            return self._answers_apart(codecs, values, counts, error)
         encoded = codecs.actions.split(columns, counts)
         if self._nonsense(columns) is None:
             return encoded
@@ -113,11 +118,10 @@ class BatchForm:
         return [coerce(leaf, value, num_rows) for leaf, value in pairs]
 
     def _answers_apart(
-        self, codecs: Codecs, actions: object, counts: Sequence[int], error: ConformanceError
+        self, codecs: Codecs, values: Sequence[Any], counts: Sequence[int], error: ConformanceError
     ) -> Sequence[bytes | RlmeshError]:
         """Return the answers where some actions are of no dtype: only their parts get none."""
-        values = flatten(self.contract.action_space, actions)
-        if any(not isinstance(value, Sized) or len(value) != sum(counts) for value in values):
+        if any(not isinstance(value, _ROWS) or len(value) != sum(counts) for value in values):
             raise self._misfit(error) from error
         parts: list[list[Column] | PolicyError] = []
         for own, count in zip(split(values, counts), counts, strict=True):

@@ -317,6 +317,19 @@ def test_a_row_that_no_integer_can_hold_costs_its_own_part_only(
     assert [numbers(space, good, 2), numbers(space, other, 1)] == [[2, 4], [8]]
 
 
+@pytest.mark.parametrize("actions", [None, {}, {1, 2}, np.float32(np.nan), np.zeros(())])
+def test_actions_of_no_rows_are_the_policy_s_fault_for_all_parts(actions: object) -> None:
+    class Strange(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return actions
+
+    parts = [part(1, contract=WITH_TEXT), part(2, contract=WITH_TEXT)]
+
+    for result in BatchRunner(Strange(is_repeatable=False)).run(parts):
+        assert isinstance(result, PolicyError)
+        assert "do not fit Toy-v0's action space" in str(result)
+
+
 def numbers(space: EnvContract, data: bytes | RlmeshError, count: int) -> list[int]:
     assert isinstance(data, bytes), data
     column: Any = decode_batch(space.action_space, data, count)[0]
