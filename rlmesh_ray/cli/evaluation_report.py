@@ -1,7 +1,6 @@
 """What ``rlmesh-ray evaluate`` shows while episodes end, and afterwards."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -11,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.episodes_file import EpisodesFile
+from rlmesh_ray.cli.signals import interrupts_held
 from rlmesh_ray.errors import EvaluationInterruptedError
 
 if TYPE_CHECKING:
@@ -57,17 +57,19 @@ class Meter:
         self._bar.stop()
 
     def advance(self, episode: "Episode") -> None:
-        """Note that an episode has ended.
+        """Note that an episode has ended: one that counts is also shown and written down.
 
         Raises:
             ConfigurationError: It could not be written down.
+            KeyboardInterrupt: One came meanwhile.
         """
-        self._episodes.append(episode)
-        self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
         fields = asdict(episode)
-        self._console.event("episode", **fields)
-        if self._output is not None:
-            self._output.add(fields)
+        with interrupts_held():
+            self._episodes.append(episode)
+            self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
+            self._console.event("episode", **fields)
+            if self._output is not None:
+                self._output.add(fields)
 
     def note_loss(self, loss: "Loss") -> None:
         """Say that an endpoint cannot be used now."""
@@ -85,21 +87,25 @@ class Meter:
         """Return what had come of an evaluation when it was cut short; None: no episode.
 
         Args:
-            error: What has ended it. One that holds the finished episodes also counts those that
-                were not shown yet.
+            error: What has ended it. Episodes that it holds and that were not shown yet are shown.
+
+        Raises:
+            ConfigurationError: They could not be written down.
         """
         from rlmesh_ray.client.evaluation import EvaluationResult, Tally
 
-        episodes: Sequence[Episode] = self._episodes
         if isinstance(error, EvaluationInterruptedError):
-            episodes = error.episodes
-        if not episodes:
+            shown = {episode.index for episode in self._episodes}
+            for episode in error.episodes:
+                if episode.index not in shown:
+                    self.advance(episode)
+        if not self._episodes:
             return None
         tally = Tally()
-        everything: list[Episode | Loss] = [*episodes, *self._losses]
+        everything: list[Episode | Loss] = [*self._episodes, *self._losses]
         for news in everything:
             tally.note(news)
-        in_order = tuple(sorted(episodes, key=lambda episode: episode.index))
+        in_order = tuple(sorted(self._episodes, key=lambda episode: episode.index))
         return EvaluationResult(in_order, 0.0, tally.reports())
 
 

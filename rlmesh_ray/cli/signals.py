@@ -1,8 +1,9 @@
-"""What SIGTERM means to a command: the same as Ctrl-C."""
+"""What interrupts a command, when, and how it is told from errors."""
 
 import contextlib
 import signal
 from collections.abc import Iterator
+from types import FrameType
 
 
 @contextlib.contextmanager
@@ -13,6 +14,36 @@ def interrupt_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block is done: it happens whole or not at all.
+
+    A second one does not wait: what the block writes to may never take it. In the main thread
+    only, as all that has to do with signals.
+
+    Raises:
+        KeyboardInterrupt: One came in the block.
+    """
+    has_come = False
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal has_come
+        if has_come:
+            signal.default_int_handler(number, frame)
+        has_come = True
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, hold)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if has_come:
+        raise KeyboardInterrupt
 
 
 def has_interrupt(error: BaseException) -> bool:

@@ -1,4 +1,5 @@
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -6,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.episodes_file import episodes_file
 from rlmesh_ray.cli.evaluation_report import Meter
 from rlmesh_ray.cli.main import INTERRUPTED, main
 from rlmesh_ray.client import evaluation, lane_client
@@ -143,13 +145,30 @@ def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
     assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0
 
 
-def test_an_error_that_holds_episodes_is_believed() -> None:
-    with Meter(Console(), 9, None) as meter:
+def test_an_episode_in_whose_telling_an_interrupt_falls_counts_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "event", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+
+    with episodes_file(tmp_path / "episodes.jsonl") as file, Meter(Console(), 9, file) as meter:
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            meter.advance(episode(0))
+        seen = meter.so_far(interrupt.value)
+
+    assert seen is not None
+    assert seen.episodes == (episode(0),)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 1
+
+
+def test_episodes_that_an_error_holds_count_and_are_told(tmp_path: Path) -> None:
+    with episodes_file(tmp_path / "episodes.jsonl") as file, Meter(Console(), 9, file) as meter:
         meter.advance(episode(1))
         meter.note_loss(Loss(Role.ENV, "127.0.0.1:1", "gone", (2,)))
 
-    seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
+        seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
 
-    assert seen is not None  # what was not shown yet counts, too, and so do the losses
+    assert seen is not None
     assert seen.episodes == (episode(0), episode(1))
     assert seen.interruptions == 1
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [1, 0]

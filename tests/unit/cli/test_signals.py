@@ -1,4 +1,33 @@
-from rlmesh_ray.cli.signals import has_interrupt
+import signal
+
+import pytest
+
+from rlmesh_ray.cli.signals import has_interrupt, interrupt_on_sigterm, interrupts_held
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_until_a_block_that_holds_it_is_done(number: signal.Signals) -> None:
+    with interrupt_on_sigterm():
+        assert interrupted_in_a_block(number) == [number]
+        with pytest.raises(KeyboardInterrupt):  # as before the block
+            signal.raise_signal(number)
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    assert interrupted_in_a_block(signal.SIGINT, signal.SIGTERM) == [signal.SIGINT]
+
+
+def interrupted_in_a_block(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Return which of the signals the block has outlived."""
+    outlived = []
+    try:
+        with interrupts_held():
+            for number in numbers:
+                signal.raise_signal(number)
+                outlived.append(number)
+    except KeyboardInterrupt:
+        return outlived
+    raise AssertionError("no interrupt came out of the block")
 
 
 def test_an_interrupt_that_another_error_has_covered_is_seen() -> None:
