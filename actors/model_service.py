@@ -6,7 +6,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,20 +14,18 @@ from rlmesh_ray.actors.calls import answer
 from rlmesh_ray.actors.coming_back import started_later
 from rlmesh_ray.actors.heartbeat import Heartbeat
 from rlmesh_ray.actors.lasting import lasting
+from rlmesh_ray.actors.placing import placed
 from rlmesh_ray.actors.registry import shared_registry
 from rlmesh_ray.actors.weights import find_keeper, offer, start_keeper
 from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.errors import (
-    ConfigurationError,
     EndpointClosedError,
     EndpointUnreachableError,
     PolicyError,
     RlmeshError,
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
-from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.server.access import checked_address
-from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.heap import settle_heap
 from rlmesh_ray.server.log_format import log_as_environment_says
@@ -88,7 +85,7 @@ class ModelReplica:
             place = address or _default_address(token)
             checked_address(place, token)  # loading the policy may take long
             server = ModelServer(
-                _placed(policy, device, explore=explore, buckets=buckets, compile=compile),
+                placed(policy, device, explore=explore, buckets=buckets, compile=compile),
                 address=place,
                 token=token,
                 tls=RayTls(),
@@ -354,49 +351,3 @@ long as the handle lives that ``remote`` returned.
 
 def _default_address(token: str | None) -> str:
     return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
-
-
-def _placed(
-    policy: object,
-    device: str,
-    *,
-    explore: bool = False,
-    buckets: Sequence[int] = (),
-    compile: bool = False,
-) -> object:
-    """Load the policy where it is named, and put it on its device.
-
-    Raises:
-        ConfigurationError: The policy or the device is not there, or they do not go together.
-        PolicyError: The policy is there, and loading it or moving it failed.
-    """
-    where: str | None = device
-    if device == "auto":
-        # A factory puts its policy wherever it likes.
-        is_factory = isinstance(policy, str) and not Path(policy).expanduser().exists()
-        where = "cuda" if ray.get_gpu_ids() and not is_factory else None
-    if isinstance(policy, str):
-        return load_policy(policy, explore=explore, device=where, buckets=buckets, compile=compile)
-    moved = _moved(policy, where, is_automatic=device == "auto")
-    return as_policy(moved, buckets=buckets, compile=compile) if buckets or compile else moved
-
-
-def _moved(policy: object, where: str | None, *, is_automatic: bool) -> object:
-    """Put a policy that was handed in on a device, where it can be moved."""
-    move = getattr(policy, "to", None)
-    if where is None or (is_automatic and move is None):
-        return policy
-    if move is None:
-        raise ConfigurationError(
-            f"device={where!r} is for checkpoints and torch modules; a {type(policy).__name__} "
-            "runs where it likes"
-        )
-    from rlmesh_ray.models.torch_module import torch_device
-
-    place = torch_device(where)
-    try:
-        return move(place)
-    except Exception as error:  # the device's memory is full, or the operator's own code raised
-        raise PolicyError(
-            f"the policy could not be moved to {where}: {type(error).__name__}: {text_of(error)}"
-        ) from error

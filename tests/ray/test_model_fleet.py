@@ -23,7 +23,6 @@ from ray._private.internal_api import memory_summary
 from rlmesh_ray import RemoteModel
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
 from rlmesh_ray.actors.calls import await_start
-from rlmesh_ray.actors.model_service import _placed
 from rlmesh_ray.actors.named_model_fleet import find_actor
 from rlmesh_ray.actors.weights import WeightsKeeper
 from rlmesh_ray.errors import (
@@ -507,34 +506,6 @@ def test_a_policy_without_weights_cannot_be_given_any() -> None:
     with pytest.raises(ConfigurationError):
         ray.get(actor.set_weights.remote({"action": 1}))
     ray.kill(actor)
-
-
-def test_a_module_goes_to_its_device_and_a_function_to_none() -> None:
-    module: Any = torch.nn.Linear(4, 2, device="meta")
-    moved: list[torch.device] = []
-    module.to = moved.append
-    _placed(module, explore=False, device="cpu")
-    assert moved == [torch.device("cpu")]
-    module = torch.nn.Linear(4, 2)
-    assert _placed(module, explore=False, device="auto") is module
-    assert _placed(len, explore=False, device="auto") is len
-
-    with pytest.raises(ConfigurationError, match="device='cuda' is for checkpoints and torch"):
-        _placed(len, explore=False, device="cuda")
-
-
-@pytest.mark.parametrize("device", ["tpu", "cuda:99", "no such device"])
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(device: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"device={device} .*'cpu'"):
-        _placed(torch.nn.Linear(4, 2), explore=False, device=device)
-
-
-def test_a_policy_that_cannot_be_moved_is_a_policy_s_error() -> None:
-    # What has no data cannot be copied.
-    module = torch.nn.Linear(4, 2, device="meta")
-
-    with pytest.raises(PolicyError, match="could not be moved to cpu: NotImplementedError"):
-        _placed(module, explore=False, device="cpu")
 
 
 # --- the keeper of weights, without replicas -------------------------------------------
