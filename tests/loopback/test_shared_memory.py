@@ -5,21 +5,17 @@ import dataclasses
 import functools
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, RemoteEnv
@@ -31,15 +27,14 @@ from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
     EndpointError,
-    EndpointLostError,
     RemoteEnvError,
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
-from rlmesh_ray.waiting import BelledSocket
 from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
+from tests.loopback.lifelike import Gated, Lifelike, eventually
 
 NOTHING = [np.zeros(1, np.int64)]
 
@@ -70,48 +65,6 @@ def num_messages(client: EnvClient) -> int:
 def array(result: ResetResult | StepResult) -> NDArray[Any]:
     """Return the observations of all lanes."""
     return np.asarray(result.observation[0])
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        os.sched_yield()
-    return True
-
-
-class Lifelike(gymnasium.Env[Any, Any]):
-    """Observes its step count and tells its process; ends with action 1."""
-
-    observation_space = spaces.Box(0, 1000, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self._count = 0
-        return np.zeros(1, np.float32), {"pid": os.getpid()}
-
-    def step(self, action: Any) -> Any:
-        self._count += 1
-        observation = np.full(1, self._count, np.float32)
-        return observation, 1.0, bool(action), False, {"count": self._count}
-
-    def count(self) -> int:
-        return self._count
-
-
-class Gated(Lifelike):
-    """Waits in each step for as long as the file ``gate`` is not there."""
-
-    def __init__(self, gate: str) -> None:
-        self._gate = gate
-
-    def step(self, action: Any) -> Any:
-        Path(self._gate).with_suffix(".begun").touch()
-        while not os.path.exists(self._gate):
-            os.sched_yield()
-        return super().step(action)
 
 
 # --- what travels, and how ------------------------------------------------------------------
@@ -428,98 +381,6 @@ def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(tmp_path: Path
             env.reset()
             assert env.step(0)[0] == [1.0]
         client.close()
-
-
-class Interruption(Exception):
-    """What a signal's handler raises, as that of Ctrl-C does."""
-
-
-def is_within(function: Callable[..., Any], thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not function.__code__:
-        frame = frame.f_back
-    return frame is not None
-
-
-@contextlib.contextmanager
-def interrupted(function: Callable[..., Any]) -> Iterator[None]:
-    """Have an exception raised in this thread, which must be the main one, within a function."""
-
-    def interrupt(*_: object) -> None:
-        raise Interruption
-
-    own = threading.get_ident()
-
-    def send() -> None:
-        if eventually(lambda: is_within(function, own)):
-            signal.pthread_kill(own, signal.SIGUSR1)
-
-    former = signal.signal(signal.SIGUSR1, interrupt)
-    sender = threading.Thread(target=send)
-    sender.start()
-    try:
-        with pytest.raises(Interruption):
-            yield
-    finally:
-        sender.join()
-        signal.signal(signal.SIGUSR1, former)
-
-
-@pytest.mark.parametrize(
-    ("shared_memory", "waiting"), [(True, Line.wait), (False, JoinStream.receive)]
-)
-def test_nothing_is_asked_any_more_after_a_request_that_was_left_in_the_middle(
-    tmp_path: Path, shared_memory: bool, waiting: Callable[..., Any]
-) -> None:
-    gate = tmp_path / "gate"
-    with EnvServer(lambda: Gated(str(gate))) as server:
-        client = EnvClient(Dial(server.address), shared_memory=shared_memory)
-        client.reset()
-        step = client.send_step(NOTHING)
-        with interrupted(waiting):
-            client.receive_step(step)
-        gate.touch()
-
-        # Its answer would be taken for another's, or the step be repeated beside the new one.
-        for ask in (client.reset, lambda: client.step(NOTHING)):
-            with pytest.raises(EndpointLostError, match="Interruption came in the middle"):
-                ask()
-        client.close()
-
-
-def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    were_open: list[bool] = []
-    hush = BelledSocket.hush
-
-    def note(socket: BelledSocket) -> None:
-        were_open.append(socket.is_open)
-        hush(socket)
-
-    monkeypatch.setattr(BelledSocket, "hush", note)
-    with (
-        EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server,
-        session(server) as client,
-    ):
-        step = client.send_step(NOTHING)
-        outcome: Future[StepResult] = Future()
-        waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
-        waiter.start()
-        assert waiter.ident is not None
-        assert eventually(functools.partial(is_within, Line.wait, waiter.ident))
-        client.close()
-
-        assert isinstance(outcome.exception(30.0), EndpointError)
-        assert were_open == [True]
-        waiter.join()
-
-
-def resolve(future: "Future[Any]", function: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        future.set_result(function(*arguments))
-    except EndpointError as error:
-        future.set_exception(error)
 
 
 def test_a_draining_endpoint_answers_the_step_in_progress(tmp_path: Path) -> None:

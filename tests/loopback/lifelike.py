@@ -1,0 +1,53 @@
+"""Environments that tell what is done to them, and how to wait for that."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        os.sched_yield()
+    return True
+
+
+class Lifelike(gymnasium.Env[Any, Any]):
+    """Observes its step count and tells its process; ends with action 1."""
+
+    observation_space = spaces.Box(0, 1000, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._count = 0
+        return np.zeros(1, np.float32), {"pid": os.getpid()}
+
+    def step(self, action: Any) -> Any:
+        self._count += 1
+        observation = np.full(1, self._count, np.float32)
+        return observation, 1.0, bool(action), False, {"count": self._count}
+
+    def count(self) -> int:
+        return self._count
+
+
+class Gated(Lifelike):
+    """Waits in each step for as long as the file ``gate`` is not there."""
+
+    def __init__(self, gate: str) -> None:
+        self._gate = gate
+
+    def step(self, action: Any) -> Any:
+        Path(self._gate).with_suffix(".begun").touch()
+        while not os.path.exists(self._gate):
+            os.sched_yield()
+        return super().step(action)

@@ -1,0 +1,116 @@
+"""What becomes of a session when its client's thread leaves a request in the middle."""
+
+import contextlib
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient, StepResult
+from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.line import Line
+from rlmesh_ray.errors import EndpointError, EndpointLostError
+from rlmesh_ray.waiting import BelledSocket
+from tests.loopback.lifelike import Gated, eventually
+
+NOTHING = [np.zeros(1, np.int64)]
+
+
+class Interruption(Exception):
+    """What a signal's handler raises, as that of Ctrl-C does."""
+
+
+def is_within(function: Callable[..., Any], thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextlib.contextmanager
+def interrupted(function: Callable[..., Any]) -> Iterator[None]:
+    """Have an exception raised in this thread, which must be the main one, within a function."""
+
+    def interrupt(*_: object) -> None:
+        raise Interruption
+
+    own = threading.get_ident()
+
+    def send() -> None:
+        if eventually(lambda: is_within(function, own)):
+            signal.pthread_kill(own, signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(Interruption):
+            yield
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "waiting"), [(True, Line.wait), (False, JoinStream.receive)]
+)
+def test_nothing_is_asked_any_more_after_a_request_that_was_left_in_the_middle(
+    tmp_path: Path, shared_memory: bool, waiting: Callable[..., Any]
+) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(lambda: Gated(str(gate))) as server:
+        client = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        client.reset()
+        step = client.send_step(NOTHING)
+        with interrupted(waiting):
+            client.receive_step(step)
+        gate.touch()
+
+        # Its answer would be taken for another's, or the step be repeated beside the new one.
+        for ask in (client.reset, lambda: client.step(NOTHING)):
+            with pytest.raises(EndpointLostError, match="Interruption came in the middle"):
+                ask()
+        client.close()
+
+
+def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    were_open: list[bool] = []
+    hush = BelledSocket.hush
+
+    def note(socket: BelledSocket) -> None:
+        were_open.append(socket.is_open)
+        hush(socket)
+
+    monkeypatch.setattr(BelledSocket, "hush", note)
+    with EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server:
+        client = EnvClient(Dial(server.address), shared_memory=True)
+        client.reset()
+        step = client.send_step(NOTHING)
+        outcome: Future[StepResult] = Future()
+        waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
+        waiter.start()
+        assert waiter.ident is not None
+        assert eventually(functools.partial(is_within, Line.wait, waiter.ident))
+        client.close()
+
+        assert isinstance(outcome.exception(30.0), EndpointError)
+        assert were_open == [True]
+        waiter.join()
+
+
+def resolve(future: "Future[Any]", function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        future.set_result(function(*arguments))
+    except EndpointError as error:
+        future.set_exception(error)
