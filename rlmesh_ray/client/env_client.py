@@ -319,7 +319,8 @@ class EnvClient:
         """End the session. Idempotent; a broken session is closed without a word."""
         # A thread that waits at the line is not to go on with the stream.
         self._exchange.shut()
-        self._lines.close()
+        if self._exchange.is_own:
+            self._lines.close()
         self._exchange.close()
 
     @property

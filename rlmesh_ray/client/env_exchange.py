@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from rlmesh_ray.client.env_tongue import EnvFrames
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.own_process import OwnProcess
 from rlmesh_ray.errors import (
     CodecError,
     EndpointClosedError,
@@ -58,16 +59,23 @@ class EnvExchange:
         self._channel = channel
         self._frames = frames
         self._address = address
+        self._process = OwnProcess(address)
         self._is_shut = self._is_closed = False
         self._end: RlmeshError | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this process's; a fork leaves it alone, and cannot even close it."""
+        return self._process.is_this_one
 
     def require_open(self) -> None:
         """Make sure that the session may be used.
 
         Raises:
             EndpointClosedError: It was closed.
-            EndpointLostError: An error has ended it.
+            EndpointLostError: An error has ended it, or it is another process's.
         """
+        self._process.require()
         if self._is_shut:
             raise EndpointClosedError("the session is closed", self._address)
         if self._end is not None:
@@ -178,7 +186,7 @@ class EnvExchange:
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
         self.shut()
-        if self._is_closed:
+        if self._is_closed or not self.is_own:
             return
         self._is_closed = True
         if sys.is_finalizing():

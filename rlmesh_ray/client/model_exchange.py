@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_tongue import Asked, ModelTongue, Told
+from rlmesh_ray.client.own_process import OwnProcess
 from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointLostError,
@@ -36,6 +37,7 @@ class ModelExchange:
         self._stream = stream
         self._tongue = tongue
         self._address = address
+        self._process = OwnProcess(address)
         self._futures: dict[str, Future[Told]] = {}
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
@@ -46,6 +48,11 @@ class ModelExchange:
             target=self._read, name="rlmesh-ray-model-client", daemon=True
         )
         self._reader.start()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this process's; a fork cannot even close it."""
+        return self._process.is_this_one
 
     def ask(self, make: Make, timeout_s: float) -> Told:
         """Send requests, each when the one before it was answered; return the last answer.
@@ -59,6 +66,8 @@ class ModelExchange:
 
     def close(self) -> None:
         """End the session and its stream; whoever waits for an answer is told. Idempotent."""
+        if not self.is_own:
+            return  # the lock may be held by a thread that a fork does not have
         with self._lock:
             is_first, self._is_closing = not self._is_closing, True
         if is_first:
@@ -69,6 +78,7 @@ class ModelExchange:
         self._reader.join(_CLOSE_TIMEOUT_S)
 
     def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> Told:
+        self._process.require()
         with self._lock:
             self._require_usable(is_last=is_last)
             first, *rest = make(self._request_ids)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
+from rlmesh_ray.client.own_process import StaysInProcess
 from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
@@ -20,8 +21,10 @@ from rlmesh_ray.spaces.gym import to_gymnasium
 from rlmesh_ray.spaces.infos import lane_info
 
 
-class RemoteEnv(gymnasium.Env[Any, Any]):
+class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
     """The lane of one session with an endpoint whose width is 1.
+
+    To be used by one thread at a time, in the process that has opened it.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
@@ -74,6 +77,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def contract(self) -> EnvContract:
         """What the endpoint promised."""
         return self._client.contract
+
+    @property
+    def address(self) -> str:
+        """Where the endpoint is."""
+        return self._client.address
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

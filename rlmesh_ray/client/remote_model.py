@@ -6,12 +6,15 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.model_contract import contract_of
 from rlmesh_ray.client.model_exchange import ModelExchange
 from rlmesh_ray.client.model_handshake import handshake, shake_hands
 from rlmesh_ray.client.model_tongue import EditionModelTongue, ModelTongue
+from rlmesh_ray.client.own_process import StaysInProcess
 from rlmesh_ray.client.released.model_tongue import ReleasedModelTongue
 from rlmesh_ray.client.telemetry import PredictTelemetry
 from rlmesh_ray.client.tls import ClientTlsSource
@@ -46,17 +49,23 @@ class Slots:
         """Return them in the protocol's form.
 
         Raises:
-            ConformanceError: The fields have not as many entries as each other.
+            ConformanceError: The fields have not as many entries as each other, or one is not what
+                its field takes.
         """
         lengths = {field.name: len(getattr(self, field.name)) for field in fields(self)}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{count} {name}" for name, count in lengths.items())
             raise ConformanceError("structure", "slots", f"{told}; give one of each for each row")
-        rows = zip(self.env_indices, self.episode_ids, self.steps, self.resets, strict=True)
-        return tuple(PredictSlot(*row) for row in rows)
+        lanes, ids, steps, resets = self.env_indices, self.episode_ids, self.steps, self.resets
+        if not (_are(int, lanes) and _are(str, ids) and _are(int, steps) and _are(bool, resets)):
+            lanes, steps = _counts("env_indices", lanes), _counts("steps", steps)
+            ids, resets = _each("episode_ids", ids, str), _each("resets", resets, bool, np.bool_)
+        if steps and min(steps) < 0:
+            raise ConformanceError("structure", "slots.steps", f"{min(steps)} is below 0")
+        return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
 
 
-class RemoteModel:
+class RemoteModel(StaysInProcess):
     """A session with a ModelService.
 
     Safe to use from several threads: each route's requests are answered in the order in
@@ -195,7 +204,8 @@ class RemoteModel:
     def close(self) -> None:
         """End the session, not the service. Idempotent."""
         self._exchange.close()
-        self._channel.close()
+        if self._exchange.is_own:
+            self._channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -207,6 +217,28 @@ class RemoteModel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _are(kind: type, entries: Sequence[object]) -> bool:
+    """Tell whether all are of that very type; as quick as it gets, for each prediction asks it."""
+    return set(map(type, entries)) <= {kind}
+
+
+def _counts(name: str, entries: Sequence[object]) -> list[int]:
+    return [int(entry) for entry in _each(name, entries, int, np.integer)]
+
+
+def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
+    """Return the entries in Python's own types, the first of ``kinds``.
+
+    Raises:
+        ConformanceError: One is of none of ``kinds``.
+    """
+    for entry in entries:
+        if not isinstance(entry, kinds):
+            wanted = f"{entry!r:.40} is a {type(entry).__name__}, expected {kinds[0].__name__}"
+            raise ConformanceError("structure", f"slots.{name}", wanted)
+    return [kinds[0](entry) for entry in entries]
 
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
+from rlmesh_ray.client.own_process import StaysInProcess
 from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
@@ -22,11 +23,12 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
 
 
-class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """The lanes of one session with an endpoint.
 
     Spaces, width, render mode and autoreset mode are the endpoint's
-    (``metadata["autoreset_mode"]``). Arrays that are returned belong to the caller.
+    (``metadata["autoreset_mode"]``). Arrays that are returned belong to the caller. To be used by
+    one thread at a time, in the process that has opened it.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
@@ -111,9 +113,11 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
         Raises:
             ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
+            LocalProtocolError: A step is pending; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
+        self._require_no_step()
         rest = dict(options or {})
         mask = rest.pop("reset_mask", None)
         seeds = self._seeds(seed)
@@ -145,7 +149,12 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Send the actions; ``step_wait`` returns the result."""
+        """Send the actions; ``step_wait`` returns the result.
+
+        Raises:
+            LocalProtocolError: A step is pending already; nothing was sent.
+        """
+        self._require_no_step()
         columns = coerce_batch(self.contract.action_space, actions, self.num_envs)
         self._pending_step = self._client.send_step(columns)
 
@@ -193,6 +202,10 @@ class RemoteVectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def close_extras(self, **_kwargs: Any) -> None:
         """End the session; ``close`` calls this."""
         self._client.close()
+
+    def _require_no_step(self) -> None:
+        if self._pending_step:
+            raise LocalProtocolError("a step is pending: step_wait() first")
 
     def _value(self, columns: Sequence[Any]) -> Any:
         return unflatten(self.contract.observation_space, columns)

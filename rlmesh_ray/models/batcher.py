@@ -39,7 +39,7 @@ class BatcherStatistics:
     items_waiting: int
     rows_waiting: int
     is_busy: bool
-    """Whether a batch is out."""
+    """Whether a batch is out; a served policy: whether it is at work."""
     batches: int
     """Handed out, the running one included; likewise the next two."""
     items: int

@@ -69,7 +69,7 @@ class RecurrentTorchPolicy:
             try:
                 states = self._table.gather(self._table.index([row] * part.num_rows, part))
                 result, after = self._run(self._module.tensors(observations, part), states)
-                action_form(contract.action_space).outputs(result, part.size)
+                action_form(contract.action_space).check(result, part)
                 self._table.kept(after, part)
             except PolicyError as error:
                 raise self._module.misfit(error, contract, part) from error

@@ -12,7 +12,7 @@ from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyErr
 from rlmesh_ray.models.buckets import Part
 from rlmesh_ray.models.torch_module import describe
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
-from rlmesh_ray.spaces.conformance import has_nan
+from rlmesh_ray.spaces.conformance import coerce, has_nan
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 
@@ -77,6 +77,30 @@ class ActionForm:
             ) from error
         return [_output(leaf, part, size) for leaf, part in zip(self._leaves, parts, strict=True)]
 
+    def check(self, result: Any, part: Part) -> None:
+        """Make sure that a module's output for a trial could be actions.
+
+        Their numbers are not looked at: zeros may be nothing that the module was made for, and it
+        may return NaN there.
+
+        Args:
+            result: What the module returned.
+            part: The rows that it was given.
+
+        Raises:
+            PolicyError: It is nothing that the action space could take.
+        """
+        for leaf, tensor, num_choices in self.outputs(result, part.size):
+            try:
+                column = _column(tensor, part)
+                if not (num_choices or (tensor.is_floating_point() and has_nan(column))):
+                    coerce(leaf, column, part.num_rows)
+            except (ConformanceError, TypeError) as error:
+                raise PolicyError(
+                    f"the module returned {describe(tensor)} for {leaf.name or 'the action'}, "
+                    f"which cannot be actions: {error}"
+                ) from error
+
     def actions(self, result: Any, part: Part) -> list[NDArray[Any]]:
         """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf, without padding.
 
@@ -116,9 +140,7 @@ def _output(leaf: Leaf, tensor: Any, size: int) -> Output:
 
 def _actions(output: Output, part: Part) -> NDArray[Any]:
     leaf, tensor, num_choices = output
-    # NumPy has no bfloat16.
-    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
-    column: NDArray[Any] = tensor.cpu().numpy()[: part.num_rows]
+    column = _column(tensor, part)
     if not num_choices:
         return column
     # For small arrays NumPy is several times quicker than torch, and breaks ties alike.
@@ -131,6 +153,13 @@ def _actions(output: Output, part: Part) -> NDArray[Any]:
         choices[is_nan] = num_choices
     start = leaf.spec.start if isinstance(leaf.spec, DiscreteSpec) else 0
     return choices + start if start else choices
+
+
+def _column(tensor: torch.Tensor, part: Part) -> NDArray[Any]:
+    # NumPy has no bfloat16.
+    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    column: NDArray[Any] = tensor.cpu().numpy()[: part.num_rows]
+    return column
 
 
 def _misfit(leaf: Leaf, tensor: torch.Tensor, size: int) -> PolicyError:

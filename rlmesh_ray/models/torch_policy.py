@@ -65,7 +65,7 @@ class TorchPolicy:
             observations = zero_observations(contract, part.num_rows)
             try:
                 result = self._module.run(self._module.tensors(observations, part))
-                action_form(contract.action_space).outputs(result, part.size)
+                action_form(contract.action_space).check(result, part)
             except PolicyError as error:
                 raise self._module.misfit(error, contract, part) from error
 

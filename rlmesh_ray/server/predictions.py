@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rlmesh_ray.errors import RlmeshError
@@ -99,6 +99,8 @@ class Predictions:
         """Return what has been counted. From any thread."""
         with self._lock:
             batcher = self._batcher.statistics()
+        if self.thread.busy_for_s:  # what is run past the batcher, too
+            batcher = replace(batcher, is_busy=True)
         return self.counts.statistics(
             batcher, routes=self.gathering.num_routes, policy_version=self._weights.version
         )

@@ -59,6 +59,16 @@ def test_an_open_environment_is_left_open() -> None:
         env.close()
 
 
+def test_an_open_environment_that_is_named_twice_is_refused() -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        env = RemoteVectorEnv(server.address)
+
+        with pytest.raises(ConfigurationError, match="named twice"):
+            evaluate([env, server.address, env], lean, episodes=3)
+
+        env.close()
+
+
 def test_at_least_one_episode_must_be_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
         evaluate("127.0.0.1:1", lean, episodes=0)

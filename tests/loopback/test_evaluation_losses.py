@@ -501,6 +501,16 @@ def test_an_episode_that_kills_whoever_runs_it_is_given_up() -> None:
         evaluate(server.address, lean_on_nothing, episodes=2, max_interruptions=1)
 
 
+def test_episodes_that_are_interrupted_side_by_side_are_all_named() -> None:
+    with (
+        EnvServer(lambda: FaultyEnv(Fault.EXIT, at_step=3), num_envs=2) as server,
+        pytest.raises(
+            EvaluationInterruptedError, match="episodes 0 and 1 were interrupted 2 times"
+        ),
+    ):
+        evaluate(server.address, lean_on_nothing, episodes=2, max_interruptions=1)
+
+
 def lean_on_nothing(observations: NDArray[Any]) -> NDArray[np.int64]:
     return np.zeros(len(observations), np.int64)
 

@@ -15,6 +15,7 @@ from gymnasium.wrappers.vector import (
 )
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.testing.equality import assert_identical
 
 NUM_LANES = 3
@@ -62,6 +63,21 @@ def test_vector_wrappers_give_what_they_give_round_a_local_vector(
                 infos.get("episode", {}).pop("t", None)
         assert_identical(mine, local)
     theirs.close()
+
+
+def test_a_pending_step_is_waited_for_before_anything_else(remote: RemoteVectorEnv) -> None:
+    remote.reset(seed=0)
+    actions = np.ones(NUM_LANES, np.int64)
+    remote.step_async(actions)
+
+    for impatient in (lambda: remote.step_async(actions), remote.reset):
+        with pytest.raises(LocalProtocolError, match="step_wait"):
+            impatient()
+
+    local = cartpoles()
+    local.reset(seed=0)
+    assert_identical(remote.step_wait()[0], local.step(actions)[0])
+    assert_identical(remote.step(actions)[0], local.step(actions)[0])
 
 
 def test_returned_arrays_belong_to_the_caller(remote: RemoteVectorEnv) -> None:

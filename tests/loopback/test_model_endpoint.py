@@ -130,6 +130,27 @@ def test_slots_of_unequal_lengths_are_named_before_anything_is_sent(model: Remot
     np.testing.assert_array_equal(model.predict(observations(-3, 0, 3, 3)), [0, 1, 2, 2])
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (("a", "", 0, True), "env_indices: 'a' is a str, expected int"),
+        ((0, None, 0, True), "episode_ids: None is a NoneType, expected str"),
+        ((0, "", -3, True), "steps: -3 is below 0"),
+        ((0, "", 0.5, True), "steps: 0.5 is a float"),
+        ((0, "", 0, 1), "resets: 1 is a int, expected bool"),
+    ],
+)
+def test_slots_that_are_none_are_named_before_anything_is_sent(entry: Any, message: str) -> None:
+    with pytest.raises(ConformanceError, match=message):
+        Slots(*([one] for one in entry)).rows()
+
+
+def test_slots_may_be_arrays() -> None:
+    arrays: Any = (np.arange(2), np.array(["a", "b"]), np.array([0, 7]), np.array([True, False]))
+
+    assert Slots(*arrays).rows() == Slots([0, 1], ["a", "b"], [0, 7], [True, False]).rows()
+
+
 def test_slots_reach_the_policy_and_routes_do_not_share_state() -> None:
     with ModelServer(Remembering()) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT, route_id="a")

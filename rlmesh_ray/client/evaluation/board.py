@@ -246,12 +246,14 @@ class Board:
                 ) from causes[-1]
 
     def _require_progress(self, lost: Sequence[int], cause: Exception) -> None:
-        for index in lost:
-            count = self._schedule.interruptions(index)
-            if count > self._max_interruptions:
-                raise self._interrupted(
-                    f"episode {index} was interrupted {count} times", [cause]
-                ) from cause
+        counts = {index: self._schedule.interruptions(index) for index in lost}
+        most = max(counts.values(), default=0)
+        if most > self._max_interruptions:
+            # They ran side by side: which of them is to blame nobody can tell.
+            *others, last = [str(index) for index, count in counts.items() if count == most]
+            names = f"episodes {', '.join(others)} and {last}" if others else f"episode {last}"
+            verb = "were" if others else "was"
+            raise self._interrupted(f"{names} {verb} interrupted {most} times", [cause]) from cause
 
     def _interrupted(self, what: str, causes: Sequence[Exception]) -> EvaluationInterruptedError:
         lines = tuple(dict.fromkeys(map(_one_line, causes)))

@@ -147,13 +147,14 @@ def sites_of(
         connect: Opens one.
 
     Raises:
-        ConfigurationError: It is none of those, or an empty list.
+        ConfigurationError: It is none of those, an empty list, or the same open environment twice.
         EndpointError: The fleet cannot tell its addresses.
     """
     if isinstance(endpoints, (list, tuple)):
         sites = [site for one in endpoints for site in sites_of(one, token, kind, connect)]
         if not sites:
             raise ConfigurationError(f"no endpoint for the {_NAMES[kind]}; name at least one")
+        _require_distinct(sites)
         return sites
     if isinstance(endpoints, kind):
         return [OpenSite(endpoints)]
@@ -166,6 +167,16 @@ def sites_of(
         f"{type(endpoints).__name__} is no endpoint for the {_NAMES[kind]}; give an address, an "
         f"open {kind.__name__}, a list of those, or a fleet"
     )
+
+
+def _require_distinct(sites: Sequence[Site[SessionT]]) -> None:
+    opened = [site.open() for site in sites if isinstance(site, OpenSite)]
+    envs = [id(session) for session in opened if isinstance(session, RemoteVectorEnv)]
+    if len(set(envs)) < len(envs):
+        raise ConfigurationError(
+            "the same open RemoteVectorEnv is named twice, and its lanes can run one episode each; "
+            "open another one, or name the endpoint's address twice"
+        )
 
 
 def is_fleet(endpoints: object) -> TypeGuard[Fleet]:

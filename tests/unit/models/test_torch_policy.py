@@ -184,6 +184,23 @@ def test_a_module_that_cannot_act_there_is_refused_when_the_route_is_configured(
         policy.check_contract(contract(observations, actions))
 
 
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (torch.full((2,), 0.5), "0.5 cannot be held exactly by int32"),
+        (torch.zeros(2, dtype=torch.complex64), "complex64 cannot become int32"),
+        (torch.zeros(2).to_sparse(), "Sparse layout"),
+    ],
+)
+def test_output_that_could_never_be_actions_is_found_out_when_the_route_is_configured(
+    answer: torch.Tensor, message: str
+) -> None:
+    one_lane = replace(contract(box(3), box(2, dtype="int32")), num_envs=1)
+
+    with pytest.raises(ContractMismatchError, match=message):
+        TorchPolicy(Answer(answer[None])).check_contract(one_lane)
+
+
 def test_a_module_that_makes_nan_of_zeros_is_not_refused_for_it() -> None:
     class Normalise(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server import pace, policy_health, predictions
 from rlmesh_ray.server.batch_form import BatchForm
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.policy_thread import Work
+from rlmesh_ray.server.policy_thread import PolicyThread, Work
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -193,6 +193,28 @@ def test_what_is_answered_at_once_counts_as_what_has_waited_does() -> None:
         await next_round()
         assert stage.counted() == (2, 3, 3)
         assert not stage.host.statistics().is_busy
+
+    play(scenario)
+
+
+def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(predictions, "PolicyThread", PolicyThread)
+
+    async def scenario(stage: Stage) -> None:
+        busy: list[bool] = []
+
+        def predict(contract: EnvContract, rows: Rows) -> object:
+            busy.append(stage.host.statistics().is_busy)
+            return rows.observations
+
+        monkeypatch.setattr(stage.policy, "predict", predict)
+        await stage.open("a")
+        stage.send("a", 1)
+        assert busy == [True]
+        assert not stage.host.statistics().is_busy
+        stage.host.close()
 
     play(scenario)
 

@@ -1,0 +1,79 @@
+"""Sessions in processes that have not opened them."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+
+FORK = """
+import os, sys
+import numpy as np
+from rlmesh_ray import RemoteModel, RemoteVectorEnv
+from rlmesh_ray.errors import EndpointLostError
+
+env = RemoteVectorEnv(sys.argv[1], shared_memory=sys.argv[3] == "shared_memory")
+model = RemoteModel(sys.argv[2])
+observation, _ = env.reset(seed=0)
+model.configure_route(env)
+env.step(model.predict(observation))
+pid = os.fork()
+if not pid:
+    for ask in (lambda: env.step(np.ones(2, np.int64)), lambda: model.predict(observation)):
+        try:
+            ask()
+        except EndpointLostError as error:
+            assert "fork" in str(error)
+        else:
+            os._exit(1)
+    env.close()
+    model.close()
+    os._exit(0)
+_, status = os.waitpid(pid, 0)
+observation, *_ = env.step(model.predict(observation))
+env.close()
+model.close()
+print(status, observation.tolist())
+"""
+
+
+@pytest.mark.parametrize("road", ["shared_memory", "messages"])
+def test_a_fork_leaves_the_sessions_of_its_parent_alone(road: str) -> None:
+    with (
+        EnvServer("CartPole-v1", num_envs=2) as env_server,
+        ModelServer(lambda rows: [1] * len(rows)) as model_server,
+    ):
+        told = subprocess.run(
+            [sys.executable, "-c", FORK, env_server.address, model_server.address, road],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        env = RemoteVectorEnv(env_server.address)
+        env.reset(seed=0)
+        env.step([1, 1])
+        expected = env.step([1, 1])[0].tolist()
+        env.close()
+
+    assert told.stdout == f"0 {expected}\n", told.stderr
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv, RemoteModel])
+@pytest.mark.parametrize("pass_on", [pickle.dumps, copy.deepcopy])
+def test_a_session_is_not_passed_on_and_says_what_to_do(
+    kind: Any, pass_on: Callable[[object], object]
+) -> None:
+    served: Any = ModelServer(len) if kind is RemoteModel else EnvServer("CartPole-v1")
+    with served as server:
+        session = kind(server.address)
+
+        with pytest.raises(TypeError, match=f"hand on its address, '{server.address}'"):
+            pass_on(session)
+
+        session.close()
