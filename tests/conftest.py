@@ -1,6 +1,7 @@
 """For all tests."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -15,6 +16,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and
+# interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nor does how long Ray's control store takes to start: Ray gives it 30 s, and on a machine with
 # other work that was too little once. Commands and examples that tests start inherit it.

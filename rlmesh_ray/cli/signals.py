@@ -34,7 +34,9 @@ def interrupts_held() -> Iterator[None]:
             signal.default_int_handler(number, frame)
         has_come = True
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    now = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A shell's background jobs ignore Ctrl-C, and go on ignoring it.
+    before = {number: handler for number, handler in now.items() if handler is not signal.SIG_IGN}
     try:
         for number in before:
             signal.signal(number, hold)

@@ -17,6 +17,16 @@ def test_a_second_interrupt_does_not_wait() -> None:
     assert interrupted_in_a_block(signal.SIGINT, signal.SIGTERM) == [signal.SIGINT]
 
 
+def test_a_signal_that_is_ignored_is_ignored_in_a_block_that_holds_interrupts_too() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
 def interrupted_in_a_block(*numbers: signal.Signals) -> list[signal.Signals]:
     """Return which of the signals the block has outlived."""
     outlived = []
