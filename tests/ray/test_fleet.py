@@ -154,6 +154,7 @@ def test_an_env_service_actor_can_be_used_by_itself() -> None:
     ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_a_model_service_actor_serves_what_was_trained(
     trained: tuple[list[Progress], Path],
 ) -> None:

@@ -1,5 +1,6 @@
 """Fleets that get and lose endpoints while they are used."""
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -211,20 +212,21 @@ def is_served(fleet: EnvFleet, former_pid: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("timeout_s", ["3", -1, float("nan"), float("inf"), True])
-def test_a_time_that_is_none_starts_and_ends_nothing(fleet: EnvFleet, timeout_s: Any) -> None:
+def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
     fleet.scale(2)
     (keeper, there) = fleet._keeper, fleet.directory.endpoint_ids
     next_id = f"{fleet.directory.fleet}-{fleet._num_started}"
+    no_times: list[Any] = ["3", -1, float("nan"), float("inf"), True]
 
-    for num_endpoints in (3, 1):
+    for timeout_s, num_endpoints in itertools.product(no_times, (3, 1)):
         with pytest.raises(ConfigurationError, match="must be a finite number"):
             fleet.scale(num_endpoints, timeout_s=timeout_s)
 
     assert len(ray.get(keeper.actors.remote([*there, next_id]))) == 2
     assert ids(fleet) == list(fleet.directory.endpoint_ids) == list(there)
-    with pytest.raises(ConfigurationError, match="start_timeout_s="):
-        EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
+    for timeout_s in no_times:
+        with pytest.raises(ConfigurationError, match="start_timeout_s="):
+            EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
 
 
 def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFleet) -> None:
