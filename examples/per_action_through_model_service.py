@@ -18,8 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from rlmesh_ray import RemoteModel
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray import RemoteModel, Slots
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
     from rlmesh_ray.client.evaluation import EvaluationResult, evaluate
     from rlmesh_ray.client.remote_env import RemoteEnv
-    from rlmesh_ray.client.remote_model import RemoteModel
+    from rlmesh_ray.client.remote_model import RemoteModel, Slots
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
     from rlmesh_ray.credentials.token_file import TokenFile
     from rlmesh_ray.server.env_server import EnvServer
@@ -29,6 +29,7 @@ _HOMES = {
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
+    "Slots": "rlmesh_ray.client.remote_model",
     "TokenFile": "rlmesh_ray.credentials.token_file",
     "evaluate": "rlmesh_ray.client.evaluation",
 }
@@ -42,6 +43,7 @@ __all__ = [
     "RemoteModel",
     "RemoteVectorEnv",
     "RlmeshError",
+    "Slots",
     "TokenFile",
     "evaluate",
 ]

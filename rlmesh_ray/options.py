@@ -1,7 +1,9 @@
 """What the numbers must be that a program is told: refused where they are said, not in use."""
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
+from typing import Any
 
 from rlmesh_ray.errors import ConfigurationError
 
@@ -25,6 +27,19 @@ def require_count(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
+
+
+def require_options(options: object) -> dict[str, Any]:
+    """Return a reset's options as a new dict; None: none.
+
+    Raises:
+        ConfigurationError: They are no mapping.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"options={options!r:.40} must be a mapping, or None")
+    return dict(options)
 
 
 def require_seconds(

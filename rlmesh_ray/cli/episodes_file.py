@@ -70,7 +70,7 @@ def episodes_file(path: Path | None) -> Iterator[EpisodesFile | None]:
     try:
         file = path.open("xb", buffering=0)
     except FileExistsError as error:
-        if not path.is_file():
+        if not (path.is_file() or path.is_symlink()):
             raise ConfigurationError(
                 f"{path} is a folder or a device; name a file that does not exist yet"
             ) from error

@@ -1,5 +1,6 @@
 """What ``rlmesh-ray evaluate`` shows while episodes end, and afterwards."""
 
+import contextlib
 import sys
 from dataclasses import asdict
 from types import TracebackType
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.episodes_file import EpisodesFile
 from rlmesh_ray.cli.signals import interrupts_held
-from rlmesh_ray.errors import EvaluationInterruptedError
+from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss
@@ -57,7 +58,7 @@ class Meter:
         self._bar.stop()
 
     def advance(self, episode: "Episode") -> None:
-        """Note that an episode has ended: one that counts is also shown and written down.
+        """Note that an episode has ended: one that counts is shown, and written down if possible.
 
         Raises:
             ConfigurationError: It could not be written down.
@@ -88,9 +89,6 @@ class Meter:
 
         Args:
             error: What has ended it. Episodes that it holds and that were not shown yet are shown.
-
-        Raises:
-            ConfigurationError: They could not be written down.
         """
         from rlmesh_ray.client.evaluation import EvaluationResult, Tally
 
@@ -98,7 +96,9 @@ class Meter:
             shown = {episode.index for episode in self._episodes}
             for episode in error.episodes:
                 if episode.index not in shown:
-                    self.advance(episode)
+                    # It is at its end already: what comes on top must not cost the summary.
+                    with contextlib.suppress(ConfigurationError, KeyboardInterrupt):
+                        self.advance(episode)
         if not self._episodes:
             return None
         tally = Tally()

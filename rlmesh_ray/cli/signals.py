@@ -20,8 +20,8 @@ def interrupt_on_sigterm() -> Iterator[None]:
 def interrupts_held() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait until the block is done: it happens whole or not at all.
 
-    A second one does not wait: what the block writes to may never take it. In the main thread
-    only, as all that has to do with signals.
+    A second one does not wait: what the block writes to may never take it. What the block raises
+    comes first. In the main thread only, as all that has to do with signals.
 
     Raises:
         KeyboardInterrupt: One came in the block.
@@ -34,16 +34,14 @@ def interrupts_held() -> Iterator[None]:
             signal.default_int_handler(number, frame)
         has_come = True
 
-    now = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # A shell's background jobs ignore Ctrl-C, and go on ignoring it.
-    before = {number: handler for number, handler in now.items() if handler is not signal.SIG_IGN}
-    try:
-        for number in before:
-            signal.signal(number, hold)
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            # A shell's background jobs ignore Ctrl-C, and go on ignoring it.
+            if callable(handler) or handler is signal.SIG_DFL:
+                stack.callback(signal.signal, number, handler)
+                signal.signal(number, hold)
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if has_come:
         raise KeyboardInterrupt
 

@@ -18,6 +18,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
 from rlmesh_ray.protocol.handshake import resolve_text
@@ -67,6 +68,13 @@ class Dial:
     """For a ``dm_env_rpc://`` address; None: the defaults."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.address, str):
+            parse_address(self.address)  # says what an address is
+        require_seconds("connect_timeout_s", self.timeout_s)
+        if not isinstance(self.edition_text, str | None):
+            raise ConfigurationError(
+                f"edition_text={self.edition_text!r:.40} must be text, or None"
+            )
         _ = self.text_sha256  # one that is not known is refused before anything is dialed
 
     @property

@@ -223,6 +223,7 @@ class EnvClient:
         """Wait for what the line owes, and keep it: requests on two roads have no order."""
         if self._on_line is None:
             return
+        self._exchange.require_own()
         (request_id, line), self._on_line = self._on_line, None
         try:
             self._kept[request_id] = self._from_line(request_id, line)
@@ -299,6 +300,7 @@ class EnvClient:
                 the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
+        self._exchange.require_own()
         if self._on_line is not None:
             # Its answer stays where it is: others may be waiting for it.
             self._on_line[1].wait(self._timeout_s)

@@ -68,6 +68,14 @@ class EnvExchange:
         """Whether it is this process's; a fork leaves it alone, and cannot even close it."""
         return self._process.is_this_one
 
+    def require_own(self) -> None:
+        """Make sure that the session is this process's.
+
+        Raises:
+            EndpointLostError: It is that of a process of which this one is a fork.
+        """
+        self._process.require()
+
     def require_open(self) -> None:
         """Make sure that the session may be used.
 
@@ -75,7 +83,7 @@ class EnvExchange:
             EndpointClosedError: It was closed.
             EndpointLostError: An error has ended it, or it is another process's.
         """
-        self._process.require()
+        self.require_own()
         if self._is_shut:
             raise EndpointClosedError("the session is closed", self._address)
         if self._end is not None:
@@ -111,8 +119,9 @@ class EnvExchange:
             RemoteEnvError: The endpoint answered with an error; one that it does not call
                 recoverable ends the session.
             RemoteProtocolError: The answer breaks the protocol; that ends the session.
-            EndpointError: The session broke.
+            EndpointError: The session broke, or is another process's.
         """
+        self.require_own()
         try:
             frame = self._stream.receive(timeout_s)
             self.num_received += 1

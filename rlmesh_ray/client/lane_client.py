@@ -7,6 +7,7 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import speaks_dm_env_rpc
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.spaces.contract import EnvContract
@@ -90,6 +91,7 @@ def open_lanes(
             asks for cannot be had there.
         RlmeshError: As ``EnvClient`` or ``WorldClient`` does.
     """
+    require_seconds("step_timeout_s", step_timeout_s)
     if not speaks_dm_env_rpc(dial.address):
         _require_no_settings(dial)
         return EnvClient(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)

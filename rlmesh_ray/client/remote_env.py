@@ -14,6 +14,7 @@ from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.options import require_options, whole
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
@@ -89,12 +90,13 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
         """Start a new episode; see ``gymnasium.Env.reset``.
 
         Raises:
+            ConfigurationError: ``options`` are no mapping; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
         super().reset(seed=seed)
-        seeds = () if seed is None else (seed,)
-        result = self._client.reset(seeds=seeds, options=options)
+        seeds = () if seed is None else (whole("seed", seed),)
+        result = self._client.reset(seeds=seeds, options=require_options(options))
         return self._value(result.observation), lane_info(result.infos, 0)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -102,7 +104,8 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
 
         Raises:
             ConformanceError: ``action`` has the wrong structure or dtype; nothing was sent.
-            RemoteEnvError: The environment raised or timed out; a reset may follow.
+            RemoteEnvError: The environment raised or timed out, or the action is outside its
+                domain; where the error ``is_recoverable``, a reset may follow.
             EndpointError: The session broke.
         """
         parts = flatten(self.contract.action_space, action)

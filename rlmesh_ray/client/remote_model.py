@@ -1,8 +1,8 @@
 """RemoteModel: a served policy, from anywhere."""
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence, Sized
+from dataclasses import Field, dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +19,8 @@ from rlmesh_ray.client.released.model_tongue import ReleasedModelTongue
 from rlmesh_ray.client.telemetry import PredictTelemetry
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import ConformanceError, LocalProtocolError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
+from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.generations import WIRE_V1
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -52,7 +53,7 @@ class Slots:
             ConformanceError: The fields have not as many entries as each other, or one is not what
                 its field takes.
         """
-        lengths = {field.name: len(getattr(self, field.name)) for field in fields(self)}
+        lengths = {field.name: _length(getattr(self, field.name), field) for field in fields(self)}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{count} {name}" for name, count in lengths.items())
             raise ConformanceError("structure", "slots", f"{told}; give one of each for each row")
@@ -83,7 +84,7 @@ class RemoteModel(StaysInProcess):
             package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
 
     Raises:
-        ConfigurationError: ``edition_text`` is not known.
+        ConfigurationError: ``edition_text`` is not known, or a time is none.
         EndpointError: The endpoint cannot be reached or wants another token.
         HandshakeRefusedError: It speaks no generation or edition of this package.
     """
@@ -98,6 +99,7 @@ class RemoteModel(StaysInProcess):
         predict_timeout_s: float = 60.0,
         edition_text: str | None = None,
     ) -> None:
+        require_seconds("predict_timeout_s", predict_timeout_s)
         self._dial = Dial(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
@@ -135,9 +137,12 @@ class RemoteModel(StaysInProcess):
             ``route_id``.
 
         Raises:
+            ConfigurationError: ``route_id`` is no text.
             RemoteModelError: The policy cannot act there; the message says why.
             EndpointError: The session broke.
         """
+        if not isinstance(route_id, str):
+            raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         contract = contract_of(env)
         self._exchange.ask(
             lambda ids: [self._tongue.configure(ids, route_id, contract)], self._timeout_s
@@ -170,6 +175,9 @@ class RemoteModel(StaysInProcess):
         contract = self._contracts.get(route_id)
         if contract is None:
             raise LocalProtocolError(f"route {route_id!r} is not configured; configure_route first")
+        if not isinstance(slots, Slots | None):
+            told = f"is a {type(slots).__name__}, expected rlmesh_ray.Slots"
+            raise ConformanceError("structure", "slots", told)
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
         columns = coerce_batch(contract.observation_space, observation, len(rows))
         data = self._tongue.encode(contract, columns, len(rows))
@@ -224,8 +232,19 @@ def _are(kind: type, entries: Sequence[object]) -> bool:
     return set(map(type, entries)) <= {kind}
 
 
-def _counts(name: str, entries: Sequence[object]) -> list[int]:
-    return [int(entry) for entry in _each(name, entries, int, np.integer)]
+def _length(entries: object, field: "Field[Any]") -> int:
+    if isinstance(entries, str) or not isinstance(entries, Sized):
+        told = f"is a {type(entries).__name__}, expected a sequence with one entry a row"
+        raise ConformanceError("structure", f"slots.{field.name}", told)
+    return len(entries)
+
+
+def _counts(name: str, entries: Sequence[Any]) -> list[int]:
+    """Return the entries as Python's integers, those of NumPy and torch, too."""
+    return [
+        entry.__index__() if hasattr(entry, "__index__") else _each(name, [entry], int)[0]
+        for entry in entries
+    ]
 
 
 def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:

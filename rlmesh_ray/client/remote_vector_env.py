@@ -16,6 +16,7 @@ from rlmesh_ray.client.picture import decode_png
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConformanceError, LocalProtocolError
+from rlmesh_ray.options import require_options, whole
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
@@ -113,12 +114,13 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
 
         Raises:
             ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
+            ConfigurationError: A seed is no whole number, or ``options`` are no mapping; likewise.
             LocalProtocolError: A step is pending; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
         self._require_no_step()
-        rest = dict(options or {})
+        rest = require_options(options)
         mask = rest.pop("reset_mask", None)
         seeds = self._seeds(seed)
         lanes: list[int] = []
@@ -142,7 +144,8 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
 
         Raises:
             ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
-            RemoteEnvError: The environment raised or timed out; a reset may follow.
+            RemoteEnvError: The environment raised or timed out, or an action is outside its
+                domain; where the error ``is_recoverable``, a reset may follow.
             EndpointError: The session broke.
         """
         self.step_async(actions)
@@ -201,6 +204,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
 
     def close_extras(self, **_kwargs: Any) -> None:
         """End the session; ``close`` calls this."""
+        self._pending_step = ""
         self._client.close()
 
     def _require_no_step(self) -> None:
@@ -213,9 +217,10 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
     def _seeds(self, seed: int | Sequence[int] | None) -> list[int]:
         if seed is None:
             return []
-        if isinstance(seed, (int, np.integer)):
-            return [int(seed) + lane for lane in range(self.num_envs)]
-        return [int(one) for one in seed]
+        if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str):
+            return [whole("seed", one) for one in seed]
+        first = whole("seed", seed)
+        return [first + lane for lane in range(self.num_envs)]
 
 
 def _chosen_lanes(mask: Any, num_envs: int) -> list[int]:

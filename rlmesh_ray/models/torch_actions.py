@@ -12,7 +12,7 @@ from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyErr
 from rlmesh_ray.models.buckets import Part
 from rlmesh_ray.models.torch_module import describe
 from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
-from rlmesh_ray.spaces.conformance import coerce, has_nan
+from rlmesh_ray.spaces.conformance import has_nan
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 
@@ -78,10 +78,10 @@ class ActionForm:
         return [_output(leaf, part, size) for leaf, part in zip(self._leaves, parts, strict=True)]
 
     def check(self, result: Any, part: Part) -> None:
-        """Make sure that a module's output for a trial could be actions.
+        """Make sure that a module's output for a trial is of a kind that can be actions.
 
-        Their numbers are not looked at: zeros may be nothing that the module was made for, and it
-        may return NaN there.
+        Zeros may be nothing that the module was made for: infinite, undefined and negative numbers
+        prove nothing. Halves prove that it does not choose whole numbers.
 
         Args:
             result: What the module returned.
@@ -93,13 +93,11 @@ class ActionForm:
         for leaf, tensor, num_choices in self.outputs(result, part.size):
             try:
                 column = _column(tensor, part)
-                if not (num_choices or (tensor.is_floating_point() and has_nan(column))):
-                    coerce(leaf, column, part.num_rows)
-            except (ConformanceError, TypeError) as error:
-                raise PolicyError(
-                    f"the module returned {describe(tensor)} for {leaf.name or 'the action'}, "
-                    f"which cannot be actions: {error}"
-                ) from error
+            except (RuntimeError, TypeError) as error:
+                raise _impossible(leaf, tensor, str(error)) from error
+            obstacle = "" if num_choices else _obstacle(leaf, column)
+            if obstacle:
+                raise _impossible(leaf, tensor, obstacle)
 
     def actions(self, result: Any, part: Part) -> list[NDArray[Any]]:
         """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf, without padding.
@@ -158,8 +156,28 @@ def _actions(output: Output, part: Part) -> NDArray[Any]:
 def _column(tensor: torch.Tensor, part: Part) -> NDArray[Any]:
     # NumPy has no bfloat16.
     tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
-    column: NDArray[Any] = tensor.cpu().numpy()[: part.num_rows]
+    column: NDArray[Any] = tensor.detach().cpu().numpy()[: part.num_rows]
     return column
+
+
+def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
+    """Return why no numbers of such a column are in the leaf's space; empty: some may be."""
+    assert leaf.dtype is not None, "text is refused before anything runs"
+    kind = column.dtype.kind
+    if kind not in "biuf":
+        return f"{column.dtype} cannot become {leaf.dtype}"
+    if kind == "f" and leaf.dtype.kind != "f":
+        fractions = column[np.isfinite(column) & (column != np.trunc(column))]
+        if fractions.size:
+            return f"{fractions[0]} is no whole number"
+    return ""
+
+
+def _impossible(leaf: Leaf, tensor: torch.Tensor, why: str) -> PolicyError:
+    return PolicyError(
+        f"the module returned {describe(tensor)} for {leaf.name or 'the action'}, which cannot be "
+        f"actions: {why}"
+    )
 
 
 def _misfit(leaf: Leaf, tensor: torch.Tensor, size: int) -> PolicyError:

@@ -63,6 +63,8 @@ def parse_address(text: str) -> Address:
     Raises:
         AddressError: ``text`` is none, or its port is out of range.
     """
+    if not isinstance(text, str):
+        raise AddressError(f"{text!r:.40} is not an address; {_FORMS}")
     scheme = next((each for each in _SCHEMES if text.startswith(each)), "")
     bare = text.removeprefix(scheme)
     if bare.startswith("unix:"):

@@ -43,6 +43,11 @@ class PolicyThread:
         threading.Thread(target=self._run, name="rlmesh-ray-policy", daemon=True).start()
 
     @property
+    def is_busy(self) -> bool:
+        """Whether somebody is at work on the policy, here or elsewhere. From any thread."""
+        return self._busy_since_s is not None
+
+    @property
     def busy_for_s(self) -> float:
         """For how long it has been at its present work; 0.0 when it has none. From any thread."""
         since_s = self._busy_since_s

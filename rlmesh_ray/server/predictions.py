@@ -99,7 +99,7 @@ class Predictions:
         """Return what has been counted. From any thread."""
         with self._lock:
             batcher = self._batcher.statistics()
-        if self.thread.busy_for_s:  # what is run past the batcher, too
+        if self.thread.is_busy:  # what is run past the batcher, too
             batcher = replace(batcher, is_busy=True)
         return self.counts.statistics(
             batcher, routes=self.gathering.num_routes, policy_version=self._weights.version

@@ -69,6 +69,11 @@ def test_an_open_environment_that_is_named_twice_is_refused() -> None:
         env.close()
 
 
+def test_what_cannot_be_called_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigurationError, match="on_episode=5 cannot be called"):
+        evaluate("127.0.0.1:1", lean, episodes=1, on_episode=5)  # type: ignore[arg-type]
+
+
 def test_at_least_one_episode_must_be_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
         evaluate("127.0.0.1:1", lean, episodes=0)

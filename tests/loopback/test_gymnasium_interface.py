@@ -14,8 +14,13 @@ from gymnasium.wrappers.vector import (
     RecordEpisodeStatistics,
 )
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
-from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointClosedError,
+    LocalProtocolError,
+    RlmeshError,
+)
 from rlmesh_ray.testing.equality import assert_identical
 
 NUM_LANES = 3
@@ -78,6 +83,65 @@ def test_a_pending_step_is_waited_for_before_anything_else(remote: RemoteVectorE
     local.reset(seed=0)
     assert_identical(remote.step_wait()[0], local.step(actions)[0])
     assert_identical(remote.step(actions)[0], local.step(actions)[0])
+
+
+def test_a_closed_session_says_so_although_a_step_is_pending(remote: RemoteVectorEnv) -> None:
+    remote.reset()
+    remote.step_async(np.ones(NUM_LANES, np.int64))
+    remote.close()
+
+    with pytest.raises(EndpointClosedError):
+        remote.reset()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"seed": [1, None, 2]}, "seed=None must be a whole number"),
+        ({"seed": [1, 1.7, 2]}, "seed=1.7 must be a whole number"),
+        ({"options": 5}, "options=5 must be a mapping"),
+        ({"options": ["gravity"]}, "options=.* must be a mapping"),
+    ],
+)
+def test_what_no_reset_takes_is_named(
+    remote: RemoteVectorEnv, arguments: Any, message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        remote.reset(**arguments)
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv, RemoteModel])
+@pytest.mark.parametrize(
+    ("address", "options", "message"),
+    [
+        (None, {}, "None is not an address"),
+        (b"127.0.0.1:1", {}, "b'127.0.0.1:1' is not an address"),
+        ("127.0.0.1:1", {"connect_timeout_s": -1}, "connect_timeout_s=-1 must be"),
+        ("127.0.0.1:1", {"connect_timeout_s": "1"}, "connect_timeout_s='1' must be"),
+        ("127.0.0.1:1", {"edition_text": 5}, "edition_text=5 must be text"),
+    ],
+)
+def test_what_nobody_can_dial_is_named(
+    kind: Any, address: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RlmeshError, match=message):
+        kind(address, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (RemoteEnv, "step_timeout_s"),
+        (RemoteVectorEnv, "step_timeout_s"),
+        (RemoteModel, "predict_timeout_s"),
+    ],
+)
+@pytest.mark.parametrize("timeout_s", [0, float("nan"), "a", None])
+def test_a_time_to_wait_that_is_none_is_named(kind: Any, name: str, timeout_s: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}="):
+        kind("127.0.0.1:1", **{name: timeout_s})
 
 
 def test_returned_arrays_belong_to_the_caller(remote: RemoteVectorEnv) -> None:

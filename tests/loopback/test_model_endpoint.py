@@ -13,8 +13,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, Slots
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -145,9 +144,26 @@ def test_slots_that_are_none_are_named_before_anything_is_sent(entry: Any, messa
         Slots(*([one] for one in entry)).rows()
 
 
+@pytest.mark.parametrize("entries", [0, None, "a", iter([0])])
+def test_slots_that_are_no_sequences_are_named(entries: Any) -> None:
+    with pytest.raises(ConformanceError, match=r"steps: is a .*, expected a sequence"):
+        Slots([0], ["a"], entries, [True]).rows()
+
+
+def test_what_is_no_slots_and_no_route_id_is_named(model: RemoteModel) -> None:
+    with pytest.raises(ConfigurationError, match="route_id=5 must be text"):
+        model.configure_route(CONTRACT, route_id=5)  # type: ignore[arg-type]
+    model.configure_route(CONTRACT)
+
+    with pytest.raises(ConformanceError, match="slots: is a tuple, expected"):
+        model.predict(observations(0), slots=([0], ["a"], [0], [True]))  # type: ignore[arg-type]
+
+
 def test_slots_may_be_arrays() -> None:
     arrays: Any = (np.arange(2), np.array(["a", "b"]), np.array([0, 7]), np.array([True, False]))
 
+    tensors: Any = (torch.arange(2), ["a", "b"], torch.tensor([0, 7]), [True, False])
+    assert Slots(*tensors).rows() == Slots(*arrays).rows()
     assert Slots(*arrays).rows() == Slots([0, 1], ["a", "b"], [0, 7], [True, False]).rows()
 
 

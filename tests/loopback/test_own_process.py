@@ -21,10 +21,16 @@ env = RemoteVectorEnv(sys.argv[1], shared_memory=sys.argv[3] == "shared_memory")
 model = RemoteModel(sys.argv[2])
 observation, _ = env.reset(seed=0)
 model.configure_route(env)
-env.step(model.predict(observation))
+env.step_async(model.predict(observation))
 pid = os.fork()
 if not pid:
-    for ask in (lambda: env.step(np.ones(2, np.int64)), lambda: model.predict(observation)):
+    for ask in (
+        env.step_wait,
+        env.render,
+        env.reset,
+        lambda: env.step(np.ones(2, np.int64)),
+        lambda: model.predict(observation),
+    ):
         try:
             ask()
         except EndpointLostError as error:
@@ -35,6 +41,7 @@ if not pid:
     model.close()
     os._exit(0)
 _, status = os.waitpid(pid, 0)
+env.step_wait()
 observation, *_ = env.step(model.predict(observation))
 env.close()
 model.close()
@@ -48,13 +55,7 @@ def test_a_fork_leaves_the_sessions_of_its_parent_alone(road: str) -> None:
         EnvServer("CartPole-v1", num_envs=2) as env_server,
         ModelServer(lambda rows: [1] * len(rows)) as model_server,
     ):
-        told = subprocess.run(
-            [sys.executable, "-c", FORK, env_server.address, model_server.address, road],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        told = ran(FORK, env_server.address, model_server.address, road)
         env = RemoteVectorEnv(env_server.address)
         env.reset(seed=0)
         env.step([1, 1])
@@ -62,6 +63,46 @@ def test_a_fork_leaves_the_sessions_of_its_parent_alone(road: str) -> None:
         env.close()
 
     assert told.stdout == f"0 {expected}\n", told.stderr
+
+
+FORK_IN_A_WORLD = """
+import os, sys
+import numpy as np
+from rlmesh_ray import RemoteEnv
+from rlmesh_ray.errors import EndpointLostError
+
+env = RemoteEnv(sys.argv[1])
+env.reset()
+pid = os.fork()
+if not pid:
+    try:
+        env.step(1)
+    except EndpointLostError as error:
+        env.close()
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(1)
+_, status = os.waitpid(pid, 0)
+env.step(1)
+env.close()
+print(status)
+"""
+
+
+def test_so_it_is_over_dm_env_rpc() -> None:
+    with EnvServer("CartPole-v1") as server:
+        told = ran(FORK_IN_A_WORLD, f"dm_env_rpc://{server.address}")
+
+    assert told.stdout == "0\n", told.stderr
+
+
+def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv, RemoteModel])

@@ -16,6 +16,7 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.client.dm_env_rpc.world_opening import open_world
 from rlmesh_ray.client.env_client import ResetResult, StepResult
+from rlmesh_ray.client.own_process import OwnProcess
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -66,6 +67,7 @@ class WorldClient:
         self, dial: Dial, settings: DmEnvRpcSettings, *, step_timeout_s: float = 60.0
     ) -> None:
         self._dial = dial
+        self._process = OwnProcess(dial.address)
         self._timeout_s = step_timeout_s
         self._settings = settings
         opened = open_world(dial, settings)
@@ -237,7 +239,7 @@ class WorldClient:
 
     def close(self) -> None:
         """Leave the worlds, destroy those that were created. Idempotent, and never raises."""
-        if self._is_closed:
+        if self._is_closed or not self._process.is_this_one:
             return
         self._is_closed = True
         if sys.is_finalizing():
@@ -273,6 +275,7 @@ class WorldClient:
         return self._pending[0][1]
 
     def _require_open(self) -> None:
+        self._process.require()
         if self._is_closed:
             raise EndpointClosedError("the session is closed", self.address)
         if self._end is not None:

@@ -52,6 +52,9 @@ class Options:
         require_seconds("env_timeout_s", self.env_timeout_s)
         require_seconds("model_timeout_s", self.model_timeout_s)
         require_seconds("reconnect_timeout_s", self.reconnect_timeout_s, may_be_zero=True)
+        for name in ("on_episode", "on_loss"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise ConfigurationError(f"{name}={getattr(self, name)!r:.40} cannot be called")
         if whole("max_interruptions", self.max_interruptions) < 0:
             raise ConfigurationError(
                 f"max_interruptions={self.max_interruptions} must be 0 or more"

@@ -39,6 +39,14 @@ def test_nobody_is_told_to_remove_a_folder_or_a_device(taken: Path) -> None:
         pass
 
 
+def test_a_link_to_a_file_that_is_not_there_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(ConfigurationError, match=r"exists.* remove it"), episodes_file(path):
+        pass
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "nowhere" / "episodes.jsonl"
 

@@ -12,7 +12,7 @@ from rlmesh_ray.cli.evaluation_report import Meter
 from rlmesh_ray.cli.main import INTERRUPTED, main
 from rlmesh_ray.client import evaluation, lane_client
 from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss, Role
-from rlmesh_ray.errors import EvaluationInterruptedError, RemoteEnvError
+from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError, RemoteEnvError
 from tests.unit.cli.full_disks import room_for
 
 Capture = pytest.CaptureFixture[str]
@@ -158,6 +158,21 @@ def test_an_episode_in_whose_telling_an_interrupt_falls_counts_and_is_told(
     assert seen is not None
     assert seen.episodes == (episode(0),)
     assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("failure", [ConfigurationError("the disk is full"), KeyboardInterrupt()])
+def test_what_goes_wrong_when_the_last_episodes_are_told_costs_no_summary(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Console, "event", fail)
+    with Meter(Console(), 9, None) as meter:
+        seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
+
+    assert seen is not None
+    assert seen.episodes == (episode(0), episode(1))
 
 
 def test_episodes_that_an_error_holds_count_and_are_told(tmp_path: Path) -> None:

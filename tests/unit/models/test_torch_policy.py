@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -187,9 +188,10 @@ def test_a_module_that_cannot_act_there_is_refused_when_the_route_is_configured(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (torch.full((2,), 0.5), "0.5 cannot be held exactly by int32"),
+        (torch.full((2,), 0.5), "0.5 is no whole number"),
         (torch.zeros(2, dtype=torch.complex64), "complex64 cannot become int32"),
         (torch.zeros(2).to_sparse(), "Sparse layout"),
+        (torch.zeros(2, device="meta"), "cannot be actions"),
     ],
 )
 def test_output_that_could_never_be_actions_is_found_out_when_the_route_is_configured(
@@ -199,6 +201,14 @@ def test_output_that_could_never_be_actions_is_found_out_when_the_route_is_confi
 
     with pytest.raises(ContractMismatchError, match=message):
         TorchPolicy(Answer(answer[None])).check_contract(one_lane)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, -1.0, -1])
+def test_a_module_is_not_refused_for_numbers_that_it_makes_of_zeros(value: float) -> None:
+    answer = torch.nn.Parameter(torch.full((1, 2), value), requires_grad=isinstance(value, float))
+    one_lane = replace(contract(box(3), box(2, dtype="uint8")), num_envs=1)
+
+    TorchPolicy(Answer(answer)).check_contract(one_lane)
 
 
 def test_a_module_that_makes_nan_of_zeros_is_not_refused_for_it() -> None:

@@ -37,6 +37,7 @@ class AtOnce:
     """
 
     busy_for_s = 0.0
+    is_busy = False
 
     def __init__(self, next_batch: Callable[[], Work | None]) -> None:
         self._next_batch = next_batch
