@@ -23,4 +23,5 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nor does how long Ray's control store takes to start: Ray gives it 30 s, and on a machine with
 # other work that was too little once. Commands and examples that tests start inherit it.
-os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "50")
+GCS_WAIT_VARIABLE = "RAY_gcs_server_port_wait_time_s"
+os.environ.setdefault(GCS_WAIT_VARIABLE, "50")

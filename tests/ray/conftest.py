@@ -8,6 +8,7 @@ import pytest
 import ray
 import torch
 
+from tests.conftest import GCS_WAIT_VARIABLE
 from tests.ray.lost_endpoints import Fleet
 
 # Small networks on few cores: more threads would wait for each other most of the time.
@@ -33,10 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     try:
-        _start_ray()
+        # Seconds, where it takes some; now and then it never tells its port, and leaves no log.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(GCS_WAIT_VARIABLE, "15")
+            _start_ray()
     except RuntimeError:
-        # Its control store never told its port. That is Ray's own start, no promise of ours; a
-        # second failure is this machine's, and fails the tests.
+        # That is Ray's own start, no promise of ours; a second failure is this machine's, and fails
+        # the tests.
         ray.shutdown()
         _start_ray()
     yield
