@@ -13,7 +13,7 @@ METRICS_EXTRA := .venvs/ray_metrics
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time, on two cores: a third of the time they wait for something.
-# The slow ones compute.
+# The slow ones have deadlines of their own, which nobody has tried with three.
 TEST_WORKERS ?= 3
 SLOW_TEST_WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --dist loadfile

@@ -41,6 +41,7 @@ def push_right(observations: Any) -> Any:
     return np.ones(len(observations), np.int64)
 
 
+@pytest.mark.slow
 def test_rows_are_measured_and_told_as_json(capsys: Capture) -> None:
     code = bench("serving", "--json", "--only", "rows", *TINY)
 

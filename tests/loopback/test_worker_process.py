@@ -630,6 +630,7 @@ def test_ending_twice_is_harmless(start: Start, end: str) -> None:
     assert isinstance(ask(worker, ResetCommand()), Failure)
 
 
+@pytest.mark.slow
 def test_cycles_leak_neither_descriptors_nor_processes() -> None:
     source = make_source("CartPole-v1")
     before = sorted(os.listdir("/proc/self/fd"))

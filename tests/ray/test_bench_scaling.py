@@ -74,6 +74,7 @@ def test_a_watched_runner_tells_who_gave_a_step_before_and_after_the_stroke(
     assert steps == sorted(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_the_registry_tells_what_records_and_calls_cost() -> None:
     cost = registry_cost(20, num_lookups=10)

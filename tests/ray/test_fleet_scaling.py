@@ -105,6 +105,7 @@ def test_an_endpoint_that_goes_refuses_who_comes_serves_who_is_there_and_ends_wi
     await_that(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_goes_does_not_wait_for_ever(fleet: EnvFleet) -> None:
     fleet.scale(2)
     pid = ray.get(fleet.actors[1].describe.remote())["pid"]
@@ -119,6 +120,7 @@ def test_an_endpoint_that_goes_does_not_wait_for_ever(fleet: EnvFleet) -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_who_comes_after_others_have_gone_is_somebody_else(fleet: EnvFleet) -> None:
     fleet.scale(2)
     gone = fleet.directory.endpoint_ids[1]
@@ -185,6 +187,7 @@ def free_address() -> str:
     return f"{host}:{port}"
 
 
+@pytest.mark.slow
 def test_an_endpoint_with_an_address_of_its_own_keeps_it_over_restarts(local_ray: None) -> None:
     wanted = [free_address(), free_address()]
 

@@ -33,6 +33,7 @@ def returns(progress: list[Progress]) -> list[float]:
     return [point.return_mean for point in progress]
 
 
+@pytest.mark.slow
 def test_the_learning_curve_is_the_same_to_the_last_digit() -> None:
     without = list(train(ppo(seed=3), stop_iters=NUM_ITERATIONS))
 

@@ -130,6 +130,7 @@ def stranger() -> Iterator[tuple[str, Recorder]]:
         server.stop(0).wait()
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_package_that_the_trainer_lacks_feed_one_runner(
     old: EnvFleet, new: EnvFleet, new_steps: Steps
 ) -> None:

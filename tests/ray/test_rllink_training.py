@@ -64,6 +64,7 @@ def best_return(algorithm: Algorithm, goal: float, num_iterations: int) -> float
     return best
 
 
+@pytest.mark.slow
 def test_every_iteration_learns_from_steps_of_its_own_weights(build: Build) -> None:
     config = PPOConfig().env_runners(num_env_runners=1)
     config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=1)
