@@ -12,11 +12,10 @@ RLLINK_EXTRA := .venvs/rllink
 METRICS_EXTRA := .venvs/ray_metrics
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
-# How many files of tests run at a time, on two cores: a third of the time they wait for something.
-# The slow ones have deadlines of their own, which nobody has tried with three.
-TEST_WORKERS ?= 3
-SLOW_TEST_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --dist loadfile
+# How many files of tests run at a time. With three, two cores take a tenth less time, and some of
+# the tests' deadlines are missed now and then.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
@@ -89,7 +88,7 @@ demo: setup
 	$(BIN)/python -m rlmesh_ray.cli.demo --out runs/demo
 
 test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint
-	$(PYTEST) -n $(TEST_WORKERS) -m 'not slow' --durations=10
+	$(PYTEST) -m 'not slow' --durations=10
 
 fuzz: setup
 	@mkdir -p runs/fuzz
@@ -103,7 +102,7 @@ fuzz: setup
 # In the order of the files: by their numbers of tests, one of seven minutes would come last, alone.
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(NODE_MODULES)/.ready
-	$(PYTEST) -n $(SLOW_TEST_WORKERS) -m slow --no-loadscope-reorder --durations=20
+	$(PYTEST) -m slow --no-loadscope-reorder --durations=20
 
 lint: setup
 	$(BIN)/ruff check .
