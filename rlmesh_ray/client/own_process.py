@@ -1,5 +1,6 @@
 """Sessions stay in the process that has opened them."""
 
+import abc
 import os
 from typing import NoReturn
 
@@ -43,9 +44,9 @@ class StaysInProcess:
     """Says so when somebody pickles or copies it, as Ray does with whatever a task is given."""
 
     @property
+    @abc.abstractmethod
     def address(self) -> str:
         """Where the endpoint is."""
-        raise NotImplementedError
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

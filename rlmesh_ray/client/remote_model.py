@@ -1,5 +1,6 @@
 """RemoteModel: a served policy, from anywhere."""
 
+import operator
 import uuid
 from collections.abc import Sequence, Sized
 from dataclasses import Field, dataclass, fields
@@ -240,11 +241,18 @@ def _length(entries: object, field: "Field[Any]") -> int:
 
 
 def _counts(name: str, entries: Sequence[Any]) -> list[int]:
-    """Return the entries as Python's integers, those of NumPy and torch, too."""
-    return [
-        entry.__index__() if hasattr(entry, "__index__") else _each(name, [entry], int)[0]
-        for entry in entries
-    ]
+    """Return the entries as Python's integers, those of NumPy and torch, too.
+
+    Raises:
+        ConformanceError: One is none.
+    """
+    counts = []
+    for entry in entries:
+        try:
+            counts.append(operator.index(entry))
+        except TypeError as error:
+            raise _misfit(name, entry, int) from error
+    return counts
 
 
 def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
@@ -255,9 +263,13 @@ def _each(name: str, entries: Sequence[Any], *kinds: type) -> list[Any]:
     """
     for entry in entries:
         if not isinstance(entry, kinds):
-            wanted = f"{entry!r:.40} is a {type(entry).__name__}, expected {kinds[0].__name__}"
-            raise ConformanceError("structure", f"slots.{name}", wanted)
+            raise _misfit(name, entry, kinds[0])
     return [kinds[0](entry) for entry in entries]
+
+
+def _misfit(name: str, entry: object, wanted: type) -> ConformanceError:
+    told = f"{entry!r:.40} is a {type(entry).__name__}, expected {wanted.__name__}"
+    return ConformanceError("structure", f"slots.{name}", told)
 
 
 def _all_lanes(num_lanes: int) -> tuple[PredictSlot, ...]:

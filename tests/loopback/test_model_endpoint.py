@@ -136,6 +136,8 @@ def test_slots_of_unequal_lengths_are_named_before_anything_is_sent(model: Remot
         ((0, None, 0, True), "episode_ids: None is a NoneType, expected str"),
         ((0, "", -3, True), "steps: -3 is below 0"),
         ((0, "", 0.5, True), "steps: 0.5 is a float"),
+        ((0, "", torch.tensor(0.5), True), "is a Tensor, expected int"),
+        ((np.zeros(2, int), "", 0, True), "is a ndarray, expected int"),
         ((0, "", 0, 1), "resets: 1 is a int, expected bool"),
     ],
 )
