@@ -1,23 +1,12 @@
-"""Environments that tell what is done to them, and how to wait for that."""
+"""Environments that tell what is done to them."""
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        os.sched_yield()
-    return True
 
 
 class Lifelike(gymnasium.Env[Any, Any]):

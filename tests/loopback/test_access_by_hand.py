@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, RemoteEnv
+from tests.loopback.eventually import eventually
 from tests.loopback.http2_frames import Headers, call_by_hand
 from tests.loopback.served_calls import ServedCalls
-from tests.loopback.test_server_lifecycle import eventually
 
 CHECK = b"/grpc.health.v1.Health/Check"
 OK, UNIMPLEMENTED, UNAUTHENTICATED = b"0", b"12", b"16"

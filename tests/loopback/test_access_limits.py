@@ -29,9 +29,9 @@ from rlmesh_ray.server.rllink import Limits, RLlinkServer
 from rlmesh_ray.wire.rllink import messages as m
 from rlmesh_ray.wire.rllink.frames import framed
 from tests.loopback.dm_env_rpc_stream import DmStream
+from tests.loopback.eventually import eventually
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.served_calls import ended_with, plain_channel
-from tests.loopback.test_server_lifecycle import eventually
 
 
 def zeros(observations: Any) -> Any:

@@ -37,6 +37,7 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
+from tests.loopback.eventually import eventually
 
 TOLERANCE_S = 0.25
 TICK_S = 0.001
@@ -106,16 +107,6 @@ def assert_timed_out(session: Session, response: EnvResponse, timeout_ms: int) -
     assert (response.code.name, response.is_recoverable) == ("TIMEOUT", True)
     assert session.elapsed_s >= timeout_ms / 1000 - TICK_S
     assert session.elapsed_s <= timeout_ms / 1000 + TOLERANCE_S
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Return whether ``condition`` has come true in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        os.sched_yield()
-    return True
 
 
 def pid_of(done: ResetDone) -> int:

@@ -41,9 +41,9 @@ from rlmesh_ray.server.access import ServerTls
 from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.certificates import Authority, needs_openssl
+from tests.loopback.eventually import eventually
 from tests.loopback.released_join import ReleasedJoin, shake_hands
 from tests.loopback.test_released_env_server import actions
-from tests.loopback.test_server_lifecycle import eventually
 
 FRONT = "the gateway's own"
 

@@ -14,8 +14,8 @@ from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.gateway_routes import Target
 from rlmesh_ray.server import gateway_lines
 from rlmesh_ray.server.gateway import GatewayServer
+from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Toy
-from tests.loopback.test_server_lifecycle import eventually
 
 FRONT = (("authorization", "Bearer front"),)
 WAIT_S = 30.0

@@ -20,7 +20,8 @@ from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.line import Line
 from rlmesh_ray.errors import EndpointError, EndpointLostError
 from rlmesh_ray.waiting import BelledSocket
-from tests.loopback.lifelike import Gated, eventually
+from tests.loopback.eventually import eventually
+from tests.loopback.lifelike import Gated
 
 NOTHING = [np.zeros(1, np.int64)]
 

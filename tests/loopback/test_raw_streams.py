@@ -1,12 +1,10 @@
 """Endpoints against clients that do not keep to the protocol, over raw gRPC."""
 
 import asyncio
-import os
 import queue
 import random
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -44,6 +42,7 @@ from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_request_bytes
+from tests.loopback.eventually import eventually
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
 ENV = "/rlmesh.env.v1.EnvService/"
@@ -140,16 +139,6 @@ def test_a_frame_above_what_the_contract_needs_costs_its_own_session_only(
     assert eventually(lambda: server.num_sessions == 1)
     stream.close()
     other.close()
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Return whether ``condition`` has come true in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        os.sched_yield()
-    return True
 
 
 class Large(gymnasium.vector.VectorEnv[Any, Any, Any]):

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
 from tests.loopback.child_processes import worker_pids
+from tests.loopback.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,16 +43,6 @@ class Exits(gymnasium.Env[Any, Any]):
         if action == 1:
             os._exit(3)
         return 0, 0.0, False, False, {}
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Return whether ``condition`` has come true in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        os.sched_yield()
-    return True
 
 
 def test_a_second_start_leaves_the_running_server_alone() -> None:

@@ -34,7 +34,8 @@ from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
-from tests.loopback.lifelike import Gated, Lifelike, eventually
+from tests.loopback.eventually import eventually
+from tests.loopback.lifelike import Gated, Lifelike
 
 NOTHING = [np.zeros(1, np.int64)]
 

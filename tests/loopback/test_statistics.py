@@ -2,9 +2,7 @@
 
 import json
 import logging
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -19,15 +17,7 @@ from rlmesh_ray.server.log_context import ContextFilter, short_name
 from rlmesh_ray.server.log_format import JsonFormatter
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.dm_env_rpc_stream import DmStream
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        os.sched_yield()
-    return True
+from tests.loopback.eventually import eventually
 
 
 def leave(client: EnvClient) -> None:

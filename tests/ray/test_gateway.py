@@ -26,7 +26,7 @@ from rlmesh_ray.errors import (
     EndpointLostError,
     EndpointUnreachableError,
 )
-from tests.loopback.test_server_lifecycle import eventually
+from tests.loopback.eventually import eventually
 from tests.ray.switch_policy import switch_policy
 from tests.ray.test_pools import simulator
 
