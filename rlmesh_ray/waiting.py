@@ -73,12 +73,15 @@ class BelledSocket:
         return self.connection.fileno() >= 0
 
     @property
-    def has_data(self) -> bool:
-        """Whether something has arrived; False as well at the end. To be asked of an open one."""
+    def is_readable(self) -> bool:
+        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
         try:
-            return bool(self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except OSError:
+            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return False
+        except OSError:
+            return True
+        return True
 
     def send(self, data: bytes) -> None:
         """Send ``data`` and ring.

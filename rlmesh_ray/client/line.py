@@ -5,9 +5,9 @@ See ``wire.line_v1`` for what travels, and for what happens where a line cannot 
 
 import os
 import socket
-import struct
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -23,7 +23,6 @@ from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 _GREETING_TIMEOUT_S = 3.0
-_AS_TIMEVAL = struct.pack("@ll", int(_GREETING_TIMEOUT_S), 0)
 _GET_SEALS = 1034  # F_GET_SEALS
 _SHRINK_SEAL = 2  # F_SEAL_SHRINK
 IS_POSSIBLE = sys.platform == "linux"
@@ -83,10 +82,6 @@ class Line:
                 return None
             block = Block(descriptors[0], contract)
             connection = socket.socket(fileno=descriptors.pop(1))
-            # What the worker has begun to say it says at once. The system's own limits: with
-            # Python's, each call would wait, whatever its flags say.
-            for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                connection.setsockopt(socket.SOL_SOCKET, limit, _AS_TIMEVAL)
             worker = BelledSocket(connection, descriptors.pop(), descriptors.pop())
         except (OSError, ValueError):
             return None  # another machine or container, or an endpoint that has just gone
@@ -132,16 +127,19 @@ class Line:
             return self._answer(timeout_s) if self.is_open else None
 
     def _answer(self, timeout_s: float) -> bytes | None:
-        if not (self._worker.has_data or self.wait(timeout_s)):
-            self.close()
-            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address)
+        end_s = time.monotonic() + timeout_s
         try:
+            if not self.wait(timeout_s):
+                raise TimeoutError
             self._worker.hush()
-            number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES))
+            number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES, end_s))
             if kind == wire.DONE and number == self._number:
-                return self._receive(size) if size else b""
+                return self._receive(size, end_s)
             if kind == wire.HANDED_OVER:
                 return None
+        except TimeoutError:
+            self.close()
+            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address) from None
         except OSError:
             pass  # the worker has died, or the endpoint has cut the line: the stream knows why
         self.close()
@@ -149,11 +147,21 @@ class Line:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until ``receive`` has nothing to wait for; False: that took too long."""
+        end_s = time.monotonic() + timeout_s
+        was_rung = False
         with self._receiving:
-            signal = self.signal
-            return signal is None or bool(
-                self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=timeout_s)
-            )
+            while (signal := self.signal) is not None and not self._worker.is_readable:
+                if was_rung:
+                    # For an earlier answer: the worker rings after it has sent, and this end had
+                    # looked, and read, in between.
+                    self._worker.hush()
+                    was_rung = False
+                    continue
+                left_s = max(0.0, end_s - time.monotonic())
+                if not self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=left_s):
+                    return False
+                was_rung = True
+            return True
 
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""
@@ -188,16 +196,26 @@ class Line:
         for target, column in zip(targets, action, strict=True):
             target[...] = column  # type: ignore[index]  # a block holds no text
 
-    def _receive(self, size: int) -> bytes:
-        data = self._worker.connection.recv(size)
-        if len(data) == size:
-            return data
-        parts = [data]
-        while size := size - len(data):
-            data = self._worker.connection.recv(size)
-            if not data:
+    def _receive(self, size: int, end_s: float) -> bytes:
+        """Return the next ``size`` bytes, of which the first may be a while in coming.
+
+        Raises:
+            TimeoutError: They have not come by ``end_s``, of the monotonic clock.
+            OSError: The other end is gone, or this one closed.
+        """
+        connection = self._worker.connection
+        parts: list[bytes] = []
+        while size:
+            try:
+                parts.append(connection.recv(size, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                left_s = max(0.0, end_s - time.monotonic())
+                if not self._waiting.ready(connection.fileno(), timeout_s=left_s):
+                    raise TimeoutError from None
+                continue
+            if not parts[-1]:
                 raise ConnectionResetError("the line has ended")
-            parts.append(data)
+            size -= len(parts[-1])
         return b"".join(parts)
 
 

@@ -16,7 +16,9 @@ MESSAGES: dict[bytes, StepCommand | StepReply] = {_STEP_FRAME: _STEP, _REPLY_FRA
 
 def frame_of_command(command: Command) -> bytes:
     """Return the frame of ``command``."""
-    is_bare = type(command) is StepCommand and not (command.text_columns or command.lanes)
+    is_bare = type(command) is StepCommand and not (
+        command.text_columns or command.lanes or command.number
+    )
     return _STEP_FRAME if is_bare else encode(command)
 
 

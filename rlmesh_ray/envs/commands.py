@@ -40,10 +40,12 @@ class StepCommand:
     """One string for each lane that is stepped."""
     lanes: tuple[int, ...] = ()
     """Which lanes, in any order; empty: all. Only where ``Started.steps_subsets``."""
+    number: int = 0
+    """Of the request, which may have come over the line as well; 0: it cannot have."""
 
     def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
         # Two messages a step: what dataclasses generate for slots takes three times as long.
-        return StepCommand, (self.text_columns, self.lanes)
+        return StepCommand, (self.text_columns, self.lanes, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,6 @@ class TrackCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictCommand:
-    """Ask what became of the last step over the line, which the client has got no answer to."""
-
-
-@dataclass(frozen=True, slots=True)
 class DetachCommand:
     """End the line, after the step that is in progress; go back to the worker's own block."""
 
@@ -118,7 +115,6 @@ Command = (
     | CallCommand
     | AttachCommand
     | TrackCommand
-    | VerdictCommand
     | DetachCommand
     | ClearCommand
     | RenewCommand

@@ -1,7 +1,8 @@
 """The worker's end of a line: steps that a client on this machine asks for directly.
 
 Only what succeeds is answered here. A step that fails, or is not possible, is handed over: the
-client asks for it again on its stream, and the endpoint asks this worker what became of it.
+client asks for it again on its stream, and the endpoint passes that on with its number. The worker
+executes each number once, whichever way it comes first.
 """
 
 import socket
@@ -71,10 +72,21 @@ class LineEnd:
         """End the line. Idempotent."""
         self._client.close()
 
-    def verdict(self) -> Failure:
-        """Return what became of the last request, for which the client has got no answer."""
-        lost = Failure(FailureKind.TIMEOUT, "the step was done, but its answer got lost")
-        return self._failure or lost
+    def claim(self, number: int) -> Failure | None:
+        """Leave request ``number`` to the endpoint, which has got it on the stream.
+
+        Also after the end of the line: what lies unread there is not executed any more.
+
+        Returns:
+            What became of it, if it has been executed over the line, and its answer got lost.
+        """
+        if number <= self._control.begun:
+            lost = Failure(FailureKind.TIMEOUT, "the step was done, but its answer got lost")
+            return self._failure or lost
+        if number <= _LARGEST:
+            self._control.begin(number, 0)
+            self._control.end()
+        return None
 
     def serve(self) -> None:
         """Take one request and answer it; at the end of the line, close it."""

@@ -39,7 +39,6 @@ from rlmesh_ray.envs.commands import (
     StepReply,
     StopCommand,
     TrackCommand,
-    VerdictCommand,
 )
 from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.envs.source import build
@@ -77,11 +76,10 @@ class Worker:
         self._max_info_bytes = MAX_BYTES
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: lambda command: self._host.reset(command),
-            StepCommand: lambda command: self._host.step(command),
+            StepCommand: self._step_once,
             RenderCommand: lambda command: self._host.render(command),
             CallCommand: lambda command: self._host.call(command),
             AttachCommand: lambda _: AttachReply(),
-            VerdictCommand: lambda _: self._verdict(),
             DetachCommand: lambda _: self._detach(),
             ClearCommand: lambda _: self._clear(),
             RenewCommand: lambda _: self._renew(),
@@ -100,9 +98,7 @@ class Worker:
     @property
     def line(self) -> "LineEnd | None":
         """Where steps may come from besides the endpoint."""
-        if self._line is not None and self._line.signal is None:
-            self._line = None
-        return self._line
+        return None if self._line is None or self._line.signal is None else self._line
 
     def own(self, block: Block) -> None:
         """Keep the arrays in ``block`` whenever there is no line."""
@@ -142,10 +138,9 @@ class Worker:
                 self._line.shut()
 
     def drop_line(self) -> None:
-        """End the line, if there is one."""
+        """End the line, if there is one; it still knows which requests it has executed."""
         if self._line is not None:
             self._line.close()
-            self._line = None
 
     def answer(self, command: Command) -> bytes:
         """Return the encoded reply to ``command``."""
@@ -173,10 +168,12 @@ class Worker:
         plain: StepReply | Failure = decode(frame)
         return plain
 
-    def _verdict(self) -> Failure:
-        if self._line is None:
-            return Failure(FailureKind.TIMEOUT, "the step was done, but its answer got lost")
-        return self._line.verdict()
+    def _step_once(self, command: StepCommand) -> Outcome:
+        """Step for the stream, unless the line has done it."""
+        executed = None
+        if command.number and self._line is not None:
+            executed = self._line.claim(command.number)
+        return executed or self._host.step(command)
 
     def _detach(self) -> Outcome:
         self.drop_line()
@@ -198,6 +195,7 @@ class Worker:
 
     def _clear(self) -> Outcome:
         self._detach()
+        self._line = None  # the next session counts its requests anew
         self.close()
         return ClearReply()
 

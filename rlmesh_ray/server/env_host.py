@@ -157,9 +157,10 @@ class EnvHost:
         )
 
     async def _step(self, request: Step, deadline: Deadline) -> EnvOutcome:
-        verdict = await self._line.verdict(request.request_id, deadline)
-        if verdict is not None:
-            return verdict
+        number = self._line.number_of(request.request_id)
+        overdue = self._line.overdue(number)
+        if overdue is not None:
+            return overdue
         if self._worker.is_finishing:
             return Failure(
                 FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
@@ -170,7 +171,7 @@ class EnvHost:
             text_columns = self._write_action(worker, request.action, lanes)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
-        reply = await self._worker.call(StepCommand(text_columns, lanes), deadline)
+        reply = await self._worker.call(StepCommand(text_columns, lanes, number), deadline)
         if not isinstance(reply, StepReply):
             return as_failure(reply)
         block = worker.results

@@ -8,14 +8,13 @@ from rlmesh_ray.envs.commands import (
     AttachReply,
     DetachCommand,
     TrackCommand,
-    VerdictCommand,
 )
 from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
-from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
+from rlmesh_ray.server.session_worker import Deadline, SessionWorker
 
 _ATTACH_TIMEOUT_MS = 2_000
 _MOST_DIGITS = 20  # of a number that a line can have
@@ -101,15 +100,16 @@ class SessionLine:
             self._worker.settle_line()
             self._worker.require().take_line_back()
 
-    async def verdict(self, request_id: str, deadline: Deadline) -> Failure | None:
-        """Return what became of a step that has begun over the line; None: it has not."""
+    def number_of(self, request_id: str) -> int:
+        """Return the number under which the line may have got a request; 0: it cannot have."""
         if self._line is None or not (request_id.isdecimal() and request_id.isascii()):
-            return None
-        if int(request_id[:_MOST_DIGITS]) > self._line.control.begun:
-            return None
-        if self._overdue is not None:
-            return self._overdue
-        return as_failure(await self._worker.call(VerdictCommand(), deadline))
+            return 0
+        return int(request_id[:_MOST_DIGITS])
+
+    def overdue(self, number: int) -> Failure | None:
+        """Return why a request has failed that was given up in the middle; None: it was not."""
+        is_late = self._line is not None and 0 < number <= self._line.control.begun
+        return self._overdue if is_late else None
 
     def _end_overdue(self) -> bool:
         """Give up a step that has missed its deadline: its client hears of it on the stream."""

@@ -14,8 +14,9 @@ force. A request has a number; its request id on the stream would be that number
   whose StepResponse has all that does not lie there. HANDED_OVER: the client sends the same
   request, under its id, on the stream, and gets the answer there.
 
-When a line ends without an answer, the client does as after HANDED_OVER. The endpoint executes a
-request that a line has begun never again: it answers with what became of it.
+When a line ends without an answer, the client does as after HANDED_OVER. The worker executes each
+number once, whether it comes over the line or from the endpoint: for a request that the line has
+begun, the endpoint answers with what became of it.
 """
 
 import struct

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -268,6 +269,26 @@ def test_a_step_that_was_executed_is_not_executed_again_for_who_repeats_it() -> 
             client.receive_step(step)
         client.reset()
         assert client.step(NOTHING).observation[0] == [1.0]
+
+
+def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once() -> None:
+    with EnvServer(Lifelike, allow_calls=("count",)) as server, ThreadPoolExecutor(1) as pool:
+        client = EnvClient(Dial(server.address))
+        for _ in range(10):
+            pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
+            client.step(NOTHING)  # gets the line
+            os.kill(pid, signal.SIGSTOP)
+            step = client.send_step(NOTHING)
+            line = client._lines.line()
+            assert line is not None
+            line.close()
+            receiving = pool.submit(client.receive_step, step)
+            assert eventually(lambda: num_messages(client) == client._exchange.num_received + 1)
+            os.kill(pid, signal.SIGCONT)
+            error = receiving.exception(30.0)
+            assert error is None or "answer got lost" in str(error)
+            assert client.call("count") == (2,)
+        client.close()
 
 
 # --- what goes wrong ---------------------------------------------------------------------------

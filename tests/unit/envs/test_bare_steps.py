@@ -27,6 +27,12 @@ def test_a_step_of_some_lanes_is_written_whole() -> None:
     assert decode(frame_of_command(command)) == command
 
 
+def test_a_step_that_the_line_may_have_got_as_well_is_written_with_its_number() -> None:
+    command = StepCommand(number=7)
+
+    assert decode(frame_of_command(command)) == command
+
+
 def test_the_reply_to_a_bare_step_reads_as_what_it_is_with_and_without_the_table() -> None:
     frame = frame_of_bare(StepReply({}, {0: {}}))
 

@@ -151,20 +151,55 @@ def test_a_failed_step_is_handed_over_and_shuts_the_line(rig: Rig) -> None:
     rig.outcomes = [failure]
 
     assert rig.ask(1)[1] == frames.HANDED_OVER
-    assert rig.end.verdict() is failure
+    assert rig.end.claim(1) is failure
     assert rig.ask(2)[1] == frames.HANDED_OVER
     assert rig.num_steps == 1
     assert not rig.control.is_busy
 
 
-def test_the_verdict_on_a_step_that_was_done_is_that_its_answer_got_lost(rig: Rig) -> None:
+def test_who_repeats_a_step_that_was_done_is_told_that_its_answer_got_lost(rig: Rig) -> None:
     rig.end.open(EPISODES)
     rig.outcomes = [Failure(FailureKind.RAISED, "worn out")]
     rig.ask(1)
     rig.end.open(EPISODES)
     rig.ask(2)
 
-    assert rig.end.verdict().kind is FailureKind.TIMEOUT
+    for number in (1, 2):
+        lost = rig.end.claim(number)
+        assert lost is not None
+        assert lost.kind is FailureKind.TIMEOUT
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_request_that_came_on_the_stream_first_is_not_executed_over_the_line(
+    rig: Rig, *, is_closed: bool
+) -> None:
+    rig.end.open(EPISODES)
+    rig.client.sendall(frames.pack_request(1, 1000))
+    if is_closed:
+        rig.client.close()
+
+    assert rig.end.claim(1) is None
+    rig.end.serve()
+
+    assert rig.num_steps == 0
+    assert not rig.control.is_busy
+
+
+def test_requests_go_on_over_the_line_after_one_on_the_stream(rig: Rig) -> None:
+    rig.end.open(EPISODES)
+    rig.ask(1)
+
+    assert rig.end.claim(2) is None
+    assert rig.ask(3)[1] == frames.DONE
+    assert rig.num_steps == 2
+
+
+def test_a_number_that_no_line_counts_to_can_be_on_the_stream_only(rig: Rig) -> None:
+    rig.end.open(EPISODES)
+
+    assert rig.end.claim(2**64 - 1) is None
+    assert rig.ask(1)[1] == frames.DONE
 
 
 def test_a_request_in_progress_is_known_with_its_deadline(rig: Rig) -> None:
