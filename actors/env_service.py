@@ -43,6 +43,7 @@ class EnvServiceActor:
         announces: Whether it does so by itself when it is started first, not only by ``announce``.
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
+        on_bad_value: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
         accept_edition_texts: See ``EnvServer``.
@@ -63,6 +64,7 @@ class EnvServiceActor:
         announces: bool = True,
         max_sessions: int | None = None,
         validation: str = "warn",
+        on_bad_value: str = "error",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         accept_edition_texts: Collection[str] = (),
@@ -88,6 +90,7 @@ class EnvServiceActor:
                 tls=RayTls(),
                 max_sessions=max_sessions,
                 validation=validation,
+                on_bad_value=on_bad_value,
                 step_grace_s=step_grace_s,
                 allow_calls=allow_calls,
                 accept_edition_texts=accept_edition_texts,

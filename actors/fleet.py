@@ -29,7 +29,11 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.token import derive_token
-from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS, DEFAULT_STEP_GRACE_S
+from rlmesh_ray.server.env_options import (
+    DEFAULT_MAX_SESSIONS,
+    DEFAULT_STEP_GRACE_S,
+    truncates_on_bad_value,
+)
 
 _STOP_TIMEOUT_S = 10.0
 _KEEPER_TIMEOUT_S = 30.0  # it only asks Ray for actors; its own start may take seconds
@@ -52,6 +56,7 @@ class EnvFleet:
         num_cpus: What Ray sets aside for each endpoint.
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.
+        on_bad_value: See ``EnvServer``.
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
         placement: Where endpoints run. ``"near"``: each is brought once, before its first
@@ -89,6 +94,7 @@ class EnvFleet:
         num_cpus: float = 1.0,
         max_sessions: int | None = None,
         validation: str = "warn",
+        on_bad_value: str = "error",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         placement: str | Sequence[str] = "near",
@@ -97,6 +103,7 @@ class EnvFleet:
         start_timeout_s: float = 120.0,
     ) -> None:
         _require_some(num_endpoints)
+        truncates_on_bad_value(on_bad_value)  # says here what is wrong with it
         require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
         self._addresses = checked_addresses(addresses, num_endpoints)
         if not ray.is_initialized():
@@ -117,6 +124,7 @@ class EnvFleet:
             "num_envs": num_envs,
             "max_sessions": max_sessions,
             "validation": validation,
+            "on_bad_value": on_bad_value,
             "step_grace_s": step_grace_s,
             "allow_calls": tuple(allow_calls),
         }

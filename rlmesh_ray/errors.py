@@ -65,13 +65,15 @@ class ConformanceError(RlmeshError):
         kind: Which rule it breaks: ``"structure"``, ``"range"`` or ``"dtype"``.
         path: Where in the space the value stands, such as ``"camera.depth"``; empty at the root.
         reason: What was found and what was expected, as part of a sentence.
+        lane: Whose value it is, in a batch; None: not known.
     """
 
-    def __init__(self, kind: str, path: str, reason: str) -> None:
-        super().__init__(kind, path, reason)
+    def __init__(self, kind: str, path: str, reason: str, lane: int | None = None) -> None:
+        super().__init__(kind, path, reason, lane)
         self.kind = kind
         self.path = path
         self.reason = reason
+        self.lane = lane
 
     def __str__(self) -> str:
         return f"{self.path or 'value'}: {self.reason}"

@@ -41,6 +41,7 @@ from rlmesh_ray.cli.serving_options import (
     Autoreset,
     EnvLanguage,
     IdleTimeout,
+    OnBadValue,
     OpenToStrangers,
     TlsClientAuthority,
     parse_env_kwargs,
@@ -90,6 +91,14 @@ SessionsOption = Annotated[
 ValidationOption = Annotated[
     Validation, typer.Option("--validation", help="What happens to values out of range.")
 ]
+OnBadValueOption = Annotated[
+    OnBadValue,
+    typer.Option(
+        "--on-bad-value",
+        help="What happens where an observation would be refused (NaN) or a reward is not finite: "
+        "an error, or the episode ends as truncated, with its last good observation.",
+    ),
+]
 GraceOption = Annotated[
     float,
     typer.Option(
@@ -129,6 +138,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     autoreset: AutoresetOption = Autoreset.NEXT_STEP,
     max_sessions: SessionsOption = None,
     validation: ValidationOption = Validation.WARN,
+    on_bad_value: OnBadValueOption = OnBadValue.ERROR,
     step_grace: GraceOption = 5.0,
     allow_call: CallsOption = None,
     allow_shutdown: AllowShutdown = False,
@@ -181,6 +191,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             tls=server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray),
             open_to_strangers=open_to_strangers,
             validation=validation.value,
+            on_bad_value=on_bad_value.value,
             step_grace_s=step_grace,
             allow_calls=allow_call or (),
             allow_shutdown=allow_shutdown,

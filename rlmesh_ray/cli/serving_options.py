@@ -38,6 +38,13 @@ class Autoreset(enum.StrEnum):
     DISABLED = "disabled"
 
 
+class OnBadValue(enum.StrEnum):
+    """What happens where an observation would be refused."""
+
+    ERROR = "error"
+    TRUNCATE = "truncate"
+
+
 AddressToListen = Annotated[
     str,
     typer.Option(

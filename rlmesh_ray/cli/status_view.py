@@ -125,6 +125,7 @@ def _env_fields(sighting: Sighting, now: EnvStatistics) -> dict[str, object]:
         "resets": now.resets,
         "episodes": now.episodes,
         "worker_restarts": now.worker_restarts,
+        "deviations": now.deviations,
         "steps_per_s": _rate(sighting, "steps"),
         "lane_steps_per_s": _rate(sighting, "lane_steps"),
         "step_p50_s": recent.quantile(0.5),
@@ -257,6 +258,7 @@ def _trouble(fields: _Fields) -> str:
         "lost": fields.get("sessions_lost"),
         "refused": fields.get("sessions_refused"),
         "workers replaced": fields.get("worker_restarts"),
+        "values out of range": fields.get("deviations"),
     }
     parts = [f"{name} {count}" for name, count in named.items() if count]
     errors = fields.get("errors")

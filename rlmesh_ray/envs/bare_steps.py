@@ -24,6 +24,6 @@ def frame_of_command(command: Command) -> bytes:
 
 def frame_of_bare(reply: Outcome) -> bytes | None:
     """Return the frame of ``reply`` if it is the reply to a bare step."""
-    if type(reply) is not StepReply or reply.text_columns or reply.infos:
+    if type(reply) is not StepReply or reply.text_columns or reply.infos or reply.num_deviations:
         return None
     return None if any(reply.final_infos.values()) else _REPLY_FRAME

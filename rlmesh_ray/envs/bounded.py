@@ -82,7 +82,8 @@ def bounded(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
     if isinstance(reply, ResetReply):
         return ResetReply(trimmer.with_notice(infos), reply.text_columns)
     final_infos = {lane: trimmer.trim(own) for lane, own in reply.final_infos.items()}
-    return StepReply(trimmer.with_notice(infos), final_infos, reply.text_columns)
+    infos = trimmer.with_notice(infos)
+    return StepReply(infos, final_infos, reply.text_columns, reply.num_deviations)
 
 
 def _bounded_results(reply: CallReply) -> CallReply | Failure:

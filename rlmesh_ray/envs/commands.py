@@ -141,9 +141,11 @@ class StepReply:
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
     """By lane: the last infos of each episode that ended on this step."""
     text_columns: TextColumns = ()
+    num_deviations: int = 0
+    """How many values were out of their range, or have truncated an episode."""
 
     def __reduce__(self) -> tuple[type["StepReply"], tuple[object, ...]]:
-        return StepReply, (self.infos, self.final_infos, self.text_columns)
+        return StepReply, (self.infos, self.final_infos, self.text_columns, self.num_deviations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,8 @@ class Start:
     is_renewable: bool
     description: str
     policy: Policy
+    truncates: bool
+    """See ``EnvSource.truncates_on_bad_value``."""
     sys_path: tuple[str, ...]
     """Of the parent, so that whatever it can import can be imported here."""
     pythonpath: str | None

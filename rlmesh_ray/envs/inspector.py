@@ -1,4 +1,4 @@
-"""Looks at what goes into an environment and what comes out of it, and tells each thing once."""
+"""Checks what goes into an environment and what comes out of it."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,26 @@ from rlmesh_ray.spaces.conformance import Checker, Deviation, Policy
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.warnings import ConformanceWarning
+
+
+class WarningCounter:
+    """Counts values that are not as they should be, and tells each kind and path once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str, str]] = set()
+        self.num_found = 0
+        """How many up to now, also those that the session has been told of."""
+
+    def untold(self, found: Sequence[ConformanceWarning]) -> list[ConformanceWarning]:
+        """Count what was ``found``; return what the session has not been told yet."""
+        self.num_found += len(found)
+        fresh = []
+        for warning in found:
+            what = (warning.side, warning.kind, warning.path)
+            if what not in self._told:
+                self._told.add(what)
+                fresh.append(warning)
+        return fresh
 
 
 class Inspector:
@@ -27,12 +47,11 @@ class Inspector:
         self._leaves = leaves(spec)
         self._num_lanes = num_lanes
         self._checker = Checker(self._leaves, policy)
-        self._told: set[tuple[str, str]] = set()
 
     def check(
         self, columns: Sequence[Column], lanes: Sequence[int] = ()
     ) -> list[ConformanceWarning]:
-        """Return what this session has not been told yet (once per kind and path).
+        """Return a warning for each kind and leaf that is out of its range.
 
         Args:
             columns: One a leaf, coerced.
@@ -42,12 +61,7 @@ class Inspector:
             ConformanceError: As ``Checker.check`` does.
         """
         found = self._found(columns, lanes) if lanes else self._checker.check(columns)
-        warnings = []
-        for deviation in found:
-            if (deviation.kind, deviation.path) not in self._told:
-                self._told.add((deviation.kind, deviation.path))
-                warnings.append(ConformanceWarning.of(self._side, deviation))
-        return warnings
+        return [ConformanceWarning.of(self._side, deviation) for deviation in found]
 
     def _found(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Deviation]:
         try:

@@ -117,7 +117,7 @@ class LineEnd:
             if isinstance(outcome, Failure):
                 self._failure, self._is_open = outcome, False
                 return None
-            self._control.count(len(outcome.final_infos))
+            self._control.count(len(outcome.final_infos), outcome.num_deviations)
             body = self._body(number, outcome)
         finally:
             self._control.end()

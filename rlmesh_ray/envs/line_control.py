@@ -12,8 +12,8 @@ from rlmesh_ray.envs import memory
 from rlmesh_ray.histogram import DURATION_BOUNDS_NS, Buckets, num_slots
 from rlmesh_ray.protocol.episodes import Tally
 
-_BEGUN, _DONE, _BEGUN_NS, _TIMEOUT_MS, _NUM_ENDED = range(5)
-_NUM_FIELDS = 5
+_BEGUN, _DONE, _BEGUN_NS, _TIMEOUT_MS, _NUM_ENDED, _NUM_DEVIATIONS = range(6)
+_NUM_FIELDS = 6
 _WORD_BYTES = 8
 _STEPS_AT = _NUM_FIELDS * _WORD_BYTES
 _COUNTS_AT = _STEPS_AT + num_slots(DURATION_BOUNDS_NS) * _WORD_BYTES
@@ -62,6 +62,11 @@ class LineControl:
         return self._fields[_NUM_ENDED]
 
     @property
+    def num_deviations(self) -> int:
+        """How many of their values were out of range, or have truncated an episode."""
+        return self._fields[_NUM_DEVIATIONS]
+
+    @property
     def left_s(self) -> float | None:
         """How much time is left for the request in progress; None: it has no deadline."""
         timeout_ms = self._fields[_TIMEOUT_MS]
@@ -81,12 +86,14 @@ class LineControl:
         fields[_BEGUN_NS], fields[_TIMEOUT_MS] = time.monotonic_ns(), timeout_ms
         fields[_BEGUN] = number
 
-    def count(self, num_ended: int) -> None:
-        """Count the step in progress, which has succeeded; ``num_ended`` lanes ended with it."""
+    def count(self, num_ended: int, num_deviations: int = 0) -> None:
+        """Count the step in progress, which has succeeded, and what it has brought."""
         fields = self._fields
         self.steps.add(time.monotonic_ns() - fields[_BEGUN_NS])
         if num_ended:
             fields[_NUM_ENDED] += num_ended
+        if num_deviations:
+            fields[_NUM_DEVIATIONS] += num_deviations
 
     def end(self) -> None:
         """Note, before it is answered, that the request has been executed."""

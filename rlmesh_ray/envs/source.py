@@ -9,10 +9,12 @@ import cloudpickle
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from rlmesh_ray.envs.bad_values import TruncateOnBadValue
 from rlmesh_ray.envs.hosted import autoreset_mode
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import AutoresetMode
 
 AnyEnv = gymnasium.Env[Any, Any]
@@ -37,6 +39,8 @@ class EnvSource:
     """For people."""
     resets_itself: bool = True
     """Whether lanes of single environments, if there are several, reset themselves."""
+    truncates_on_bad_value: bool = False
+    """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
 
     @property
     def is_renewable(self) -> bool:
@@ -86,17 +90,25 @@ def make_source(
     )
 
 
-def build(payload: bytes, num_envs: int, *, resets_itself: bool = True) -> AnyVectorEnv:
+def build(
+    payload: bytes,
+    num_envs: int,
+    *,
+    resets_itself: bool = True,
+    truncates_at: Policy | None = None,
+) -> AnyVectorEnv:
     """Create the environment of a source; to be called in the worker.
 
     Args:
         payload: ``EnvSource.payload``.
         num_envs: ``EnvSource.num_envs``.
         resets_itself: ``EnvSource.resets_itself``.
+        truncates_at: How the endpoint validates, where an episode is to end at a value that it
+            would refuse; None: nothing is changed.
 
     Raises:
-        ConfigurationError: What comes out is no environment, or has another width, or resets itself
-            although it shall not.
+        ConfigurationError: What comes out is no environment, or has another width, resets itself
+            although it shall not, or cannot end single lanes although it is to.
     """
     builder = pickle.loads(payload)
     first = builder()
@@ -107,6 +119,11 @@ def build(payload: bytes, num_envs: int, *, resets_itself: bool = True) -> AnyVe
                 "leave num_envs out"
             )
         _check_mode(first, resets_itself)
+        if truncates_at is not None:
+            raise ConfigurationError(
+                f'on_bad_value="truncate" ends single lanes, and {first} resets its lanes itself; '
+                "give a factory of single environments and num_envs"
+            )
         return first
     if not isinstance(first, gymnasium.Env) and not is_multi_agent(first):
         raise ConfigurationError(
@@ -115,6 +132,8 @@ def build(payload: bytes, num_envs: int, *, resets_itself: bool = True) -> AnyVe
             "and other interfaces need a wrapper)"
         )
     envs = _lanes([first, *(builder() for _ in range(num_envs - 1))])
+    if truncates_at is not None and len(set(map(id, envs))) == len(envs):
+        envs = [TruncateOnBadValue(env, truncates_at, lane) for lane, env in enumerate(envs)]
     return LaneVectorEnv(envs, resets_itself=resets_itself)
 
 

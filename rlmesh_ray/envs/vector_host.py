@@ -7,8 +7,10 @@ conformance rules comes back as a Failure (edition 2026.06, "Value Conformance")
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from gymnasium.vector import VectorEnv
 
+from rlmesh_ray.envs.bad_values import TruncateOnBadValue
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CallReply,
@@ -21,14 +23,14 @@ from rlmesh_ray.envs.commands import (
     TextColumns,
 )
 from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode
-from rlmesh_ray.envs.inspector import Inspector, rows_of
+from rlmesh_ray.envs.inspector import Inspector, WarningCounter, rows_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.picture import as_frames, encode_png
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import Policy, check_rewards
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
@@ -99,6 +101,15 @@ class VectorHost:
             Inspector("action", contract.action_space, contract.num_envs, policy),
             Inspector("observation", contract.observation_space, contract.num_envs, policy),
         )
+        self._policy = policy
+        self._warnings = WarningCounter()
+        self._num_told = 0
+        self._truncating = [
+            env for env in getattr(vector, "envs", ()) if isinstance(env, TruncateOnBadValue)
+        ]
+        self._num_steps = 0
+        self._began = [0] * contract.num_envs
+        """By lane, what ``_num_steps`` was when its episode began."""
         self._actions: list[Column] = []
 
     def use(self, block: Block) -> None:
@@ -112,13 +123,15 @@ class VectorHost:
         infos = self._lanes.reset_lanes(lanes, command.seeds, command.options)
         self._begun.update(lanes)
         self._over.difference_update(lanes)
+        for lane in lanes:
+            self._began[lane] = self._num_steps
         # There is nothing to look at yet in lanes that have never been reset.
         is_whole = len(self._begun) == len(self._all_lanes)
         try:
-            warnings = self._stored(() if is_whole else lanes)
+            found = self._stored(() if is_whole else lanes)
         except ConformanceError as error:
-            return _bad_observation(error)
-        return ResetReply(_with_warnings(infos, warnings), self._texts())
+            return self._refused("observation", error)
+        return ResetReply(self._with_warnings(infos, found), self._texts())
 
     def step(self, command: StepCommand) -> StepReply | Failure:
         """Apply the actions in the block, if they conform."""
@@ -127,18 +140,26 @@ class VectorHost:
             lanes = ()
         actions = self._own_actions(command.text_columns, lanes)
         try:
-            warnings = self._inspectors[0].check(actions, lanes)
+            found = self._inspectors[0].check(actions, lanes)
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, f"action: {error}")
+        self._count_step(lanes)
         if lanes:
             infos = self._lanes.step_some(lanes, actions)
         else:
             infos = self._lanes.step_columns(actions)
         try:
-            warnings += self._stored(lanes)
+            found += self._stored(lanes)
         except ConformanceError as error:
-            return _bad_observation(error)
-        return StepReply(_with_warnings(infos, warnings), self._final_infos(), self._texts())
+            return self._refused("observation", error)
+        try:
+            found += self._rewards_checked(lanes)
+        except ConformanceError as error:
+            return self._refused("reward", error)
+        for env in self._truncating:
+            found += env.take_found()
+        infos = self._with_warnings(infos, found)
+        return StepReply(infos, self._final_infos(), self._texts(), self._num_deviations())
 
     def call(self, command: CallCommand) -> CallReply:
         """Call into the lanes, also before the first reset."""
@@ -164,7 +185,17 @@ class VectorHost:
             # Whoever steps past an end sees the flags again, but no other episode has ended.
             infos = {lane: info for lane, info in infos.items() if lane not in self._over}
             self._over.update(infos)
+        elif infos:
+            is_next = self.contract.autoreset_mode is AutoresetMode.NEXT_STEP
+            for lane in infos:
+                self._began[lane] = self._num_steps + is_next
         return infos
+
+    def _count_step(self, lanes: Sequence[int]) -> None:
+        self._num_steps += 1
+        if lanes:
+            for lane in set(self._all_lanes).difference(lanes):
+                self._began[lane] += 1
 
     def _own_actions(self, text_columns: TextColumns, lanes: Sequence[int]) -> list[Column]:
         """Return copies: an environment may keep its action, the block's is overwritten."""
@@ -181,6 +212,32 @@ class VectorHost:
         self._lanes.store()
         columns = self._lanes.observations
         return self._inspectors[1].check(rows_of(columns, lanes) if lanes else columns, lanes)
+
+    def _rewards_checked(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
+        rewards = self._lanes.results.rewards
+        if lanes:  # at their places; the others' are of earlier steps
+            own = np.zeros_like(rewards)
+            own[list(lanes)] = rewards[list(lanes)]
+            rewards = own
+        found = check_rewards(rewards, self._policy)
+        return [ConformanceWarning.of("reward", deviation) for deviation in found]
+
+    def _num_deviations(self) -> int:
+        """Return how many have been found since this was asked last, also in resets."""
+        num_told, self._num_told = self._num_told, self._warnings.num_found
+        return self._num_told - num_told
+
+    def _with_warnings(
+        self, infos: dict[str, Any], found: list[ConformanceWarning]
+    ) -> dict[str, Any]:
+        untold = self._warnings.untold(found) if found else found
+        return {**infos, WARNING_KEY: untold} if untold else infos
+
+    def _refused(self, side: str, error: ConformanceError) -> Failure:
+        place = ""
+        if error.lane is not None:
+            place = f", at step {self._num_steps - self._began[error.lane]} of its episode"
+        return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{place}")
 
     def _texts(self) -> TextColumns:
         return tuple(column for column in self._lanes.observations if isinstance(column, tuple))
@@ -206,11 +263,3 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
         render_mode=vector.render_mode or "",
         metadata=metadata,
     )
-
-
-def _with_warnings(infos: dict[str, Any], warnings: list[ConformanceWarning]) -> dict[str, Any]:
-    return {**infos, WARNING_KEY: warnings} if warnings else infos
-
-
-def _bad_observation(error: ConformanceError) -> Failure:
-    return Failure(FailureKind.BAD_OBSERVATION, f"observation: {error}")

@@ -221,7 +221,12 @@ class Worker:
 
     def _new_host(self) -> VectorHost:
         start = self._start
-        vector = build(start.payload, start.num_envs, resets_itself=start.resets_itself)
+        vector = build(
+            start.payload,
+            start.num_envs,
+            resets_itself=start.resets_itself,
+            truncates_at=start.policy if start.truncates else None,
+        )
         return VectorHost(vector, start.policy, start.description)
 
 

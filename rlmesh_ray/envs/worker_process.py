@@ -202,6 +202,7 @@ def _handshake(
         is_renewable=source.is_renewable,
         description=source.description,
         policy=policy,
+        truncates=source.truncates_on_bad_value,
         sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),
     )

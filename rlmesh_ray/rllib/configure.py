@@ -39,6 +39,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     num_endpoints: int | None = None,
     num_envs: int | None = None,
     num_evaluation_endpoints: int | None = None,
+    on_bad_value: str | None = None,
     token: TokenSource | None = None,
     tls: ClientTlsSource | None = None,
     step_timeout_s: float = 30.0,
@@ -87,6 +88,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
             of those given, in the list's order, by default none. With none, the sessions of
             evaluation runners are with the endpoints of training.
+        on_bad_value: For an id or factory: what its endpoints do with an observation that would be
+            refused, such as NaN, and a reward that is not finite: ``"error"`` (the default) or
+            ``"truncate"``; see ``EnvServer``.
         token: For addresses: what the endpoints want to see; fleets and pools have their own, and
             none is shown another's endpoints. What lets in to endpoints becomes part of the
             config, and so of the algorithm's checkpoints.
@@ -121,6 +125,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             "num_endpoints": num_endpoints,
             "num_envs": num_envs,
             "num_evaluation_endpoints": num_evaluation_endpoints,
+            "on_bad_value": on_bad_value,
             "tls": tls,
             "edition_text": edition_text,
             "dm_env_rpc": dm_env_rpc,
@@ -129,7 +134,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_deadlines(config, step_timeout_s)
     require_evaluation_at_endpoints(config)
     demand = _demand(config)
-    wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints)
+    wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints, on_bad_value)
     access = Access(token, tls, edition_text, dm_env_rpc)
     endpoints = find_endpoints(config, env, wish, demand, access)
     contract = common_contract(endpoints)

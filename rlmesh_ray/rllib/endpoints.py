@@ -42,6 +42,7 @@ class Wish:
     num_endpoints: int | None = None
     num_envs: int | None = None
     num_evaluation_endpoints: int | None = None
+    on_bad_value: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ def find_endpoints(
             "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
             "already have their own"
         )
+    if wish.on_bad_value is not None:
+        raise ConfigurationError(
+            "on_bad_value is for a Gymnasium id or a factory, whose endpoints are started here; "
+            "endpoints that run already have their own: EnvFleet(on_bad_value=...), "
+            "EnvServer(on_bad_value=...), serve-env --on-bad-value"
+        )
     num_evaluation = wish.num_evaluation_endpoints or 0
     endpoints = _given(env, num_evaluation, access)
     if num_evaluation < 0 or endpoints.num_training < 1:
@@ -128,6 +135,7 @@ def _new_fleet(
         num_envs=width,
         num_cpus=endpoint_cpus(config, total),
         max_sessions=max_sessions,
+        on_bad_value=wish.on_bad_value or "error",
     )
     return replace(_given([fleet], num_evaluation, Access()), max_sessions=max_sessions)
 

@@ -75,6 +75,8 @@ class LaneCounts:
     def __init__(self) -> None:
         self.resets = 0
         """Resets that succeeded."""
+        self.deviations = 0
+        """Values out of range that came over the stream, and over lines that have ended."""
         self._steps = Buckets(DURATION_BOUNDS_NS)
         self._lane_steps = 0
         self._episodes = 0
@@ -104,6 +106,13 @@ class LaneCounts:
             self._steps.take_over(reading)
             self._lane_steps += sum(reading[:-1]) * self._num_lanes
             self._episodes += line.num_ended
+            self.deviations += line.num_deviations
+
+    @property
+    def num_deviations(self) -> int:
+        """Values out of range up to now."""
+        line = self._line
+        return self.deviations + (line.num_deviations if line is not None else 0)
 
     def read(self) -> tuple[tuple[int, ...], int, int]:
         """Return the steps by duration, the steps of lanes, and the episodes."""
@@ -127,6 +136,7 @@ class EnvCounts:
         self._running: set[LaneCounts] = set()
         self._steps = Buckets(DURATION_BOUNDS_NS)
         self._lane_steps = self._resets = self._episodes = self._worker_restarts = 0
+        self._deviations = 0
 
     def open(self) -> LaneCounts:
         """Return where to count what a new session does."""
@@ -145,6 +155,7 @@ class EnvCounts:
             self._lane_steps += lane_steps
             self._episodes += episodes
             self._resets += lanes.resets
+            self._deviations += lanes.deviations
             self._running.discard(lanes)
             self.sessions.note_ended()
 
@@ -162,6 +173,7 @@ class EnvCounts:
         with self._lock:
             readings = [lanes.read() for lanes in self._running]
             resets = self._resets + sum(lanes.resets for lanes in self._running)
+            deviations = self._deviations + sum(lanes.num_deviations for lanes in self._running)
             step_s = histogram_of(
                 DURATION_BOUNDS_NS,
                 [self._steps.read(), *(steps for steps, _, _ in readings)],
@@ -176,6 +188,7 @@ class EnvCounts:
                 resets=resets,
                 episodes=self._episodes + sum(episodes for _, _, episodes in readings),
                 errors=self.sessions.errors(),
+                deviations=deviations,
                 worker_restarts=self._worker_restarts,
                 step_s=step_s,
             )

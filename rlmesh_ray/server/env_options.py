@@ -32,6 +32,20 @@ def resets_itself(autoreset: str) -> bool:
     return choices[autoreset]
 
 
+def truncates_on_bad_value(on_bad_value: str) -> bool:
+    """Tell whether an episode ends at a value that would be refused.
+
+    Raises:
+        ConfigurationError: ``on_bad_value`` is nothing that can be chosen.
+    """
+    choices = {"error": False, "truncate": True}
+    if on_bad_value not in choices:
+        raise ConfigurationError(
+            f"on_bad_value={on_bad_value!r} is not one of {', '.join(choices)}"
+        )
+    return choices[on_bad_value]
+
+
 def checked_sessions(wanted: int | None, possible: int | None) -> int:
     """Return how many sessions to allow, given what was asked for and what the source can do.
 

@@ -1,6 +1,7 @@
 """EnvServer: an environment as an endpoint, without Ray."""
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
@@ -22,6 +23,7 @@ from rlmesh_ray.server.env_options import (
     checked_policy,
     checked_sessions,
     resets_itself,
+    truncates_on_bad_value,
 )
 from rlmesh_ray.server.env_service import EnvService, SideDoors
 from rlmesh_ray.server.health import Health
@@ -68,7 +70,14 @@ class EnvServer:
         open_to_strangers: Whether to listen without a token where other machines can reach it; the
             log says what that means.
         validation: What happens to values out of range: ``"warn"``, ``"strict"`` or ``"off"``
-            (edition 2026.06, "Range conformance").
+            (edition 2026.06, "Range conformance"). So it is with rewards that are not finite.
+        on_bad_value: What happens where an observation would be refused (NaN, an element outside
+            its domain; with ``validation="strict"`` also one out of range) or a reward is not
+            finite. ``"error"``: what the edition says; the former costs a client its session.
+            ``"truncate"``: the episode ends in that lane, truncated, with its last good
+            observation, a reward of 0 in place of one that is not finite, and the cause under
+            ``"rlmesh_ray.bad_value"`` in the info. For single environments, whose observations
+            are then checked one by one.
         step_grace_s: How many seconds an environment may go on after a deadline has passed and
             its request has been answered with TIMEOUT. Its result reaches nobody, but when it
             finishes in time, its process serves the next Reset; if not, the process is killed.
@@ -103,6 +112,7 @@ class EnvServer:
         tls: TlsSource | None = None,
         open_to_strangers: bool = False,
         validation: str = "warn",
+        on_bad_value: str = "error",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         allow_shutdown: bool = False,
@@ -117,8 +127,9 @@ class EnvServer:
         self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)
         languages = checked_languages(speaks, ENV_LANGUAGES)
-        self._source = make_source(
-            env, num_envs, env_kwargs, resets_itself=resets_itself(autoreset)
+        self._source = dataclasses.replace(
+            make_source(env, num_envs, env_kwargs, resets_itself=resets_itself(autoreset)),
+            truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
         )
         allowed = checked_sessions(max_sessions, self._source.max_sessions)
         self._pool = WorkerPool(self._source, checked_policy(validation), allowed)

@@ -114,6 +114,11 @@ WORKER_RESTARTS = _counter(
     "Worker processes that were replaced within a session.",
     lambda told: told.worker_restarts,
 )
+DEVIATIONS = _counter(
+    "env_deviations",
+    "Values out of range that were delivered, or that have truncated an episode.",
+    lambda told: told.deviations,
+)
 ENV_STEP_SECONDS = _histogram(
     "env_step_seconds", "How long workers take for a vector step", lambda told: told.step_s
 )
@@ -150,6 +155,7 @@ _OF_ENVS = (
     ENV_RESETS,
     ENV_EPISODES,
     WORKER_RESTARTS,
+    DEVIATIONS,
     *ENV_STEP_SECONDS.metrics,
 )
 _OF_MODELS = (

@@ -28,6 +28,7 @@ def pack_report(statistics: EnvStatistics) -> bytes:
         resets=statistics.resets,
         episodes=statistics.episodes,
         worker_restarts=statistics.worker_restarts,
+        deviations=statistics.deviations,
         errors=dict(statistics.errors),
         steps_by_duration=statistics.step_s.counts,
         step_seconds=statistics.step_s.total,
@@ -49,7 +50,7 @@ def parse_report(data: bytes) -> EnvStatistics:
         *(report.sessions_open, report.sessions_opened),
         *(report.sessions_refused, report.sessions_lost),
         *(report.steps, report.lane_steps, report.resets, report.episodes),
-        report.worker_restarts,
+        *(report.worker_restarts, report.deviations),
         *report.errors.values(),
         *report.steps_by_duration,
     )
@@ -74,6 +75,7 @@ def parse_report(data: bytes) -> EnvStatistics:
         resets=report.resets,
         episodes=report.episodes,
         errors=dict(report.errors),
+        deviations=report.deviations,
         worker_restarts=report.worker_restarts,
         step_s=Histogram(_BOUNDS_S, tuple(report.steps_by_duration), report.step_seconds),
     )

@@ -184,6 +184,7 @@ class SessionWorker:
             num_ended = self._num_ended(worker, command.lanes)
             num_lanes = len(command.lanes) or worker.contract.num_envs
             self.counts.note_step(took_ns, num_lanes, num_ended)
+            self.counts.deviations += reply.num_deviations
         elif type(command) is ResetCommand and type(reply) is ResetReply:
             self.counts.resets += 1
             if command.lanes and self._over.ndim:

@@ -5,7 +5,7 @@ Structural deviations are rejected whatever the policy; range deviations follow 
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, assert_never
 
@@ -30,6 +30,7 @@ __all__ = [
     "Deviation",
     "Policy",
     "check",
+    "check_rewards",
     "coerce",
     "coerce_batch",
     "has_nan",
@@ -62,6 +63,8 @@ class Deviation:
     """Such as ``"camera.depth"``; empty at the root."""
     message: str
     """What was found and what was expected, as part of a sentence."""
+    lane: int = field(default=0, compare=False)
+    """Of the first value for which that is true; ``message`` names it, too."""
 
 
 def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
@@ -99,7 +102,7 @@ class Checker:
         for rule, column in zip(self._rules, columns, strict=True):
             deviations += rule.deviations(column, is_range_checked=self._is_range_checked)
         if deviations and self._is_strict:
-            raise ConformanceError("range", deviations[0].path, deviations[0].message)
+            raise _refused(deviations[0])
         return deviations
 
 
@@ -120,6 +123,33 @@ def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) ->
             its range (``"range"``).
     """
     return Checker(leaves_, policy).check(columns)
+
+
+def check_rewards(rewards: NDArray[np.float64], policy: Policy) -> list[Deviation]:
+    """Check that rewards are finite. No space says so, and a learner can do nothing with others.
+
+    Args:
+        rewards: ``(num_lanes,) float64``.
+        policy: What to do about one that is not.
+
+    Returns:
+        The deviation, if there is one; empty unless the policy is WARN.
+
+    Raises:
+        ConformanceError: One is not finite, and the policy is STRICT (``"range"``).
+    """
+    is_finite = np.isfinite(rewards)
+    if policy is Policy.OFF or np.count_nonzero(is_finite) == is_finite.size:
+        return []
+    lane = int(is_finite.argmin())
+    found = Deviation("range", "", f"{rewards[lane]} is not finite (lane {lane})", lane)
+    if policy is Policy.STRICT:
+        raise _refused(found)
+    return [found]
+
+
+def _refused(found: Deviation) -> ConformanceError:
+    return ConformanceError("range", found.path, found.message, found.lane)
 
 
 @lru_cache(maxsize=256)
@@ -152,14 +182,14 @@ class _IntervalRule:
         if is_checked and self._holds(column):
             return []
         if self.can_be_nan and has_nan(column):
-            where = _where(np.isnan(column))
-            raise ConformanceError("structure", self.path, f"is NaN ({where})")
+            lane, where = _where(np.isnan(column))
+            raise ConformanceError("structure", self.path, f"is NaN ({where})", lane)
         if not is_checked:
             return []
-        message = self._message(column)
+        lane, message = self._message(column)
         if self.is_domain:
-            raise ConformanceError("structure", self.path, message)
-        return [Deviation("range", self.path, message)]
+            raise ConformanceError("structure", self.path, message, lane)
+        return [Deviation("range", self.path, message, lane)]
 
     def _holds(self, column: NDArray[Any]) -> bool:
         if self.is_domain and self.is_uniform and column.size == 1:
@@ -173,8 +203,8 @@ class _IntervalRule:
             self.high is None or np.count_nonzero(column <= self.high) == column.size
         )
 
-    def _message(self, column: NDArray[Any]) -> str:
-        """Describe the first element outside; there is one, and none is NaN."""
+    def _message(self, column: NDArray[Any]) -> tuple[int, str]:
+        """Return lane and description of the first element outside; none is NaN."""
         bound, word, is_outside = self.low, "below", np.zeros(column.shape, np.bool_)
         if self.low is not None:
             is_outside = column < self.low
@@ -182,7 +212,8 @@ class _IntervalRule:
             bound, word, is_outside = self.high, "above", column > self.high
         index = np.unravel_index(int(is_outside.argmax()), column.shape)
         limit = np.broadcast_to(bound, column.shape)[index]
-        return f"{column[index]} is {word} {limit} ({_where(is_outside)})"
+        lane, where = _where(is_outside)
+        return lane, f"{column[index]} is {word} {limit} ({where})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +232,7 @@ class _TextRule:
         by_kind: dict[str, Deviation] = {}
         for lane, text in enumerate(column):
             for kind, message in self._of_one(text):
-                found = Deviation(kind, self.path, f"{message} (lane {lane})")
+                found = Deviation(kind, self.path, f"{message} (lane {lane})", lane)
                 by_kind.setdefault(kind, found)
         return list(by_kind.values())
 
@@ -280,8 +311,8 @@ def has_nan(column: NDArray[Any]) -> bool:
     return bool(least != least)
 
 
-def _where(is_offending: NDArray[Any]) -> str:
-    """Name the first offender; the first axis is the lane."""
+def _where(is_offending: NDArray[Any]) -> tuple[int, str]:
+    """Return the lane of the first offender, and its place in words; the first axis is the lane."""
     index = np.unravel_index(int(is_offending.argmax()), is_offending.shape)
     lane, element = int(index[0]), tuple(map(int, index[1:]))
-    return f"lane {lane}, element {element}" if element else f"lane {lane}"
+    return lane, f"lane {lane}, element {element}" if element else f"lane {lane}"

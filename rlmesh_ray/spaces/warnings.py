@@ -18,7 +18,7 @@ class ConformanceWarning:
     """A value that has been delivered although it is out of its range."""
 
     side: str
-    """Whose it is: ``"action"`` or ``"observation"``."""
+    """Whose it is: ``"action"``, ``"observation"`` or ``"reward"``."""
     kind: str
     """See ``Deviation``."""
     path: str

@@ -127,6 +127,8 @@ class Fault(enum.Enum):
     """The observation is NaN."""
     OUT_OF_RANGE = enum.auto()
     """The observation is above its bound."""
+    NAN_REWARD = enum.auto()
+    INFINITE_REWARD = enum.auto()
     WRONG_SHAPE = enum.auto()
     """The observation has another shape."""
     ODD_INFO = enum.auto()
@@ -167,7 +169,10 @@ class FaultyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Count on."""
         self._step_count += 1
         observation, infos = self._outcome()
-        return observation, 1.0, False, False, infos
+        reward = 1.0
+        if self._step_count == self._at_step:
+            reward = _BAD_REWARDS.get(self._fault, reward)
+        return observation, reward, False, False, infos
 
     def _outcome(self) -> tuple[NDArray[np.float32], dict[str, Any]]:
         observation = np.full(1, self._step_count / 100, np.float32)
@@ -180,6 +185,7 @@ class FaultyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return observation, infos
 
 
+_BAD_REWARDS = {Fault.NAN_REWARD: np.nan, Fault.INFINITE_REWARD: -np.inf}
 _BAD_OBSERVATIONS: dict[Fault, NDArray[np.float32]] = {
     Fault.NAN: np.full(1, np.nan, np.float32),
     Fault.OUT_OF_RANGE: np.full(1, 2.0, np.float32),

@@ -1,5 +1,7 @@
 """What an endpoint says that it has done is what was done to it, over whatever road."""
 
+import contextlib
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import pytest
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.errors import CapacityError, RemoteEnvError, RemoteModelError
+from rlmesh_ray.errors import CapacityError, ConfigurationError, RemoteEnvError, RemoteModelError
 from rlmesh_ray.server.log_context import ContextFilter, short_name
 from rlmesh_ray.server.log_format import JsonFormatter
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
@@ -121,6 +123,51 @@ def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
 
     assert server.statistics().sessions.lost == 0
     leave(client)
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_values_out_of_range_count_each_time_and_a_session_goes_on(shared_memory: bool) -> None:
+    with EnvServer(lambda: FaultyEnv(Fault.NAN_REWARD, at_step=2)) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=shared_memory)
+        warned = []
+        for _ in range(2):
+            client.reset()
+            client.step([np.zeros(1, np.int64)])
+            result = client.step([np.zeros(1, np.int64)])
+            assert np.isnan(result.rewards).all()
+            warned.append(result.infos)
+        during = server.statistics()
+        client.close()
+
+        assert warned == [
+            {"rlmesh.conformance.warning": ["reward: nan is not finite (lane 0)"]},
+            {},
+        ]
+        assert during.deviations == 2
+        assert server.statistics().deviations == 2
+
+
+def test_with_on_bad_value_a_bad_observation_costs_an_episode_and_no_session() -> None:
+    env = functools.partial(FaultyEnv, Fault.NAN, at_step=2)
+    with (
+        EnvServer(env, num_envs=2, on_bad_value="truncate") as server,
+        contextlib.closing(RemoteVectorEnv(server.address)) as vector,
+    ):
+        vector.reset()
+        vector.step(np.zeros(2, np.int64))
+        observation, _, terminated, truncated, infos = vector.step(np.zeros(2, np.int64))
+
+        assert observation.tolist() == [[np.float32(0.01)]] * 2
+        assert terminated.tolist() == [False, False]
+        assert truncated.tolist() == [True, True]
+        assert "is NaN (lane 1, element (0,)), at step 2" in infos["rlmesh_ray.bad_value"][1]
+        assert vector.step(np.zeros(2, np.int64))[0].tolist() == [[0.0], [0.0]]
+        assert server.statistics().deviations == 2
+
+
+def test_on_bad_value_takes_what_there_is() -> None:
+    with pytest.raises(ConfigurationError, match="'zero' is not one of error, truncate"):
+        EnvServer("CartPole-v1", on_bad_value="zero")
 
 
 def test_a_session_without_a_place_is_refused() -> None:

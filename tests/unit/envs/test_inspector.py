@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from rlmesh_ray.envs.inspector import Inspector, rows_of
+from rlmesh_ray.envs.inspector import Inspector, WarningCounter, rows_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.gym import from_gymnasium
@@ -62,17 +62,18 @@ def test_what_breaks_the_structure_names_its_lane(columns: list[Any], where: str
         inspector(Policy.OFF).check(columns, (3, 1))
 
 
-def test_each_thing_is_told_once_wherever_it_is_found() -> None:
-    one = inspector()
+def test_each_thing_is_told_once_and_counted_each_time() -> None:
+    one, counter = inspector(), WarningCounter()
     bad: list[Any] = [np.full((4, 2), 9, np.float32), np.full(4, 5), ("ab",) * 4]
 
-    first = one.check(bad)
-    again = [one.check(bad), one.check(rows_of(bad, (2, 0)), (2, 0))]
-    other = one.check(with_leaf(2, ("a", "ab")), (0, 1))
+    first = counter.untold(one.check(bad))
+    again = [counter.untold(one.check(bad)), counter.untold(one.check(rows_of(bad, (2,)), (2,)))]
+    other = counter.untold(one.check(with_leaf(2, ("a", "ab")), (0, 1)))
 
     assert [warning.path for warning in first] == ["box"]
     assert again == [[], []]
     assert [(warning.path, warning.kind) for warning in other] == [("text", "length")]
+    assert counter.num_found == 4
 
 
 def test_rows_are_copies_in_the_lanes_order() -> None:

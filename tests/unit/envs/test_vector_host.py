@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Text
+from gymnasium.spaces import Box, Dict, Text
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from PIL import Image
 
@@ -24,7 +24,7 @@ from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.block import Block
-from rlmesh_ray.spaces.conformance import Policy, coerce_batch
+from rlmesh_ray.spaces.conformance import Policy, check_rewards, coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
@@ -167,6 +167,119 @@ def test_under_off_nothing_is_said_about_ranges() -> None:
     reply = step(host, block, np.array([0]))
 
     assert reply == StepReply({})
+
+
+BAD_REWARDS = [(Fault.NAN_REWARD, "nan"), (Fault.INFINITE_REWARD, "-inf")]
+
+
+@pytest.mark.parametrize(("fault", "text"), BAD_REWARDS)
+def test_under_warn_a_reward_that_is_not_finite_is_delivered_warned_about_once_and_counted(
+    fault: Fault, text: str
+) -> None:
+    envs = [FaultyEnv(Fault.PRINT, 9), FaultyEnv(fault, 2)]
+    host, block = hosted(LaneVectorEnv(envs))
+    host.reset(ResetCommand())
+    step(host, block, np.array([0, 0]))
+    replies = [step(host, block, np.array([0, 0]))]
+    bad = block.results.rewards[1]
+    host.reset(ResetCommand())
+    replies += [step(host, block, np.array([0, 0])) for _ in range(2)]
+
+    warning = ConformanceWarning("reward", "range", "", f"{text} is not finite (lane 1)")
+    assert str(bad) == text
+    assert [reply.infos for reply in replies if isinstance(reply, StepReply)] == [
+        {WARNING_KEY: [warning]},
+        {},
+        {},
+    ]
+    assert [reply.num_deviations for reply in replies if isinstance(reply, StepReply)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("fault", "text"), BAD_REWARDS)
+def test_under_strict_a_reward_that_is_not_finite_is_refused(fault: Fault, text: str) -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(fault, 2), 2), Policy.STRICT)
+    host.reset(ResetCommand())
+    step(host, block, np.array([0, 0]))
+
+    reply = step(host, block, np.array([0, 0]))
+
+    assert reply == Failure(
+        FailureKind.BAD_OBSERVATION,
+        f"reward: value: {text} is not finite (lane 0), at step 2 of its episode",
+    )
+
+
+def test_under_off_a_reward_may_be_anything() -> None:
+    host, block = hosted(lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2), Policy.OFF)
+    host.reset(ResetCommand())
+
+    assert step(host, block, np.array([0, 0])) == StepReply({})
+
+
+def test_rewards_whose_sum_is_too_large_are_finite() -> None:
+    assert check_rewards(np.full(2, 1.7e308), Policy.STRICT) == []
+    assert check_rewards(np.array([np.inf, -np.inf]), Policy.WARN) != []
+
+
+def test_a_reward_of_a_lane_that_is_not_stepped_is_not_looked_at() -> None:
+    host, block = hosted(
+        LaneVectorEnv([FaultyEnv(Fault.NAN_REWARD), FaultyEnv(Fault.PRINT, 9)], resets_itself=False)
+    )
+    host.reset(ResetCommand())
+    first = host.step(StepCommand((), (0,)))
+    other = host.step(StepCommand((), (1,)))
+
+    assert isinstance(first, StepReply)
+    assert first.num_deviations == 1
+    assert other == StepReply({})
+    assert np.isnan(block.results.rewards[0])
+
+
+def test_a_bad_observation_is_named_with_lane_leaf_and_step() -> None:
+    class Camera(FaultyEnv):
+        def __init__(self, fault: Fault) -> None:
+            super().__init__(fault, 3)
+            self.observation_space = Dict({"camera": self.observation_space})  # type: ignore[assignment]
+
+        def _outcome(self) -> Any:
+            observation, infos = super()._outcome()
+            return {"camera": observation}, infos
+
+    vector = LaneVectorEnv([Camera(Fault.PRINT), Camera(Fault.NAN)], resets_itself=False)
+    host, block = hosted(vector)
+    host.reset(ResetCommand())
+    step(host, block, np.array([0, 0]))
+    host.reset(ResetCommand(lanes=(1,)))
+    replies = [step(host, block, np.array([0, 0])) for _ in range(3)]
+
+    assert replies[2] == Failure(
+        FailureKind.BAD_OBSERVATION,
+        "observation: camera: is NaN (lane 1, element (0,)), at step 3 of its episode",
+    )
+
+
+def test_steps_are_counted_in_each_episode() -> None:
+    class Ends(FaultyEnv):
+        """Ends at step 2; the second episode observes NaN at step 1."""
+
+        num_resets = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.num_resets += 1
+            if self.num_resets == 2:
+                self._at_step = 1
+            return super().reset(**kwargs)
+
+        def step(self, action: Any) -> Any:
+            *parts, _, truncated, infos = super().step(action)
+            return *parts, self._step_count == 2, truncated, infos
+
+    host, block = hosted(LaneVectorEnv([Ends(Fault.NAN, 99) for _ in range(2)]))
+    host.reset(ResetCommand())
+    replies = [step(host, block, np.array([0, 0])) for _ in range(4)]
+
+    assert isinstance(replies[3], Failure)
+    assert "at step 1 of its episode" in replies[3].message
 
 
 def test_warnings_of_action_and_observation_are_told_apart() -> None:

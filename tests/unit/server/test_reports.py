@@ -28,6 +28,7 @@ STATISTICS = st.builds(
     episodes=COUNT,
     errors=st.dictionaries(st.sampled_from(["TIMEOUT", "BAD_ACTION"]), COUNT),
     worker_restarts=COUNT,
+    deviations=COUNT,
     step_s=st.builds(
         Histogram,
         st.just(tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)),
