@@ -13,7 +13,6 @@ from ray.rllib.utils.metrics import (
     WEIGHTS_SEQ_NO,
 )
 
-from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.cut_short import cut_agents_short
 from rlmesh_ray.rllib.multi_agent_env import AgentBatch
 from rlmesh_ray.rllib.runner_lanes import Lanes
@@ -99,14 +98,21 @@ class AgentEpisodes(SlotRunner, MultiAgentEnvRunner):
         started = set()
         for row, lane in enumerate(lanes.slot.lanes):
             episode = self._ongoing_episodes[lane]
-            if episode.is_reset:
+            if row in arrived.discarded:
+                pass
+            elif episode.is_reset:
                 self._add_step(episode, lanes, arrived, row)
             else:
                 episode.add_env_reset(
                     observations=arrived.observations[row], infos=arrived.infos[row]
                 )
                 started.add(lane)
-        ended = self._tell_of_steps(lanes, started)
+        for row, cause in arrived.discarded.items():
+            lane = lanes.slot.lanes[row]
+            former_id = self._ongoing_episodes[lane].id_
+            self._interrupt_lane(lane, cause)
+            lanes.shared_data[_EPISODES_MAP][former_id] = self._ongoing_episodes[lane].id_
+        ended = self._tell_of_steps(lanes, started, set(arrived.discarded))
         batched = {
             Columns.OBS: arrived.observations,
             Columns.ACTIONS: lanes.actions,
@@ -141,10 +147,14 @@ class AgentEpisodes(SlotRunner, MultiAgentEnvRunner):
         self._num_env_steps += 1
         self._quota.timesteps += 1 if self._counts_env_steps else len(observations)
 
-    def _tell_of_steps(self, lanes: Lanes, started: set[int]) -> list[MultiAgentEpisode]:
+    def _tell_of_steps(
+        self, lanes: Lanes, started: set[int], discarded: set[int]
+    ) -> list[MultiAgentEpisode]:
         """Call the callbacks after a step; return the episodes that have ended with it."""
         ended = []
-        for lane in lanes.slot.lanes:
+        for row, lane in enumerate(lanes.slot.lanes):
+            if row in discarded:
+                continue
             which = "on_episode_start" if lane in started else "on_episode_step"
             self._make_on_episode_callback(which, lane, self._ongoing_episodes)
             episode = self._ongoing_episodes[lane]
@@ -192,8 +202,8 @@ class AgentEpisodes(SlotRunner, MultiAgentEnvRunner):
     def _converted(self, episode: MultiAgentEpisode) -> MultiAgentEpisode:
         return episode.to_numpy() if self.episodes_to_numpy else episode
 
-    def _cut_short(self, lane: int, error: RlmeshError) -> MultiAgentEpisode | None:
-        cut_agents_short(self._ongoing_episodes[lane], error)
+    def _cut_short(self, lane: int, cause: Exception | str) -> MultiAgentEpisode | None:
+        cut_agents_short(self._ongoing_episodes[lane], cause)
         ended = self._ended(lane)
         return self._converted(ended) if ended.agent_episodes else None
 

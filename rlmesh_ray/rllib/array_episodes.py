@@ -81,6 +81,7 @@ class ArrayEpisodes(LaneEpisodes):
             over = record.is_over.tolist()
             ended, running = record.hand_over()
             self._over += ended
+            self._take_interrupted(record)
             self._ongoing_episodes[lanes.slot.lanes.start : lanes.slot.lanes.stop] = running
             if lanes.slot.phase is Phase.STEPPING:  # what arrives will be taken lane by lane
                 columns = dict(lanes.extras or {})
@@ -199,7 +200,9 @@ class ArrayEpisodes(LaneEpisodes):
             return
         assert lanes.extras is not None, "what _act has left there"
         record = self._records[lanes.slot]
-        self._quota.timesteps += self._num_running(lanes)
+        discarded = arrived.discarded
+        num_lost = sum(not record.is_over[lane] for lane in discarded)
+        self._quota.timesteps += self._num_running(lanes) - num_lost
         record.add(
             arrived.observation,
             arrived.rewards,
@@ -207,8 +210,9 @@ class ArrayEpisodes(LaneEpisodes):
             arrived.truncated,
             arrived.infos,
             lanes.extras,
+            discarded,
         )
-        self._quota.episodes += record.num_over
+        self._quota.episodes += record.num_over - len(discarded)
         lanes.to_module = self._pipeline.to_module(arrived.observation)
 
     def _work_ahead(self) -> bool:
@@ -221,6 +225,7 @@ class ArrayEpisodes(LaneEpisodes):
                     ended, chunks = record.cut()
                     self._over += ended
                     self._chunks += chunks
+                    self._take_interrupted(record)
         self._over.sort(key=lambda ended: ended.at_s)
         earlier = [ended.episode for ended in self._over]
         self._returned = [*earlier, *self._returned][: self._quota.num_episodes]
@@ -236,6 +241,12 @@ class ArrayEpisodes(LaneEpisodes):
         super()._log_sampled()
         self.metrics.log_value(LANES_AS_ARRAYS, float(self._pipeline is not None), window=1)
 
+    def _take_interrupted(self, record: LaneRecord) -> None:
+        for episode_id, episode in record.take_interrupted().items():
+            self._ongoing_episodes_for_metrics.pop(episode_id, None)
+            if episode is not None:
+                self._interrupted.append(episode)
+
     def _interrupt(self, slot: LaneSlot, cause: RlmeshError) -> int:
         if self._pipeline is None:
             return super()._interrupt(slot, cause)
@@ -244,6 +255,7 @@ class ArrayEpisodes(LaneEpisodes):
             return 0  # it has not come to anything
         ended, chunks = record.cut()
         self._over += ended
+        self._take_interrupted(record)
         for chunk in chunks:
             cut_short(chunk, cause)
         self._interrupted += chunks

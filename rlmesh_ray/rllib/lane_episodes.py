@@ -12,7 +12,6 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.spaces.space_utils import batch, unbatch
 
-from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.lane_group import GroupBatch
 from rlmesh_ray.rllib.lane_slot import LaneSlot
@@ -80,6 +79,9 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
                 episode.add_env_reset(observation=observations[row], infos=infos[row])
                 started.add(lane)
                 continue
+            if row in arrived.discarded:
+                cut_short(episode, arrived.discarded[row])
+                continue
             extras = {key: column[row] for key, column in (lanes.extras or {}).items()}
             self._quota.timesteps += 1
             episode.add_env_step(
@@ -102,7 +104,10 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
                 Columns.TRUNCATEDS: arrived.truncated,
             },
         )
-        for lane in lanes.slot.lanes:
+        for row, lane in enumerate(lanes.slot.lanes):
+            if row in arrived.discarded:
+                self._interrupt_lane(lane, arrived.discarded[row])
+                continue
             which = "on_episode_start" if lane in started else "on_episode_step"
             self._make_on_episode_callback(which, lane, self._ongoing_episodes)
             if self._ongoing_episodes[lane].is_done:
@@ -137,9 +142,9 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
         self._new_episode(lane, self._ongoing_episodes)
         return returned
 
-    def _cut_short(self, lane: int, error: RlmeshError) -> SingleAgentEpisode | None:
+    def _cut_short(self, lane: int, cause: Exception | str) -> SingleAgentEpisode | None:
         episode = self._ongoing_episodes[lane]
-        cut_short(episode, error)
+        cut_short(episode, cause)
         is_empty = len(episode) == 0  # what happened before has been returned already
         ended = self._ended(lane)
         return None if is_empty else ended

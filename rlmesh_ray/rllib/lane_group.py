@@ -1,14 +1,14 @@
 """The lanes of several sessions that are stepped together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.rllib.lane_infos import joined
-from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_signal
+from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, all_discarded, last_signal
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.conformance import coerce_batch
@@ -27,6 +27,8 @@ class GroupBatch:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     infos: Sequence[dict[str, Any]]
+    discarded: Mapping[int, str] = field(default_factory=dict)
+    """See ``LaneBatch``."""
 
 
 class LaneGroup:
@@ -121,11 +123,19 @@ class LaneGroup:
         if len(batches) == 1:
             [one] = batches
             observation = unflatten(space, one.observation)
-            return GroupBatch(observation, one.rewards, one.terminated, one.truncated, one.infos)
+            return GroupBatch(
+                observation,
+                one.rewards,
+                one.terminated,
+                one.truncated,
+                one.infos,
+                one.discarded,
+            )
         return GroupBatch(
             unflatten(space, concatenate([batch.observation for batch in batches])),
             np.concatenate([batch.rewards for batch in batches]),
             np.concatenate([batch.terminated for batch in batches]),
             np.concatenate([batch.truncated for batch in batches]),
             joined([batch.infos for batch in batches]),
+            all_discarded(batches),
         )

@@ -5,6 +5,7 @@ import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import gymnasium
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.episode_maker import EpisodeMaker
 from rlmesh_ray.rllib.lane_infos import NoInfos
 
 _FIRST_CAPACITY = 32
+_NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,9 @@ class LaneRecord:
         self._ends: deque[tuple[int, int]] = deque()
         """Lane and position of each end that nothing has been made of, in time."""
         self._ended: list[Ended] = []
+        self._causes: dict[tuple[int, int], str] = {}
+        """Why an end in ``_ends`` lies one position earlier than it stands there, if it does."""
+        self._interrupted: dict[str, SingleAgentEpisode | None] = {}
         self._observations = self._empty(observation)
         self._observations[:, 0] = observation
         # By step, that is, by the position it leads to; the first position has none.
@@ -109,7 +115,7 @@ class LaneRecord:
                 return False
         return True
 
-    def add(
+    def add(  # noqa: PLR0913  # what a step gives, an array each
         self,
         observation: NDArray[Any],
         rewards: NDArray[np.float64],
@@ -117,6 +123,7 @@ class LaneRecord:
         truncated: NDArray[np.bool_],
         infos: Sequence[dict[str, Any]],
         columns: Mapping[str, NDArray[Any]],
+        discarded: Mapping[int, str] = _NOTHING,
     ) -> None:
         """Add a step of all lanes. Arrays have one row a lane, and are copied.
 
@@ -127,6 +134,7 @@ class LaneRecord:
             truncated: Likewise.
             infos: Likewise.
             columns: ``actions``, and what else is kept of a step; see ``takes``.
+            discarded: By lane: why its episode ends before this step, as truncated.
         """
         if self._last + 1 >= self._capacity:
             self._grow()
@@ -142,11 +150,23 @@ class LaneRecord:
         terminated = np.logical_and(terminated, goes_on, out=self._terminated[last])
         truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
         self.is_over = terminated | truncated
+        for lane, cause in discarded.items():
+            self.is_over[lane] = True
+            self._causes[lane, last] = cause
         self.num_over = int(np.count_nonzero(self.is_over))
         if self.num_over:
             self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
         self._infos.append(_kept(infos))
         self._times_s.append(time.perf_counter())
+
+    def take_interrupted(self) -> dict[str, SingleAgentEpisode | None]:
+        """Return what has ended before a discarded step since this was asked last, by its id.
+
+        None: nothing was left of the episode that a cut has not returned. To be asked after
+        ``cut`` or ``hand_over``.
+        """
+        taken, self._interrupted = self._interrupted, {}
+        return taken
 
     def make_one(self) -> bool:
         """Make an episode of what has ended, while there is time; False: nothing is left to make.
@@ -189,7 +209,14 @@ class LaneRecord:
 
     def _end(self, lane: int, end: int) -> None:
         """Make the episode of a lane that ended at a position, unless a cut has returned it."""
-        if end > self._since:
+        cause = self._causes.pop((lane, end), None)
+        if cause is not None:
+            episode = None
+            if self._starts[lane] < end - 1:
+                episode = self._episode(lane, self._starts[lane], end - 1)
+                cut_short(episode, cause)
+            self._interrupted[self._ids[lane]] = episode
+        elif end > self._since:
             episode = self._episode(lane, self._starts[lane], end)
             episode.is_terminated = bool(self._terminated[end, lane])
             episode.is_truncated = bool(self._truncated[end, lane])

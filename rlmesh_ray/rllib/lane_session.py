@@ -9,10 +9,13 @@ are made to look like it, with partial resets:
   not allowed, and again after it, since the Step has moved them on.
 * SAME_STEP: the observation that RLlib must see last is in the infos; the lane, which has been
   restarted already and stepped with an action that was not meant for it, is reset again.
+
+A step whose reward is not finite is no part of its episode: that ends before it, and the lane is
+reset, whatever the mode.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,8 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.env_client import ResetResult, StepResult
 from rlmesh_ray.client.lane_client import LaneClient
-from rlmesh_ray.errors import RemoteProtocolError
+from rlmesh_ray.errors import RemoteEnvError, RemoteProtocolError
+from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.lane_infos import lane_infos
 from rlmesh_ray.spaces.batch import Column, flatten
 from rlmesh_ray.spaces.columns import replace_lanes
@@ -37,6 +41,8 @@ class LaneBatch:
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
     infos: Sequence[dict[str, Any]]
+    discarded: Mapping[int, str] = field(default_factory=dict)
+    """By lane: why this step is no part of its episode, which ends before it as truncated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,7 @@ class LaneSession:
                 batch.terminated,
                 batch.truncated,
                 infos,
+                batch.discarded,
             )
         return batch
 
@@ -147,17 +154,37 @@ class LaneSession:
                 array[list(restarted)] = 0
         infos = lane_infos(result.infos, self.num_lanes)
         observation = result.observation
-        if self._mode is not AutoresetMode.NEXT_STEP:
-            self._ended = tuple(np.flatnonzero(result.terminated | result.truncated).tolist())
+        discarded = _unusable(result.rewards)
+        ended: list[int] = []
+        if discarded or self._mode is not AutoresetMode.NEXT_STEP:
+            has_ended = result.terminated | result.truncated
+            ended = np.flatnonzero(has_ended).tolist()
         if self._mode is AutoresetMode.SAME_STEP:
             infos = list(infos)
-            observation = self._with_final_observations(observation, infos)
-        return LaneBatch(observation, result.rewards, result.terminated, result.truncated, infos)
+            usable = [lane for lane in ended if lane not in discarded]
+            observation = self._with_final_observations(observation, infos, usable)
+        if discarded:
+            self._require_single_resets(discarded)
+            lanes = list(discarded)
+            result.rewards[lanes], result.terminated[lanes], result.truncated[lanes] = 0, 0, 1
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._ended = tuple(lane for lane in discarded if lane not in ended)
+        else:
+            self._ended = tuple(sorted({*ended, *discarded}))
+        return LaneBatch(
+            observation, result.rewards, result.terminated, result.truncated, infos, discarded
+        )
+
+    def _require_single_resets(self, discarded: Mapping[int, str]) -> None:
+        """Give the session up where it cannot reset the lanes of ``discarded`` alone."""
+        is_able = capabilities.PARTIAL_RESET in self._client.answer.capabilities
+        if not is_able and len(discarded) < self.num_lanes:
+            raise unusable_step(*next(iter(discarded.items())))
 
     def _with_final_observations(
-        self, observation: list[Column], infos: list[dict[str, Any]]
+        self, observation: list[Column], infos: list[dict[str, Any]], ended: Sequence[int]
     ) -> list[Column]:
-        for lane in self._ended:
+        for lane in ended:
             if "final_obs" not in infos[lane]:
                 raise RemoteProtocolError(
                     f"lane {lane} ended under autoreset mode SAME_STEP, but its infos hold no "
@@ -173,6 +200,20 @@ class LaneSession:
         return observation
 
 
+def unusable_step(lane: int, cause: str) -> RemoteEnvError:
+    """Return the error of a step that must not reach a learner, where it is not just left out."""
+    return RemoteEnvError("INTERNAL", f"lane {lane}: {cause}", is_recoverable=False)
+
+
+def _unusable(rewards: NDArray[np.float64]) -> dict[int, str]:
+    """Return why a step must not reach a learner, by lane; mostly nothing."""
+    is_finite = np.isfinite(rewards)
+    if np.count_nonzero(is_finite) == len(rewards):
+        return {}
+    lanes = np.flatnonzero(~is_finite).tolist()
+    return {lane: f"the environment gave {rewards[lane]} as a reward" for lane in lanes}
+
+
 def _row(part: Any, num_lanes: int) -> NDArray[Any]:
     array = np.asarray(part)
     return np.broadcast_to(array, (num_lanes, *array.shape))
@@ -182,3 +223,13 @@ def last_signal(sessions: Sequence[LaneSession]) -> Signal | None:
     """Return what tells that the last of ``sessions`` has answered; None: nothing does."""
     signals = [session.signal() for session in sessions]
     return None if None in signals else signals[-1]
+
+
+def all_discarded(batches: Sequence[LaneBatch]) -> dict[int, str]:
+    """Return the ``discarded`` of sessions whose lanes are counted one after the other."""
+    discarded: dict[int, str] = {}
+    first = 0
+    for batch in batches:
+        discarded |= {first + lane: cause for lane, cause in batch.discarded.items()}
+        first += len(batch.rewards)
+    return discarded

@@ -4,14 +4,16 @@ Either way their running episodes end where they stand, and new sessions are ope
 """
 
 import abc
+import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME, EnvRunner
 
 from rlmesh_ray.errors import EndpointClosedError, RlmeshError
+from rlmesh_ray.rllib.lane_session import unusable_step
 from rlmesh_ray.rllib.lane_slot import LaneSlot, Phase
 from rlmesh_ray.rllib.quota import Quota
 from rlmesh_ray.rllib.runner_lanes import Lanes
@@ -34,9 +36,10 @@ class LostAndMoved(EnvRunner):
     _ongoing_episodes: list[Any]
     _interrupted: list[Any]
     """Episodes that were cut short in this call of ``sample``."""
+    _has_discarded = False
 
     @abc.abstractmethod
-    def _cut_short(self, lane: int, error: RlmeshError) -> Any | None:
+    def _cut_short(self, lane: int, cause: Exception | str) -> Any | None:
         """End a lane's running episode; return it unless all it holds has been returned before."""
 
     # --- failures ------------------------------------------------------------------------
@@ -81,17 +84,50 @@ class LostAndMoved(EnvRunner):
 
     def _interrupt(self, slot: LaneSlot, cause: RlmeshError) -> int:
         """Cut a slot's running episodes short, to be returned; return how many they are."""
-        num_cut = 0
-        for lane in slot.lanes:
-            episode = self._ongoing_episodes[lane]
-            if not episode.is_reset:
-                continue  # nothing has happened in it
-            returned = self._cut_short(lane, cause)
-            self._ongoing_episodes_for_metrics.pop(episode.id_, None)
-            num_cut += 1
-            if returned is not None:
-                self._interrupted.append(returned)
-        return num_cut
+        is_begun = [self._ongoing_episodes[lane].is_reset for lane in slot.lanes]
+        for lane in itertools.compress(slot.lanes, is_begun):  # in the others nothing has happened
+            self._interrupt_lane(lane, cause)
+        return sum(is_begun)
+
+    def _interrupt_lane(self, lane: int, cause: Exception | str) -> None:
+        """Cut a lane's running episode short, to be returned."""
+        episode = self._ongoing_episodes[lane]
+        returned = self._cut_short(lane, cause)
+        self._ongoing_episodes_for_metrics.pop(episode.id_, None)
+        if returned is not None:
+            self._interrupted.append(returned)
+
+    # --- steps that cannot be used ----------------------------------------------------------
+
+    def _count_discarded(self, lanes: Lanes, discarded: Mapping[int, str], *, is_all: bool) -> None:
+        """Count episodes that end before a step which must not reach a learner.
+
+        Args:
+            lanes: Of which slot.
+            discarded: By its lanes: why.
+            is_all: Whether nothing else came with that step.
+
+        Raises:
+            RemoteEnvError: That has happened too often without anything else.
+        """
+        row, cause = next(iter(discarded.items()))
+        lane = lanes.slot.lanes[row]
+        key = NUM_EPISODES_INTERRUPTED_LIFETIME
+        self.metrics.log_value(key, len(discarded), reduce="lifetime_sum")
+        if not self._has_discarded:
+            self._has_discarded = True
+            _LOG.warning(
+                "worker %s, lane %d: %s; its episode ends before that, as truncated, here and each "
+                "time that this happens (metric %s)",
+                self.worker_index,
+                lane,
+                cause,
+                key,
+            )
+        error = unusable_step(lane, f"{cause}, again and again, and no step that could be used")
+        if is_all and lanes.slot.patience.failed(error, time.monotonic()) is None:
+            lanes.slot.patience.succeeded()  # whoever calls again gets another try
+            raise error
 
     # --- moves ---------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The vector environment of a multi-agent EnvRunner: the lanes of several sessions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.rllib.lane_env import LaneCall
-from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, last_signal
+from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, all_discarded, last_signal
 from rlmesh_ray.rllib.multi_agent_columns import ALL_AGENTS, AgentColumns
 from rlmesh_ray.rllib.multi_agent_contract import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.columns import concatenate, split
@@ -48,6 +48,8 @@ class AgentBatch:
     terminated: ByAgent
     truncated: ByAgent
     infos: ByAgent
+    discarded: Mapping[int, str] = field(default_factory=dict)
+    """See ``LaneBatch``."""
 
 
 class MultiAgentLaneGroup:
@@ -148,7 +150,12 @@ class MultiAgentLaneGroup:
         self._acting, self._is_over = dicts.acting, terminated | truncated
         infos = [self._columns.infos(info) for batch in batches for info in batch.infos]
         return AgentBatch(
-            dicts.observations, dicts.rewards, dicts.terminated, dicts.truncated, infos
+            dicts.observations,
+            dicts.rewards,
+            dicts.terminated,
+            dicts.truncated,
+            infos,
+            all_discarded(batches),
         )
 
 

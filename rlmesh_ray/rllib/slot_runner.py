@@ -231,8 +231,13 @@ class SlotRunner(LostAndMoved):
             return
         slot.phase = Phase.IDLE
         if phase is Phase.STEPPING:
-            slot.patience.succeeded()
+            num_before = self._quota.timesteps
             self._add_steps(lanes, arrival.batch)
+            is_none = self._quota.timesteps == num_before
+            if arrival.batch.discarded:
+                self._count_discarded(lanes, arrival.batch.discarded, is_all=is_none)
+            if not is_none:
+                slot.patience.succeeded()
         else:
             self._add_resets(lanes, arrival.batch)
 

@@ -156,6 +156,16 @@ class Climb:
         pass
 
 
+class Precipice(Climb):
+    """The first agent's reward is infinite in every third step of an episode."""
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *rest = super().step(actions)
+        if self._steps % 3 == 0:
+            rewards = {**rewards, "first": np.inf}
+        return observations, rewards, *rest
+
+
 class Hunt:
     """PettingZoo's interface: two hunters look for a prey on a line, which may get away.
 

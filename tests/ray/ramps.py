@@ -92,6 +92,30 @@ class Stairs(gymnasium.Env[Any, Any]):
         return observation, float(self.steps), self.steps >= self.length, False, {}
 
 
+class Slippery(Ramp):
+    """Gives a reward that is not finite in every fifth step of its life."""
+
+    life = 0
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        self.life += 1
+        bad = (np.nan, np.inf, -np.inf)[self.life % 3]
+        return observation, reward if self.life % 5 else bad, *rest
+
+
+def slippery_ramps(mode: AutoresetMode) -> SyncVectorEnv:
+    return SyncVectorEnv([Slippery] * 3, autoreset_mode=mode)
+
+
+class Bottomless(Ramp):
+    """Gives no finite reward at all."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return observation, np.nan, *rest
+
+
 class Ladder(gymnasium.Env[Any, Any]):
     """Observes the rung that it was last set to."""
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
+from rlmesh_ray.rllib.cut_short import cut_short
 from rlmesh_ray.rllib.episode_maker import EpisodeMaker
 from rlmesh_ray.rllib.lane_infos import NoInfos
 from rlmesh_ray.rllib.lane_record import LaneRecord
@@ -26,6 +27,7 @@ class StepByStep:
         self.lookback = lookback
         self.lanes = [self.new() for _ in infos]
         self.ended: list[SingleAgentEpisode] = []
+        self.interrupted: list[SingleAgentEpisode] = []
         for lane, episode in enumerate(self.lanes):
             episode.add_env_reset(observation[lane], infos[lane])
 
@@ -40,8 +42,15 @@ class StepByStep:
         truncated: Any,
         infos: Any,
         columns: Any,
+        discarded: Any,
     ) -> None:
         for lane, episode in enumerate(self.lanes):
+            if lane in discarded:
+                if episode.is_reset:
+                    cut_short(episode, discarded[lane])
+                    self.interrupted += [episode.to_numpy()] if len(episode) else []
+                self.lanes[lane] = self.new()
+                continue
             if not episode.is_reset:
                 episode.add_env_reset(observation[lane], infos[lane])
                 continue
@@ -86,7 +95,9 @@ def parts(episode: SingleAgentEpisode) -> list[Any]:
 
 
 def step_of(random: np.random.Generator, num_lanes: int) -> dict[str, Any]:
+    is_discarded = random.random(num_lanes) < 0.1
     return {
+        "discarded": dict.fromkeys(np.flatnonzero(is_discarded).tolist(), "unusable"),
         "observation": random.normal(size=(num_lanes, 2)).astype(np.float32),
         "rewards": random.normal(size=num_lanes),
         "terminated": random.random(num_lanes) < 0.2,
@@ -190,8 +201,14 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
             for _ in range(num_made):
                 record.make_one()
         ended, chunks = record.cut()
+        interrupted = [one for one in record.take_interrupted().values() if one is not None]
         theirs = expected.cut()
-        for mine, others in (([one.episode for one in ended], theirs[0]), (chunks, theirs[1])):
+        cut_off, expected.interrupted = expected.interrupted, []
+        for mine, others in (
+            ([one.episode for one in ended], theirs[0]),
+            (chunks, theirs[1]),
+            (interrupted, cut_off),
+        ):
             assert [parts(episode) for episode in mine] == [parts(episode) for episode in others]
             for episode, other in zip(mine, others, strict=True):
                 # Chunks of one episode have one id, and no other episode has it.
@@ -247,7 +264,7 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int, is_cut: bool) ->
     )
     expected = StepByStep(first, infos, lookback)
     for _ in range(5):
-        step = {**step_of(random, 3), "terminated": np.zeros(3, bool)}
+        step = {**step_of(random, 3), "terminated": np.zeros(3, bool), "discarded": {}}
         step["truncated"] = np.zeros(3, bool)
         record.add(**step)
         expected.add(**step)

@@ -1,0 +1,90 @@
+"""Rewards that are not finite reach no learner: their episodes end before them, as truncated."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+from ray.rllib.algorithms.ppo import PPOConfig
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.errors import RemoteEnvError
+from rlmesh_ray.rllib import configure
+from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from tests.ray.lost_endpoints import assert_unbroken
+from tests.ray.multi_agent_worlds import Climb, Precipice
+from tests.ray.ramps import Bottomless, Slippery, slippery_ramps
+
+
+def nothing(**_: Any) -> None: ...
+
+
+def runner_of(server: EnvServer, config: PPOConfig) -> Any:
+    config = configure(config.env_runners(num_env_runners=0), server.address)
+    return config.env_runner_cls(config=config, worker_index=0, num_workers=0)
+
+
+def hosted_vector(mode: AutoresetMode) -> EnvServer:
+    return EnvServer(functools.partial(slippery_ramps, mode))
+
+
+ENDPOINTS: dict[str, Callable[[], EnvServer]] = {
+    "one lane": lambda: EnvServer(Slippery),
+    "lanes that reset themselves": lambda: EnvServer(Slippery, num_envs=3),
+    "lanes that do not": lambda: EnvServer(Slippery, num_envs=3, autoreset="disabled"),
+    "a vector, next step": functools.partial(hosted_vector, AutoresetMode.NEXT_STEP),
+    "a vector, same step": functools.partial(hosted_vector, AutoresetMode.SAME_STEP),
+    "a vector, disabled": functools.partial(hosted_vector, AutoresetMode.DISABLED),
+}
+
+
+@pytest.mark.parametrize("as_arrays", [True, False])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_an_episode_ends_before_such_a_reward_with_the_cause(
+    endpoint: str, as_arrays: bool
+) -> None:
+    config = PPOConfig() if as_arrays else PPOConfig().callbacks(on_episode_step=nothing)
+    with ENDPOINTS[endpoint]() as server:
+        runner = runner_of(server, config)
+        chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=50)]
+        metrics = runner.get_metrics()
+        runner.stop()
+
+    assert metrics["lanes_as_arrays"].peek() == as_arrays
+    assert_unbroken(chunks)
+    assert 200 <= sum(map(len, chunks)) == metrics["num_env_steps_sampled"].peek()
+    causes = [chunk.get_infos(-1).get(INTERRUPTED_KEY) for chunk in chunks if chunk.is_truncated]
+    assert len(causes) > 10
+    assert {"nan", "inf", "-inf"} == {str(cause).split()[3] for cause in causes}
+    assert metrics["num_episodes_interrupted_lifetime"].peek() >= len(causes)
+    assert metrics["num_episodes"].peek() == sum(chunk.is_terminated for chunk in chunks)
+
+
+def test_an_environment_that_gives_nothing_else_ends_sampling_with_the_cause() -> None:
+    with EnvServer(Bottomless, num_envs=2) as server:
+        runner = runner_of(server, PPOConfig())
+        with pytest.raises(RemoteEnvError, match="gave nan as a reward, again and again"):
+            runner.sample(num_timesteps=50)
+        runner.stop()
+
+
+def test_several_agents_lose_the_step_together() -> None:
+    config = PPOConfig().multi_agent(
+        policies=set(Climb.possible_agents),
+        policy_mapping_fn=lambda agent_id, *_args, **_kwargs: agent_id,
+    )
+    with EnvServer(Precipice) as server:
+        runner = runner_of(server, config)
+        episodes = runner.sample(num_timesteps=20)
+        metrics = runner.get_metrics()
+        runner.stop()
+
+    assert [len(episode) for episode in episodes[:3]] == [2, 2, 2]
+    for episode in episodes:
+        first = episode.agent_episodes["first"]
+        assert np.isfinite(first.get_rewards()).all()
+        assert episode.is_truncated == first.is_truncated
+    assert "inf as a reward" in episodes[0].agent_episodes["first"].get_infos(-1)[INTERRUPTED_KEY]
+    assert metrics["num_episodes_interrupted_lifetime"].peek() >= 3
