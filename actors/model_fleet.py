@@ -47,6 +47,7 @@ class ModelFleet(NamedModelFleet):
         buckets: See ``ModelServiceActor``.
         compile: See ``ModelServiceActor``.
         max_batch_rows: See ``ModelServer``.
+        max_message_bytes: See ``ModelServer``.
         torch_threads: See ``ModelServer``.
         stuck_after_s: See ``ModelServer``.
         idle_timeout_s: See ``ModelServer``.
@@ -76,6 +77,7 @@ class ModelFleet(NamedModelFleet):
         buckets: Sequence[int] = (),
         compile: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
+        max_message_bytes: int | None = None,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         idle_timeout_s: float | None = None,
@@ -113,6 +115,7 @@ class ModelFleet(NamedModelFleet):
                 buckets=tuple(buckets),
                 compile=compile,
                 max_batch_rows=max_batch_rows,
+                max_message_bytes=max_message_bytes,
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=(),

@@ -68,6 +68,7 @@ class ModelReplica:
         buckets: Sequence[int],
         compile: bool,
         max_batch_rows: int,
+        max_message_bytes: int | None,
         torch_threads: int,
         stuck_after_s: float,
         accept_edition_texts: Collection[str],
@@ -90,6 +91,7 @@ class ModelReplica:
                 token=token,
                 tls=RayTls(),
                 max_batch_rows=max_batch_rows,
+                max_message_bytes=max_message_bytes,
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=accept_edition_texts,
@@ -282,6 +284,7 @@ class ModelServiceActors:
         buckets: Sequence[int] = (),
         compile: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
+        max_message_bytes: int | None = None,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         accept_edition_texts: Collection[str] = (),
@@ -305,6 +308,7 @@ class ModelServiceActors:
                 checkpoints and torch modules.
             compile: Whether torch compiles the module, for each of ``buckets``.
             max_batch_rows: See ``ModelServer``.
+            max_message_bytes: See ``ModelServer``.
             torch_threads: See ``ModelServer``.
             stuck_after_s: See ``ModelServer``.
             accept_edition_texts: See ``EnvServer``.
@@ -329,6 +333,7 @@ class ModelServiceActors:
             buckets=tuple(buckets),
             compile=compile,
             max_batch_rows=max_batch_rows,
+            max_message_bytes=max_message_bytes,
             torch_threads=torch_threads,
             stuck_after_s=stuck_after_s,
             accept_edition_texts=accept_edition_texts,

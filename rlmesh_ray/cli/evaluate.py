@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
 
 _MOST_LANES = 8
+_OWN_MESSAGE_BYTES = 2**28
+"""Largest message to a policy that this command serves to itself: environments may be wide."""
 
 
 EnvOption = Annotated[
@@ -257,5 +259,5 @@ def _served_model(dial: "Dial") -> "Iterator[Dial]":
 
     with muted():
         policy = load_policy(dial.address)
-    with ModelServer(policy) as server:
+    with ModelServer(policy, max_message_bytes=_OWN_MESSAGE_BYTES) as server:
         yield Dial(server.address)

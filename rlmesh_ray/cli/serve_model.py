@@ -64,6 +64,14 @@ MaxBatchRows = Annotated[
     int,
     typer.Option("--max-batch-rows", min=1, help="Most rows in a batch that joins requests."),
 ]
+MaxMessageBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-message-bytes",
+        help="Size of the largest message to accept.",
+        show_default="what the policy's batches need, or 32 MiB",
+    ),
+]
 Speak = Annotated[
     list[ModelLanguage] | None,
     typer.Option("--speak", help="What clients may speak; repeatable.", show_default="both"),
@@ -87,6 +95,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     compile_module: Compile = False,
     threads: Threads = 1,
     max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
+    max_message_bytes: MaxMessageBytes = None,
     allow_shutdown: AllowShutdown = False,
     stop_on_close: Annotated[
         bool,
@@ -134,6 +143,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             tls=tls,
             open_to_strangers=open_to_strangers,
             max_batch_rows=max_batch_rows,
+            max_message_bytes=max_message_bytes,
             torch_threads=threads,
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,

@@ -254,6 +254,7 @@ def _exhausted(details: str, address: str) -> EndpointError:
         return CapacityError(details, address)
     return EndpointError(
         f"a message is larger than the size limit of the side that it went to ({details}); send "
-        "or serve fewer lanes at once, or smaller observations",
+        "or serve fewer lanes at once, or smaller observations, or raise the limit of a policy's "
+        "endpoint (max_message_bytes=…, --max-message-bytes)",
         address,
     )

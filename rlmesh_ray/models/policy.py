@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import SpaceSpec
 
 
 class RouteRows(NamedTuple):
@@ -86,6 +87,9 @@ class Traits:
     may run it in its serving loop, while it is quick; if it hangs after all, so does the endpoint.
     Otherwise it always runs in a thread of its own. The policies here claim it only where the
     code that runs is torch's or RLlib's; a policy of your own may claim it."""
+    observation_space: SpaceSpec | None = None
+    """Of one lane: the only one that the policy acts on; None: it takes several, or cannot tell.
+    A server takes no larger messages than batches of it need."""
 
 
 def traits_of(policy: Policy) -> Traits:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmesh_ray.errors import ContractMismatchError, PolicyError
+from rlmesh_ray.errors import ContractMismatchError, PolicyError, UnsupportedSpaceError
 from rlmesh_ray.models.buckets import Buckets
 from rlmesh_ray.models.known_code import is_known, only_computes
 from rlmesh_ray.models.nan_rows import refusable
@@ -32,7 +32,8 @@ from rlmesh_ray.models.torch_module import torch_device
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import empty_columns, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.gym import Space, from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.spec import SpaceSpec
 
 # No route of a server has such a name.
 _TRIAL = "\0"
@@ -93,6 +94,7 @@ class RllibPolicy:
             and not compile
             and only_computes(parts.module, of_device)
             and _samples_as_known(parts.module),
+            observation_space=_told(self._spaces[0]),
         )
 
     def check_contract(self, contract: EnvContract) -> None:
@@ -165,6 +167,14 @@ class RllibPolicy:
             )
         finally:
             self._actor.forget(_TRIAL, None)
+
+
+def _told(space: Space) -> SpaceSpec | None:
+    """Return the spec of a space; None: no contract can express it, so that no route fits."""
+    try:
+        return from_gymnasium(space)
+    except UnsupportedSpaceError:
+        return None
 
 
 def _samples_as_known(module: Any) -> bool:

@@ -246,6 +246,7 @@ class RLMeshRLlinkEnvRunner(SingleAgentEnvRunner):
             token=plan.token,
             tls=plan.tls,
             open_to_strangers=plan.open_to_strangers,
+            max_message_bytes=plan.limits.max_message_bytes,
         )
         try:
             self._service.start()

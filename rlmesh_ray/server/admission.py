@@ -67,13 +67,19 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     async def _handshake(
         self, shake_hands: _Handshake, data: bytes, context: grpc.aio.ServicerContext
     ) -> bytes:
-        await self._require_open(context)
-        return await shake_hands(data, context)
+        if self._is_closed:
+            del data  # see ``error_text.parsed``
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
+            raise AssertionError("abort raises")
+        answering = shake_hands(data, context)
+        del data
+        return await answering
 
     async def _join(
         self, join: _Join, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        await self._require_open(context)
+        if self._is_closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)
         self._num_inside += 1
         self._empty.clear()
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
@@ -84,7 +90,3 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         self._num_inside -= 1
         if not self._num_inside:
             self._empty.set()
-
-    async def _require_open(self, context: grpc.aio.ServicerContext) -> None:
-        if self._is_closed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _DRAINING)

@@ -25,12 +25,12 @@ from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_options import DEFAULT_MODEL_MESSAGE_BYTES
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.predictions import Answer
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.tls import TlsSource
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 
 class Choice(NamedTuple):
@@ -74,6 +74,7 @@ class AskedModelServer:
         token: What clients must show; required unless ``address`` is loopback.
         tls: Files for TLS; None for plain text.
         open_to_strangers: Whether it may do without a token where other machines can reach it.
+        max_message_bytes: Size of the largest message to accept.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
@@ -87,8 +88,10 @@ class AskedModelServer:
         token: TokenSource | None,
         tls: TlsSource | None = None,
         open_to_strangers: bool = False,
+        max_message_bytes: int = DEFAULT_MODEL_MESSAGE_BYTES,
     ) -> None:
         self._host = _AskedHost(policy)
+        self._max_message_bytes = max_message_bytes
         self._endpoint = Endpoint(
             address,
             token=token,
@@ -114,7 +117,7 @@ class AskedModelServer:
             AddressError: The address is in use or not this machine's.
         """
         service = ModelService(self._host, HouseRules(), self._endpoint.drain)
-        self._endpoint.start([service.handlers()], max_receive_bytes=DEFAULT_MESSAGE_BYTES)
+        self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)
 
     def stop(self) -> None:
         """End all sessions, whatever they wait for. Idempotent; blocks."""

@@ -17,6 +17,7 @@ from rlmesh_ray.protocol.outcomes import Failure
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_host import EnvHost
+from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.session_worker import Deadline
 from rlmesh_ray.wire import lanes_v1 as wire
 from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
@@ -182,10 +183,11 @@ class EnvCalls:
 
     async def call(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Call into the lanes of the session that the metadata name."""
-        try:
-            call = wire.parse_call(data)
-        except CodecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        call = parsed(wire.parse_call, data)
+        del data
+        if isinstance(call, CodecError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(call))
+            raise AssertionError("abort raises")
         session = self._open.get(session_id_of(context))
         outcome: Outcome = None
         if session is not None:

@@ -1,5 +1,12 @@
 """What an error of somebody else's code says, whatever happens when it is asked."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
+from rlmesh_ray.errors import CodecError
+
+T = TypeVar("T")
+
 _MOST_CHARACTERS = 8192
 
 
@@ -20,3 +27,15 @@ def clipped(text: str, most: int) -> str:
         return text
     half = most // 2
     return f"{text[:half]} [...] {text[-half:]}"
+
+
+def parsed(parse: Callable[[bytes], T], data: bytes) -> T | CodecError:
+    """Return what ``parse`` makes of ``data``, or its CodecError without a traceback.
+
+    A handler deletes ``data`` before it awaits ``context.abort``: gRPC keeps what that raises, with
+    its frames, until the garbage collector looks. A large message would stay as long.
+    """
+    try:
+        return parse(data)
+    except CodecError as error:
+        return CodecError(str(error))  # the other one has frames with the message, too

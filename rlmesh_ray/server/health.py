@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.error_text import parsed, text_of
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 
@@ -85,7 +86,9 @@ class HealthService:
 
     async def check(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Tell the health now; the reason stands in the trailing metadata."""
-        service = await _parse(data, context)
+        service = parsed(_service_in, data)
+        del data
+        await _require_readable(service, context)
         if service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service!r} here")
         health = ask(self._probe)
@@ -96,7 +99,9 @@ class HealthService:
 
     async def watch(self, data: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         """Tell the health now, and again whenever it has changed, until the endpoint stops."""
-        service = await _parse(data, context)
+        service = parsed(_service_in, data)
+        del data
+        await _require_readable(service, context)
         is_known = service in self._services
         told: ServingStatus | None = None
         while True:
@@ -112,12 +117,14 @@ class HealthService:
                 await asyncio.wait_for(news.wait(), WATCH_PERIOD_S)
 
 
-async def _parse(data: bytes, context: grpc.aio.ServicerContext) -> str:
-    try:
-        return wire.parse_request(data)
-    except CodecError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        raise  # never reached: abort raises
+def _service_in(data: bytes) -> str:
+    """Return the service that is asked for, cut; raises CodecError."""
+    return quoted(wire.parse_request(data))
+
+
+async def _require_readable(asked: object, context: grpc.aio.ServicerContext) -> None:
+    if isinstance(asked, CodecError):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
 
 
 def _status(health: Health) -> ServingStatus:

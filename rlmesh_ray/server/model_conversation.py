@@ -90,7 +90,9 @@ class ModelConversation:
             rest: The frames after the first.
         """
         try:
-            self._host.soon(self._take, self._first)
+            first, self._first = self._first, b""
+            self._host.soon(self._take, first)
+            del first
             if self._drain.is_wanted:
                 return
             async for frame in rest:

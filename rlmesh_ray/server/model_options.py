@@ -3,6 +3,14 @@
 import operator
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.policy import Policy, traits_of
+from rlmesh_ray.options import whole
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES, max_predict_bytes
+
+DEFAULT_MODEL_MESSAGE_BYTES = 2**25
+"""Largest message to a policy that does not tell its observation space."""
+_LEAST_MESSAGE_BYTES = 2**16
+"""What a handshake and a contract need."""
 
 LAST_VERSION = 2**63 - 1
 """Of a policy's weights: what most languages can count to. Beyond 2**53 the answers to predictions
@@ -38,3 +46,36 @@ def version_after(latest: int) -> int:
             f"no version is left after {latest}: start anew, and leave versions out or count from 1"
         )
     return latest + 1
+
+
+def checked_message_bytes(max_message_bytes: int | None) -> int | None:
+    """Return the size of the largest message to accept as a plain integer; None: the default.
+
+    Raises:
+        ConfigurationError: It is no integer from 65,536 to 2**31 - 1.
+    """
+    if max_message_bytes is None:
+        return None
+    size = whole("max_message_bytes", max_message_bytes)
+    if not _LEAST_MESSAGE_BYTES <= size <= MAX_MESSAGE_BYTES:
+        raise ConfigurationError(
+            f"max_message_bytes={size} must be from {_LEAST_MESSAGE_BYTES}, which handshakes and "
+            f"contracts need, to {MAX_MESSAGE_BYTES}, which is the most that a message can have"
+        )
+    return size
+
+
+def message_limit(policy: Policy, max_batch_rows: int, max_message_bytes: int | None) -> int:
+    """Return the size of the largest message that an endpoint of ``policy`` accepts.
+
+    Args:
+        policy: If it tells its observation space, the limit follows from that.
+        max_batch_rows: See ``ModelServer``.
+        max_message_bytes: What the operator wants, checked; None: the default.
+    """
+    if max_message_bytes is not None:
+        return max_message_bytes
+    observation_space = traits_of(policy).observation_space
+    if observation_space is None:
+        return DEFAULT_MODEL_MESSAGE_BYTES
+    return max_predict_bytes(observation_space, max_batch_rows)

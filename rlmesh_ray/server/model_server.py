@@ -13,13 +13,13 @@ from rlmesh_ray.server.access import TlsSource, checked_address
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_options import checked_message_bytes, message_limit
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.silence import checked_idle_timeout
 from rlmesh_ray.server.speaks import MODEL_LANGUAGES, checked_languages
 from rlmesh_ray.server.statistics import ModelStatistics
-from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
 
 class ModelServer:
@@ -34,6 +34,11 @@ class ModelServer:
         open_to_strangers: Whether to listen without a token where other machines can reach it; the
             log says what that means.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
+        max_message_bytes: Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger
+            one ends its session with a size error. Default: what ``max_batch_rows`` observations
+            need where the policy tells its observation space (RLlib checkpoints do), 32 MiB where
+            it does not. For a moment, gRPC takes three times as much memory as a message has
+            bytes.
         torch_threads: How many threads torch uses for a batch. More than one pays for large modules
             only: on two cores, two of them were seen to be forty times as slow for small ones.
         stuck_after_s: After how many seconds at one batch ``health`` calls the policy stuck; more
@@ -62,6 +67,7 @@ class ModelServer:
         tls: TlsSource | None = None,
         open_to_strangers: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
+        max_message_bytes: int | None = None,
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         allow_shutdown: bool = False,
@@ -76,13 +82,16 @@ class ModelServer:
         accept_texts = frozenset(map(resolve_text, accept_edition_texts))
         languages = checked_languages(speaks, MODEL_LANGUAGES)
         checked_idle_timeout(idle_timeout_s)
+        wanted_bytes = checked_message_bytes(max_message_bytes)
+        served = as_policy(policy)
         self._host = ModelHost(
-            as_policy(policy),
+            served,
             max_batch_rows,
             stuck_after_s=stuck_after_s,
             torch_threads=torch_threads,
             name=uuid.uuid4().hex,
         )
+        self._max_message_bytes = message_limit(served, max_batch_rows, wanted_bytes)
         self._endpoint = Endpoint(
             address,
             token=token,
@@ -157,8 +166,7 @@ class ModelServer:
             AddressError: The address is in use or not this machine's.
         """
         service = ModelService(self._host, self._rules, self._endpoint.drain)
-        # Which spaces there will be is told within the streams that this limit is for.
-        self._endpoint.start([service.handlers()], max_receive_bytes=DEFAULT_MESSAGE_BYTES)
+        self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)
         return self
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -44,15 +44,17 @@ class ModelService:
         words = await self._reception.first_words(requests, context)
         if words is None:
             return
-        dialect = DIALECTS[words.generation]()
-        conversation = ModelConversation(self._host, self._drain, dialect, words.frame)
+        generation, first = words
+        conversation = ModelConversation(self._host, self._drain, DIALECTS[generation](), first)
+        # It may be large, and the session lasts.
+        del words, first
         silence = Silence(self._idle_timeout_s, lambda: conversation.is_asked)
         counts = self._host.sessions
         counts.note_opened()
         log = SessionLog(
             counts,
             context.peer(),
-            words.generation,
+            generation,
             lambda: {"predictions": conversation.num_predicted},
         )
         requests = attentive(silence.heard(requests), lambda: counts.num_open == 1)

@@ -16,6 +16,7 @@ from rlmesh_ray.protocol.generations import GENERATIONS, PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import Answer, Offer, answer_offer
 from rlmesh_ray.protocol.wire_handshake import answer_wire_offer, wire_answer
 from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.first_words import FirstWords, first_words
 from rlmesh_ray.server.offers import Offers
 from rlmesh_ray.wire.recognition import (
@@ -126,20 +127,23 @@ class Reception:
         """Negotiate the edition; tell the contract when compatible."""
         generation = generation_of_handshake(data)
         frames = self._frames[generation]
-        try:
-            offer = frames.parse_offer(data)
-        except CodecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        offer = parsed(frames.parse_offer, data)
+        del data
+        if isinstance(offer, CodecError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(offer))
+            raise AssertionError("abort raises")
         return frames.pack_answer(self._answers[generation](offer))
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Stop the endpoint, after the answer, if the operator allows it."""
         generation = generation_of_shutdown(data)
         frames = _SHUTDOWN_FRAMES[generation]
-        try:
-            reason = frames.parse_shutdown_request(data).reason
-        except CodecError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        request = parsed(frames.parse_shutdown_request, data)
+        del data
+        if isinstance(request, CodecError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(request))
+            raise AssertionError("abort raises")
+        reason = request.reason
         stop = self._rules.shutdown
         if stop is None or generation in self._unspoken:
             _LOG.info("a client's Shutdown was refused (reason given: %.200r)", reason)
@@ -174,9 +178,13 @@ class Reception:
         frame = await first_words(requests, context, is_known=is_known)
         if frame is None:
             return None
-        generation = generation_of_request(frame)
-        await self.require_spoken(generation, context)
-        return FirstWords(generation, frame)
+        words = FirstWords(generation_of_request(frame), frame)
+        if words.generation in self._obstacles:
+            obstacle = self._obstacles[words.generation]
+            del words, frame  # see ``parsed``
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, obstacle)
+            raise AssertionError("abort raises")
+        return words
 
     async def require_spoken(self, generation: str, context: grpc.aio.ServicerContext) -> None:
         """Abort the call of a client whose generation is not spoken here."""

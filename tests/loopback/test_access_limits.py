@@ -1,10 +1,15 @@
 """What a client may take of an endpoint: silence, calls, metadata; and who else suffers from it."""
 
 import contextlib
+import re
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,10 +27,14 @@ from rlmesh_ray.errors import (
     AddressError,
     CapacityError,
     ConfigurationError,
+    EndpointError,
     EndpointLostError,
 )
+from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.server import env_server, first_words
 from rlmesh_ray.server.rllink import Limits, RLlinkServer
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.wire.rllink import messages as m
 from rlmesh_ray.wire.rllink.frames import framed
 from tests.loopback.dm_env_rpc_stream import DmStream
@@ -382,6 +391,164 @@ def _is_closed(line: socket.socket) -> bool:
         return line.recv(1) == b""
     except ConnectionResetError:
         return True
+
+
+# --- large messages --------------------------------------------------------------------
+
+
+LIMIT_BYTES = 8 * 2**20
+SLACK_BYTES = 8 * 2**20
+"""For what the allocator keeps."""
+CHECK, HANDSHAKE = "/grpc.health.v1.Health/Check", "/rlmesh.model.v1.ModelService/Handshake"
+
+
+class OwnProcess:
+    """A policy's endpoint in a process whose memory is watched."""
+
+    def __init__(self) -> None:
+        code = f"""
+            import sys
+            from rlmesh_ray import ModelServer
+            with ModelServer(len, max_message_bytes={LIMIT_BYTES}) as server:
+                print(server.address, flush=True)
+                sys.stdin.read()
+        """
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+
+    def memory_bytes(self) -> int:
+        """Return how much of its memory is resident."""
+        return self._memory("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """Return how much was at most, since ``forget_peak``."""
+        return self._memory("VmHWM")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+
+    def close(self) -> None:
+        self._process.communicate("")
+
+    def _memory(self, key: str) -> int:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith(key))
+        return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("path", [CHECK, HANDSHAKE, MODEL_JOIN])
+@pytest.mark.parametrize(
+    "compression",
+    [grpc.Compression.NoCompression, grpc.Compression.Gzip],
+    ids=["plain", "gzip"],
+)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_large_messages_and_bombs_cost_a_policys_endpoint_little_memory(
+    path: str, compression: grpc.Compression
+) -> None:
+    with (
+        contextlib.closing(OwnProcess()) as server,
+        grpc.insecure_channel(
+            server.address, [("grpc.max_send_message_length", -1)], compression=compression
+        ) as channel,
+    ):
+        ended_with(channel, path, body=b"?")
+        before = server.memory_bytes()
+
+        # Refused as a whole, packed or not, before more than the limit has been read.
+        server.forget_peak()
+        for size in (LIMIT_BYTES + 1, 8 * LIMIT_BYTES):
+            code, details, _ = ended_with(channel, path, body=bytes(size))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in details
+        assert server.peak_bytes() - before <= 2 * LIMIT_BYTES + SLACK_BYTES
+
+        # Taken, and found to be nonsense. gRPC holds it three times, and nothing of it stays.
+        server.forget_peak()
+        for _ in range(8):
+            assert ended_with(channel, path, body=bytes(LIMIT_BYTES))[0] is (
+                grpc.StatusCode.OK if path == MODEL_JOIN else grpc.StatusCode.INVALID_ARGUMENT
+            )
+        assert server.peak_bytes() - before <= 4 * LIMIT_BYTES + SLACK_BYTES
+
+
+def test_who_asks_for_more_than_an_endpoint_takes_is_told_the_limit_and_how_to_raise_it() -> None:
+    wide = contract_of_width(2000)  # of 64 bytes each
+    with ModelServer(zeros, max_message_bytes=2**16) as server:
+        model = RemoteModel(server.address)
+        model.configure_route(wide)
+        with pytest.raises(EndpointError, match=r"size limit.* 65536.*max_message_bytes") as caught:
+            model.predict(np.zeros((2000, 16), np.float32))
+        model.close()
+
+    assert "--max-message-bytes" in str(caught.value)
+
+
+def contract_of_width(num_envs: int) -> EnvContract:
+    return EnvContract(
+        "Wide-v0",
+        from_gymnasium(gymnasium.spaces.Box(-1, 1, (16,), np.float32)),
+        from_gymnasium(gymnasium.spaces.Discrete(2)),
+        num_envs,
+        AutoresetMode.NEXT_STEP,
+    )
+
+
+class OneSpace:
+    """A policy that tells the only observations that it acts on, of 4 KiB a lane."""
+
+    traits = Traits(observation_space=from_gymnasium(gymnasium.spaces.Box(-1, 1, (1024,))))
+
+    def check_contract(self, contract: EnvContract) -> None:
+        pass
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        return np.zeros(rows.num_rows, np.int64)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "limit_bytes"),
+    [
+        ({"max_batch_rows": 1}, 4 * 2**20),
+        ({"max_batch_rows": 4096}, 20 * 2**20),
+        ({"max_batch_rows": 4096, "max_message_bytes": 2**17}, 2**17),
+    ],
+)
+def test_the_limit_follows_from_a_policys_own_observations_unless_the_operator_sets_it(
+    options: dict[str, int], limit_bytes: int
+) -> None:
+    with (
+        ModelServer(OneSpace(), **options) as server,  # type: ignore[arg-type]
+        plain_channel(server.address) as channel,
+    ):
+        taken, _, _ = ended_with(channel, CHECK, body=bytes(limit_bytes))
+        refused, details, _ = ended_with(channel, CHECK, body=bytes(limit_bytes + 2**20))
+
+    assert taken is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused is grpc.StatusCode.RESOURCE_EXHAUSTED
+    limit = int(re.findall(r"vs\. (\d+)", details)[0])
+    assert limit_bytes <= limit < 1.1 * limit_bytes
+
+
+def test_a_policy_that_does_not_tell_its_observations_gets_32_mib() -> None:
+    with ModelServer(zeros) as server, plain_channel(server.address) as channel:
+        code, details, _ = ended_with(channel, CHECK, body=bytes(2**25 + 1))
+
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert str(2**25) in details
+
+
+@pytest.mark.parametrize("size", [0, 2**16 - 1, 2**31, 1.5, "1", True])
+def test_a_limit_that_no_message_fits_or_none_can_have_is_refused(size: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^max_message_bytes="):
+        ModelServer(zeros, max_message_bytes=size)
 
 
 # --- ports -----------------------------------------------------------------------------

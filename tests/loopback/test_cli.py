@@ -518,6 +518,10 @@ def test_an_error_is_all_that_a_process_says(
         (["serve-model", "no/such/folder"], ["no/such/folder", "RLlib checkpoint"]),
         (["serve-model", "own_policy.py"], ["own_policy.py", "TorchScript"]),
         (["serve-model", "own_policy:other"], ["own_policy", "other"]),
+        (
+            ["serve-model", "own_policy:balance", "--max-message-bytes", "9"],
+            ["max_message_bytes=9", "from 65536"],
+        ),
         (["serve-env", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
         (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
     ],

@@ -470,6 +470,7 @@ def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, versi
         ({"address": "nowhere"}, "is not an address"),
         ({"buckets": [0]}, "buckets"),
         ({"idle_timeout_s": 0}, "idle_timeout_s=0"),
+        ({"max_message_bytes": 9}, "max_message_bytes=9"),
     ],
 )
 def test_an_actor_that_cannot_serve_says_why(options: dict[str, Any], reason: str) -> None:

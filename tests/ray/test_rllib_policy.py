@@ -32,7 +32,7 @@ from ray.rllib.utils.filter import RunningStat
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models import rllib_actors, rllib_policy
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Traits, Updatable
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable
 from rlmesh_ray.models.rllib_checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -372,17 +372,30 @@ def test_only_what_rllib_wrote_counts_as_repeatable_and_as_computing_only(
     def sample_oddly(parts: Any) -> None:
         parts.module.action_dist_cls = type("Odd", (TorchCategorical,), {})
 
+    def claims(policy: RllibPolicy) -> tuple[bool, bool]:
+        return policy.traits.is_repeatable, policy.traits.only_computes
+
     plain = RllibPolicy(checkpoint, explore=True)
     recurrent = RllibPolicy(trained("recurrent").checkpoint)
     own_piece = altered(monkeypatch, checkpoint, lambda parts: parts.env_to_module.append(Preach()))
     own_hook = altered(monkeypatch, checkpoint, add_hook)
     own_distribution = altered(monkeypatch, checkpoint, sample_oddly)
 
-    assert plain.traits == Traits(True, True)
-    assert recurrent.traits == Traits(True, False)
-    assert own_piece.traits == Traits(False, False)
-    assert own_hook.traits == Traits(True, False)
-    assert own_distribution.traits == Traits(True, False)
+    assert claims(plain) == (True, True)
+    assert claims(recurrent) == (True, False)
+    assert claims(own_piece) == (False, False)
+    assert claims(own_hook) == (True, False)
+    assert claims(own_distribution) == (True, False)
+
+
+def test_a_checkpoint_tells_the_observations_that_it_acts_on(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("discrete")
+
+    told = RllibPolicy(run.checkpoint).traits.observation_space
+
+    assert told == run.contract.observation_space
 
 
 # --- what is no number -----------------------------------------------------------------

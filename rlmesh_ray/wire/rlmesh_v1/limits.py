@@ -1,9 +1,11 @@
-"""How large the messages of a session with an environment can become, from its contract.
+"""How large the messages of a session can become, from its spaces.
 
 Receivers refuse what is larger, so that nobody can fill their memory, and take what is smaller,
 however large the environment is. What users put into options, infos and pictures has no bound in
 the contract: it gets an allowance.
 """
+
+import math
 
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import leaves
@@ -15,12 +17,15 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 """What protobuf can express in one message, and gRPC as a limit."""
 
 _OPTIONS_BYTES = 2**20
+# What a gRPC server takes by default: handshakes, contracts with their metadata, long episode ids.
+_MODEL_REST_BYTES = 2**22
 _INFOS_BYTES = 2**26
 # Seed, index and episode id; reward, flags, episode id and its record without infos.
 _LANE_REQUEST_BYTES = 64
 _LANE_RESPONSE_BYTES = 512
 _PREFIX_BYTES = 6  # a field's number below 16, and a length below 2 GiB
 _INTEGER_BYTES = 11
+_BOUNDS_BYTES = 16  # of an element: two doubles
 # A text that is too long is a matter of range: it must arrive, so that a warning can tell.
 _TEXT_SLACK = 4
 _TEXT_SLACK_BYTES = 2**12
@@ -41,6 +46,21 @@ def max_response_bytes(contract: EnvContract) -> int:
     """
     observation = max_batch_bytes(contract.observation_space, contract.num_envs)
     return _capped(3 * observation + contract.num_envs * _LANE_RESPONSE_BYTES + _INFOS_BYTES)
+
+
+def max_predict_bytes(observation_space: SpaceSpec, num_rows: int) -> int:
+    """Return the size that no sensible message to a policy exceeds, in any generation.
+
+    It holds an observation batch and its slots, or a contract whose bounds are told element by
+    element; and 4 MiB for the rest.
+
+    Args:
+        observation_space: Of one lane; the only one that the policy acts on.
+        num_rows: Most rows of one Predict.
+    """
+    num_elements = sum(math.prod(leaf.shape) for leaf in leaves(observation_space))
+    batch = max_batch_bytes(observation_space, num_rows) + num_rows * _LANE_REQUEST_BYTES
+    return _capped(batch + num_elements * _BOUNDS_BYTES + _MODEL_REST_BYTES)
 
 
 def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:

@@ -1,4 +1,5 @@
 import uuid
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,19 +7,37 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmesh_ray.protocol.messages import EpisodeRecord, Reset, Step, StepDone
+from rlmesh_ray.protocol.adapter_messages import (
+    AdapterContext,
+    AdapterPredict,
+    ResolveAdapter,
+    RowEpisode,
+)
+from rlmesh_ray.protocol.messages import (
+    ConfigureRoute,
+    EpisodeRecord,
+    Predict,
+    PredictContext,
+    PredictSlot,
+    Reset,
+    Step,
+    StepDone,
+)
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import Space, from_gymnasium
 from rlmesh_ray.testing.strategies import batches, specs
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import (
     MAX_MESSAGE_BYTES,
     max_batch_bytes,
+    max_predict_bytes,
     max_request_bytes,
     max_response_bytes,
 )
 from rlmesh_ray.wire.rlmesh_v1.values import encode_batch
 from rlmesh_ray.wire.rlmesh_wire_v1 import env as released
+from rlmesh_ray.wire.rlmesh_wire_v1 import model as released_model
 from rlmesh_ray.wire.rlmesh_wire_v1 import values as released_values
 
 MIB = 2**20
@@ -127,8 +146,77 @@ def test_responses_of_many_lanes_fit() -> None:
     assert size <= max_response_bytes(wide)
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+@given(data=st.data())
+@settings(deadline=None, derandomize=True, max_examples=40)
+def test_no_message_to_a_policy_is_larger_than_the_limit_in_any_generation(
+    data: st.DataObject, num_rows: int
+) -> None:
+    spec = data.draw(specs())
+    columns = data.draw(batches(spec, num_rows))
+    own = EnvContract("Limits-v0", spec, spec, num_rows, AutoresetMode.NEXT_STEP)
+    ids = [str(uuid.UUID(int=row)) for row in range(num_rows)]
+    context = PredictContext("s" * 32, "r" * 32, "1")
+    slots = tuple(PredictSlot(row, ids[row], 2**40, True) for row in range(num_rows))
+    adapter = AdapterContext("s" * 32, "r" * 32, "1")
+    rows = tuple(RowEpisode(ids[row], 2**62) for row in range(num_rows))
+    frames = [
+        model_wire.pack_request(ConfigureRoute("1", context, own)),
+        model_wire.pack_request(
+            Predict("1", replace(context, slots=slots), encode_batch(spec, columns, num_rows))
+        ),
+        released_model.pack_request(ResolveAdapter("1", adapter, own, "2026.06", 1, False)),
+        released_model.pack_request(
+            AdapterPredict(
+                "1",
+                adapter,
+                released_values.encode_batch(spec, columns, num_rows),
+                rows,
+                2**40,
+                False,
+            )
+        ),
+    ]
+
+    # Of these spaces nothing is larger than the allowance for the rest.
+    assert max(map(len, frames)) <= max_predict_bytes(spec, num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 256])
+def test_a_contract_with_bounds_for_each_element_fits_and_so_does_a_full_batch(
+    num_rows: int,
+) -> None:
+    low = np.random.default_rng(0).uniform(-2, -1, (600, 600, 3)).astype(np.float32)
+    own = contract(spaces.Box(low, -low), spaces.Discrete(2), num_rows)
+    spec = own.observation_space
+    context = PredictContext("s", "r", "1")
+
+    route = model_wire.pack_request(ConfigureRoute("1", context, own))
+    resolve = released_model.pack_request(
+        ResolveAdapter("1", AdapterContext("s", "r", "1"), own, "2026.06", 1, False)
+    )
+
+    assert max(len(route), len(resolve)) > 8 * MIB
+    assert max(len(route), len(resolve)) <= max_predict_bytes(spec, num_rows)
+    batch_bytes = num_rows * low.nbytes
+    assert batch_bytes <= max_predict_bytes(spec, num_rows) <= max(1.02 * batch_bytes, 26 * MIB)
+
+
+def test_slots_of_many_rows_fit() -> None:
+    spec = from_gymnasium(spaces.Box(-1, 1, (1,)))
+    ids = [str(uuid.UUID(int=row)) for row in range(200_000)]
+    slots = tuple(PredictSlot(row, ids[row], 10_000, True) for row in range(200_000))
+
+    frame = model_wire.pack_request(
+        Predict("1", PredictContext("s", "r", "1", slots), bytes(4 * 200_000))
+    )
+
+    assert 10 * MIB < len(frame) <= max_predict_bytes(spec, 200_000)
+
+
 def test_no_limit_is_beyond_what_a_message_can_be() -> None:
     endless = contract(spaces.Box(-1, 1, (2**20,)), spaces.Text(10**9), 4096)
 
     assert max_request_bytes(endless) == MAX_MESSAGE_BYTES
     assert max_response_bytes(endless) == MAX_MESSAGE_BYTES
+    assert max_predict_bytes(endless.observation_space, 4096) == MAX_MESSAGE_BYTES
