@@ -39,15 +39,18 @@ class Rows(NamedTuple):
 class Policy(Protocol):
     """Chooses actions, and may remember something about every lane.
 
-    All methods are called one after the other, and from one thread unless its ``Traits`` say that
-    it only computes. A lane is known by its route's
-    key and its index. Its episode begins anew when a slot says ``reset``, or names another
-    episode than before; names may be empty (foreign clients, and every episode that an autoreset
-    has begun), and an empty name says nothing. ``slots.SlotStates`` keeps state by these rules.
+    All methods are called one after the other, and from one thread, unless its ``Traits`` allow
+    more. A lane is known by its route's key and its index. Its episode begins anew when a slot says
+    ``reset``, or names another episode than before; names may be empty (foreign clients, and every
+    episode that an autoreset has begun), and an empty name says nothing. ``slots.SlotStates`` keeps
+    state by these rules.
     """
 
     def check_contract(self, contract: EnvContract) -> None:
         """Say whether the policy can act in an environment; called before its first rows.
+
+        It is called once for the routes of all environments that have the same id, spaces and
+        width, and may be called again at any time.
 
         Raises:
             ContractMismatchError: It cannot, because the spaces are not those it knows.
@@ -71,6 +74,8 @@ class Policy(Protocol):
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free what is remembered about one lane of a route, or about the whole route (None).
 
+        A route that is forgotten never comes again: the next one has another key.
+
         Does nothing when nothing is remembered.
         """
 
@@ -90,6 +95,9 @@ class Traits:
     observation_space: SpaceSpec | None = None
     """Of one lane: the only one that the policy acts on; None: it takes several, or cannot tell.
     A server takes no larger messages than batches of it need."""
+    checks_concurrently: bool = False
+    """``check_contract`` may be called in another thread than ``predict``, also while that runs. So
+    no new route waits for a batch; otherwise those for environments of a new kind do."""
 
 
 def traits_of(policy: Policy) -> Traits:

@@ -95,6 +95,7 @@ class RllibPolicy:
             and only_computes(parts.module, of_device)
             and _samples_as_known(parts.module),
             observation_space=_told(self._spaces[0]),
+            checks_concurrently=True,
         )
 
     def check_contract(self, contract: EnvContract) -> None:

@@ -52,7 +52,13 @@ class TorchPolicy:
         compile: bool = False,
     ) -> None:
         self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
-        self.traits = Traits(is_repeatable=True, only_computes=self._module.only_computes)
+        only_computes = self._module.only_computes
+        self.traits = Traits(
+            is_repeatable=True,
+            only_computes=only_computes,
+            # A trial of what remembers nothing between two calls disturbs none of them.
+            checks_concurrently=only_computes,
+        )
 
     def check_contract(self, contract: EnvContract) -> None:
         """Run the module on zeros: one row or two, or each size that is to be compiled.

@@ -4,7 +4,9 @@ ENV_SERVICE = "rlmesh.env.service.v1"
 MODEL_SERVICE = "rlmesh.model.service.v1"
 SPACES_CORE = "rlmesh.spaces.core.v1"
 CONCURRENT_PREDICT = "rlmesh.model.concurrent_predict.v1"
-"""The model service answers routes at once, in completion order."""
+"""The model service works on all routes at once and answers in completion order. Routes of one
+policy share its thread and its batches, so that a slow batch delays all of their predictions; to
+open and to close routes does not wait for it."""
 SUBSET_STEP = "subset_step"
 """Of ``rlmesh-wire-v1``: Reset and Step may name lanes."""
 OBSERVATION_HISTORY = "rlmesh.model.observation_history.v1"

@@ -1,7 +1,8 @@
 """One Join stream of a model endpoint: bytes in, dialect, session, host, dialect, bytes out.
 
 Requests of different routes are worked on at once and answered in completion order
-(capability rlmesh.model.concurrent_predict.v1).
+(capability rlmesh.model.concurrent_predict.v1). Predictions of all routes share the policy's thread
+and its batches; to configure or close one route does not wait for another one's batch.
 """
 
 import asyncio
@@ -245,5 +246,5 @@ class ModelConversation:
         if isinstance(request, ForgetEpisodes):
             await self._routes.forget(route_id, request.episode_ids)
             return EpisodesForgotten(request.request_id)
-        await self._routes.close(route_id)
+        self._routes.close(route_id)
         return RouteClosed(request.request_id)

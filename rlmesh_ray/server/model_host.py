@@ -1,32 +1,32 @@
 """What an endpoint does with its policy, for all routes of all sessions."""
 
 import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import CancelledError
 
-from rlmesh_ray.errors import EndpointClosedError, EndpointTimeoutError, RlmeshError
-from rlmesh_ray.models.policy import Policy
+from rlmesh_ray.errors import EndpointClosedError, EndpointTimeoutError
+from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch_threads import limit_torch_threads
 from rlmesh_ray.options import require_count, require_seconds
-from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import checked_version
 from rlmesh_ray.server.policy_calls import PolicyCalls
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S, PolicyHealth
+from rlmesh_ray.server.policy_thread import PolicyThread
 from rlmesh_ray.server.policy_weights import PolicyWeights
 from rlmesh_ray.server.predictions import Predictions
 from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract
 
-_LOG = logging.getLogger(__name__)
+_MAX_ACCEPTED = 64
+"""Kinds of environments that a host remembers the policy to accept."""
 
 
 class ModelHost:
     """The policy of one endpoint: its predictions, its routes, its weights.
 
     Args:
-        policy: Called from one thread at a time.
+        policy: Called from one thread at a time, but for what its ``Traits`` allow.
         max_rows: Most rows in a batch that joins several requests.
         stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
             stuck.
@@ -56,7 +56,14 @@ class ModelHost:
         )
         self._gathering = self._predictions.gathering
         self._thread = self._predictions.thread
-        self._calls = PolicyCalls(self._thread)
+        self._threads = [self._thread]
+        self._calls = self._checks = PolicyCalls(self._thread)
+        if traits_of(policy).checks_concurrently:
+            # One thread for all checks: each may take the memory of a client's largest space.
+            self._threads.append(PolicyThread(_no_batch, "rlmesh-ray-policy-checks"))
+            self._checks = PolicyCalls(self._threads[-1])
+        self._accepted: dict[Hashable, None] = {}
+        """Environments that the policy need not be asked about again, the newest last."""
         # What each request goes through is handed out as it is: a method here would cost a call.
         self.soon = self._gathering.soon
         """See ``Gathering.soon``."""
@@ -66,7 +73,8 @@ class ModelHost:
         """See ``Predictions.cancel``."""
         self.sessions = self._predictions.counts.sessions
         """Where sessions are counted, for whoever opens and ends them."""
-        self._calls.make(limit_torch_threads, torch_threads)
+        for calls in {self._calls, self._checks}:
+            calls.make(limit_torch_threads, torch_threads)
 
     @property
     def policy_version(self) -> int:
@@ -84,31 +92,28 @@ class ModelHost:
     async def configure(self, contract: EnvContract) -> None:
         """Ask whether the policy can act there; what acts there counts as a route from now on.
 
+        It waits for no batch if the policy has accepted such an environment before, or can be
+        asked at any time (``Traits.checks_concurrently``).
+
         Raises:
             ContractMismatchError: It cannot.
         """
-        await asyncio.wrap_future(self._calls.make(self._policy.check_contract, contract))
+        environment = _environment_of(contract)
+        if environment not in self._accepted:
+            await asyncio.wrap_future(self._checks.make(self._policy.check_contract, contract))
+            self._note_accepted(environment)
         self._gathering.num_routes += 1
 
-    async def reconfigure(self, route_key: str, contract: EnvContract) -> None:
-        """Ask the same for a route that is there already, and forget what it was before.
+    def forget(self, route_key: str) -> "asyncio.Future[None]":
+        """End a route at once; return what is done when the policy has freed what it remembers.
 
-        Raises:
-            ContractMismatchError: It cannot; what it remembers stays.
-            PolicyError: The policy could not forget.
+        The policy does so after the batch that may be running. No other route may have the key.
+
+        Returns:
+            Raises the policy's RlmeshError; is cancelled when the host is closed before.
         """
-        await asyncio.wrap_future(self._calls.make(self._renew, route_key, contract))
-
-    async def forget(self, route_key: str) -> None:
-        """Free what the policy remembers about a route, which ends with that.
-
-        Raises:
-            RlmeshError: The policy could not; the route is still there.
-            asyncio.CancelledError: The caller was cancelled, and the route may still be there; or
-                the host was closed.
-        """
-        await asyncio.wrap_future(self._calls.make(self._policy.forget, route_key, None))
         self._gathering.num_routes -= 1
+        return asyncio.wrap_future(self._calls.make_together(self._policy.forget, route_key, None))
 
     async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
         """Free what the policy remembers about some lanes of a route, which goes on.
@@ -117,18 +122,6 @@ class ModelHost:
             RlmeshError: The policy could not; it may remember some of them.
         """
         await asyncio.wrap_future(self._calls.make(self._forget_lanes, route_key, lanes))
-
-    async def abandon(self, route_key: str) -> None:
-        """End a route whose client has gone, whatever the policy says; to be run to its end.
-
-        Raises:
-            asyncio.CancelledError: The host was closed.
-        """
-        try:
-            await self.forget(route_key)
-        except RlmeshError as error:  # nobody is there any more whom it would concern
-            _LOG.warning("the policy failed: %s", text_of(error))
-            self._gathering.num_routes -= 1
 
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
         """Let the policy act with other weights from the next batch on. Blocks; see ModelServer."""
@@ -152,14 +145,27 @@ class ModelHost:
             ) from None
 
     def close(self) -> None:
-        """End the thread, after what it is doing; calls that wait are cancelled. Does not block."""
-        self._thread.end()
+        """End the threads, after what they do; calls that wait are cancelled. Does not block."""
+        for thread in self._threads:
+            thread.end()
         self._calls.close()
+        self._checks.close()
 
     def _forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
         for lane in lanes:
             self._policy.forget(route_key, lane)
 
-    def _renew(self, route_key: str, contract: EnvContract) -> None:
-        self._policy.check_contract(contract)
-        self._policy.forget(route_key, None)
+    def _note_accepted(self, environment: Hashable) -> None:
+        if self._checks is self._calls:  # otherwise to ask again delays no batch
+            self._accepted[environment] = None
+            while len(self._accepted) > _MAX_ACCEPTED:
+                del self._accepted[next(iter(self._accepted))]
+
+
+def _environment_of(contract: EnvContract) -> Hashable:
+    """Return what ``Policy.check_contract`` may judge by."""
+    return contract.id, contract.observation_space, contract.action_space, contract.num_envs
+
+
+def _no_batch() -> None:
+    """Have nothing to run: batches are for the policy's own thread."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,8 +12,12 @@ from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.route_lanes import RouteLanes
 from rlmesh_ray.server.batch_form import BatchForm
+from rlmesh_ray.server.error_text import text_of
+from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.spaces.contract import EnvContract
+
+_LOG = logging.getLogger(__name__)
 
 MAX_ROUTES = 1024
 """Routes of one session; each keeps its contract in memory."""
@@ -24,7 +30,7 @@ class Route(NamedTuple):
     """A route that is configured."""
 
     key: str
-    """Its name over all sessions of the server."""
+    """Its name over all sessions of the server; no other route has or had it."""
     form: BatchForm
     """With its contract."""
     lanes: RouteLanes
@@ -53,6 +59,10 @@ class ModelRoutes:
         self._make_lanes = make_lanes
         self._keeps_same = keeps_same
         self._key = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        self._names = current()
+        self._ending: set[asyncio.Future[None]] = set()
+        """Done when the policy has forgotten a route that has ended."""
         self._num_lanes: dict[str, int] = {}
         """Of the routes that are there, and of those about to be."""
 
@@ -68,7 +78,6 @@ class ModelRoutes:
             ContractMismatchError: The policy cannot act there, or there is no contract.
             CodecError: The route's name is too long.
             CapacityError: The session would have too many routes, or too many lanes.
-            PolicyError: The policy could not forget what the route was before.
         """
         if not isinstance(contract, EnvContract):
             raise ContractMismatchError("ConfigureRoute came without an environment contract")
@@ -82,17 +91,20 @@ class ModelRoutes:
                 f"the session has {MAX_ROUTES} routes, which is the limit: close one first, or "
                 "open another session"
             )
-        key, before = f"{self._key}/{route_id}", self.by_id.get(route_id)
+        before = self.by_id.get(route_id)
         if before is not None and self._keeps_same and _acts_alike(contract, before.form.contract):
             return
         lanes = self._make_lanes(contract)
         with self._room_for(route_id, lanes.num_claimed):
-            if before is None:
-                await self._host.configure(contract)
-            else:
-                await self._host.reconfigure(key, contract)
-                before.lanes.clear()
+            while num_routes + len(self._ending) > MAX_ROUTES:
+                # A client that opens and closes for ever shall wait, not fill the memory.
+                await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+            await self._host.configure(contract)
+        # Never the key of a route that has ended: the policy may yet have to forget that one.
+        key = f"{self._key}/{next(self._numbers)}/{route_id}"
         self.by_id[route_id] = Route(key, BatchForm(contract), lanes)
+        if before is not None:
+            self._end(before)
 
     async def forget(self, route_id: str, episode_ids: Sequence[str]) -> None:
         """Forget episodes of a route, if it is there.
@@ -108,28 +120,33 @@ class ModelRoutes:
             await self._host.forget_lanes(route.key, lanes)
             route.lanes.free(episode_ids)
 
-    async def close(self, route_id: str) -> None:
-        """End a route, if it is there.
-
-        Raises:
-            RlmeshError: The policy could not forget it; it is still there.
-        """
-        route = self.by_id.get(route_id)
-        if route is None:
-            return
-        await self._host.forget(route.key)
-        route.lanes.clear()
-        # Not before: whoever releases the session meanwhile has to forget the route.
-        del self.by_id[route_id], self._num_lanes[route_id]
+    def close(self, route_id: str) -> None:
+        """End a route, if it is there; the policy forgets it when it comes to that."""
+        route = self.by_id.pop(route_id, None)
+        if route is not None:
+            del self._num_lanes[route_id]
+            self._end(route)
 
     async def abandon(self) -> None:
-        """End all routes with the session, whatever the policy says; to be run to its end."""
-        for route in tuple(self.by_id.values()):
-            try:
-                # After the batch that may be running with rows of the route.
-                await self._host.abandon(route.key)
-            except asyncio.CancelledError:  # the endpoint has stopped, and the policy with it
-                return
+        """End all routes with the session, and wait until the policy has forgotten them."""
+        for route_id in tuple(self.by_id):
+            self.close(route_id)
+        if self._ending:
+            # After the batch that may be running with rows of theirs; or the endpoint has stopped.
+            await asyncio.wait(self._ending)
+
+    def _end(self, route: Route) -> None:
+        route.lanes.clear()
+        forgetting = self._host.forget(route.key)
+        self._ending.add(forgetting)
+        forgetting.add_done_callback(self._note_forgotten)
+
+    def _note_forgotten(self, forgetting: "asyncio.Future[None]") -> None:
+        self._ending.discard(forgetting)
+        error = None if forgetting.cancelled() else forgetting.exception()
+        if error is not None:
+            with logged_as(*self._names):
+                _LOG.warning("the policy failed to forget a route: %s", text_of(error))
 
     @contextlib.contextmanager
     def _room_for(self, route_id: str, num_lanes: int) -> Iterator[None]:

@@ -25,6 +25,15 @@ from rlmesh_ray.server.statistics import ModelStatistics
 class ModelServer:
     """Serves a policy over gRPC, to many clients at once. Usable as a context manager.
 
+    A policy has one thread. Routes are answered in completion order
+    (``rlmesh.model.concurrent_predict.v1``), but their requests share the policy's batches: a slow
+    batch delays the requests of all of the server's routes, and of nobody else. To configure and to
+    close routes, to open sessions, and to ask for health and statistics does not wait for it. Only
+    an environment of a new kind may: a module with code of its own, or a ``Policy`` that does not
+    claim ``Traits.checks_concurrently``, is asked about that between two batches. Serve two
+    policies, or two copies of one, by two servers: each has a thread of its own, also in one
+    process.
+
     Args:
         policy: A ``Policy``, a torch module, or a function (a batch of observations in, a batch
             of actions out).

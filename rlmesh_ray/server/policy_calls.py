@@ -1,12 +1,13 @@
 """What a policy is asked beside predictions: calls into its thread, each with an outcome."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.server.batch_run import attempted
-from rlmesh_ray.server.policy_thread import PolicyThread
+from rlmesh_ray.server.policy_thread import PolicyThread, Work
 
 ResultT = TypeVar("ResultT")
 
@@ -21,6 +22,7 @@ class PolicyCalls:
     def __init__(self, thread: PolicyThread) -> None:
         self._thread = thread
         self._open: set[Future[Any]] = set()
+        self._joint: deque[Work] = deque()
         self._is_closed = False
 
     def make(self, function: Callable[..., ResultT], *arguments: object) -> Future[ResultT]:
@@ -28,6 +30,33 @@ class PolicyCalls:
 
         What it raises is an RlmeshError: the policy's own, or a PolicyError for anything else.
         """
+        return self._made(self._thread.call, function, *arguments)
+
+    def make_together(
+        self, function: Callable[..., ResultT], *arguments: object
+    ) -> Future[ResultT]:
+        """Run ``function`` in one turn with all such calls that wait then; from the serving loop.
+
+        For quick calls whose callers do not wait before they make the next one: ``make`` runs one
+        call between two batches, so that the queue would grow without end.
+        """
+        return self._made(self._call_together, function, *arguments)
+
+    def _call_together(self, work: Work) -> None:
+        self._joint.append(work)
+        if len(self._joint) == 1:  # else the turn that is to come takes it along
+            self._thread.call(self._run_together)
+
+    def _run_together(self) -> None:
+        while self._joint:
+            self._joint.popleft()()
+
+    def _made(
+        self,
+        call: Callable[[Work], None],
+        function: Callable[..., ResultT],
+        *arguments: object,
+    ) -> Future[ResultT]:
         done: Future[ResultT] = Future()
         self._open.add(done)
         done.add_done_callback(self._open.discard)
@@ -41,7 +70,7 @@ class PolicyCalls:
             else:
                 done.set_result(outcome)
 
-        self._thread.call(work)
+        call(work)
         if self._is_closed:
             done.cancel()
         return done

@@ -7,7 +7,8 @@ Rule 1: calls and batches take turns: a flood of calls does not keep the batches
 Rule 2: the thread fetches its next work itself. A round through the serving loop between two
 batches would let the policy idle whenever the loop is busy.
 Rule 3: at any time at most one thread is at work on the policy. This one is, but for what the
-serving loop does itself (``try_here``) while this one has nothing to do.
+serving loop does itself (``try_here``) while this one has nothing to do. Checks of contracts that
+the policy allows beside its batches (``Traits.checks_concurrently``) have a thread like this, too.
 """
 
 import logging
@@ -28,9 +29,12 @@ class PolicyThread:
 
     Args:
         next_batch: Returns what to run next, None when nothing waits; called in the thread.
+        name: Of the thread.
     """
 
-    def __init__(self, next_batch: Callable[[], Work | None]) -> None:
+    def __init__(
+        self, next_batch: Callable[[], Work | None], name: str = "rlmesh-ray-policy"
+    ) -> None:
         self._next_batch = next_batch
         self._calls: deque[Work] = deque()
         # A condition variable would cost three times as much a ring.
@@ -40,7 +44,7 @@ class PolicyThread:
         self._is_asleep = False
         self._is_ended = False
         self._busy_since_s: float | None = None
-        threading.Thread(target=self._run, name="rlmesh-ray-policy", daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
     def is_busy(self) -> bool:

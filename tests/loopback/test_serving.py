@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import Rows, Traits
-from rlmesh_ray.protocol.messages import CloseRoute, Predict, PredictContext
+from rlmesh_ray.models.recurrent_policy import RecurrentTorchPolicy
+from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
 from rlmesh_ray.server import endpoint, model_routes, pace, policy_health
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_conversation import ModelConversation
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 
 PATIENCE_S = 30.0
 CONTRACT = EnvContract(
@@ -297,42 +297,72 @@ class Remembering:
             raise self.refusals.pop()
 
 
+@pytest.fixture
+def policy(gate: Gate) -> Remembering:
+    """Return a policy that waits at the gate with each of its batches."""
+    return Remembering(gate)
+
+
+@contextlib.contextmanager
+def busy(server: ModelServer, gate: Gate) -> Iterator["Future[Any]"]:
+    """Keep the policy at a batch of a session of its own until the gate opens, at the end at last.
+
+    Yields:
+        The answer that the session waits for.
+    """
+    gate.may_pass.clear()
+    with RemoteModel(server.address) as model, ThreadPoolExecutor() as aside:
+        model.configure_route(CONTRACT)
+        running = aside.submit(model.predict, observation(1))
+        assert gate.entered.acquire(timeout=PATIENCE_S)
+        try:
+            yield running
+        finally:
+            gate.may_pass.set()
+        assert running.result(PATIENCE_S).tolist() == [[1]]
+
+
 def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the_policy_is_busy(
-    gate: Gate,
+    gate: Gate, policy: Remembering
 ) -> None:
     gate.may_pass.set()
-    policy = Remembering(gate)
-    with (
-        ModelServer(policy) as server,
-        RemoteModel(server.address) as staying,
-        ThreadPoolExecutor() as aside,
-    ):
+    with ModelServer(policy) as server:
         leaving = RemoteModel(server.address)
-        for model in (staying, leaving):
-            model.configure_route(CONTRACT)
-            model.predict(observation(1))
-            assert gate.entered.acquire(timeout=PATIENCE_S)
-        gate.may_pass.clear()
-        running = aside.submit(staying.predict, observation(1))
+        leaving.configure_route(CONTRACT)
+        leaving.predict(observation(1))
         assert gate.entered.acquire(timeout=PATIENCE_S)
-        context = PredictContext(leaving._session_id, "default", "close")
-        leaving._stream.send(model_wire.pack_request(CloseRoute("close", context)))
-        wait_for(lambda: bool(server._host._calls._open))
-        (forgetting,) = server._host._calls._open
-
-        leaving._stream.close()
-        wait_for(forgetting.cancelled)  # by the release of the session
-        gate.may_pass.set()
-        running.result(PATIENCE_S)
-        wait_released(server, num_open=1)
-
-        assert len(policy.known) == 1
-        assert server._host._gathering.num_routes == 1
-        leaving.close()
-        staying.close()
+        (left,) = policy.known
+        with busy(server, gate) as running:
+            leaving.close_route()
+            leaving._stream.close()
+            wait_for(lambda: server.statistics().sessions.open == 1)
+            assert left in policy.known
+            assert server._host._gathering.num_routes == 1
+            assert not running.done()
         # Before the server stops, and with it the policy, which may remember what it likes then.
         wait_released(server)
         assert policy.known == set()
+        leaving.close()
+
+
+def test_what_a_client_that_vanishes_has_running_is_forgotten_after_it_has_run(
+    gate: Gate, policy: Remembering
+) -> None:
+    with ModelServer(policy) as server, ThreadPoolExecutor() as aside:
+        leaving = RemoteModel(server.address)
+        leaving.configure_route(CONTRACT)
+        running = aside.submit(leaving.predict, observation(1))
+        assert gate.entered.acquire(timeout=PATIENCE_S)
+        leaving._stream.close()
+        wait_for(lambda: server.statistics().sessions.open == 0)
+        assert len(policy.known) == 1
+        gate.may_pass.set()
+        wait_released(server)
+        with pytest.raises(EndpointError):
+            running.result(PATIENCE_S)
+
+        assert policy.known == set()
+        leaving.close()
 
 
 def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> None:
@@ -350,17 +380,140 @@ def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> 
         assert server._host._gathering.num_routes == 0
 
 
-def test_a_route_whose_closing_has_failed_can_be_used_and_closed_again() -> None:
+def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     policy = Remembering()
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT)
         policy.refusals = [ValueError("not now")]
-        with pytest.raises(RemoteModelError, match="not now"):
-            model.close_route()
-
-        assert model.predict(observation(3)).tolist() == [[3]]
         model.close_route()
         assert server._host._gathering.num_routes == 0
+        wait_for(lambda: "failed to forget a route" in caplog.text)
+
+        model.configure_route(CONTRACT)
+        assert model.predict(observation(3)).tolist() == [[3]]
+
+    assert "the policy raised ValueError: not now" in caplog.text
+
+
+# --- routes while the policy is at a batch ----------------------------------------------
+
+
+def another(contract: EnvContract = CONTRACT) -> EnvContract:
+    return dataclasses.replace(contract, id="Other-v0", num_envs=2)
+
+
+def test_nothing_but_predictions_waits_for_a_batch(gate: Gate) -> None:
+    with (
+        ModelServer(gate) as server,
+        RemoteModel(server.address) as before,
+        busy(server, gate) as running,
+    ):
+        before.configure_route(CONTRACT)
+        before.configure_route(another())  # anew
+        before.close_route()
+        with RemoteModel(server.address) as newcomer:
+            newcomer.configure_route(another())
+            assert check_health(Dial(server.address)).is_serving
+            assert server.health().is_serving
+            assert server.statistics().is_busy
+        assert not running.done()
+
+
+def test_the_routes_of_torchs_own_layers_do_not_wait_for_a_batch_of_theirs(gate: Gate) -> None:
+    module = weighted(1.0)
+
+    def hold(_module: Any, inputs: Any) -> None:
+        if inputs[0].any():  # which the zeros of a trial are not
+            gate(inputs[0].numpy())
+
+    with ModelServer(module) as server:
+        handle = module.register_forward_pre_hook(hold)
+        with busy(server, gate) as running, RemoteModel(server.address) as newcomer:
+            newcomer.configure_route(another())
+            newcomer.close_route()
+            assert not running.done()
+        handle.remove()
+
+
+def test_only_an_environment_of_a_new_kind_may_wait_for_a_batch(
+    gate: Gate, policy: Remembering
+) -> None:
+    with (
+        ModelServer(policy) as server,
+        ThreadPoolExecutor() as aside,
+        busy(server, gate) as running,
+        RemoteModel(server.address) as newcomer,
+    ):
+        newcomer.configure_route(CONTRACT)
+        other = aside.submit(newcomer.configure_route, another(), route_id="other")
+        wait_for(lambda: bool(server._host._calls._open))
+        newcomer.close_route()
+        assert not other.done()
+        assert not running.done()
+        gate.may_pass.set()
+        assert other.result(PATIENCE_S) == "other"
+
+
+class Counter(torch.nn.Module):
+    """Counts the steps of each lane's episode; waits at the gate for all but zeros."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    def initial_state(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float32)
+
+    def forward(self, values: torch.Tensor, steps: torch.Tensor) -> Any:
+        if values.any():
+            self._gate(values.numpy())
+        return steps[:, None] + values[:, :1], steps + 1
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "configured anew"])
+def test_a_route_begins_fresh_though_one_of_its_name_has_just_ended_beside_a_running_batch(
+    gate: Gate, is_closed: bool
+) -> None:
+    policy = as_policy(Counter(gate))
+    assert isinstance(policy, RecurrentTorchPolicy)
+    with ModelServer(policy) as server, RemoteModel(server.address) as model:
+        model.configure_route(CONTRACT)
+        assert [model.predict(observation(0))[0, 0] for _ in range(3)] == [0, 1, 2]
+        with busy(server, gate) as running:
+            if is_closed:
+                model.close_route()
+            model.configure_route(CONTRACT)
+            assert not running.done()
+        assert [model.predict(observation(0))[0, 0] for _ in range(3)] == [0, 1, 2]
+        model.close()
+        wait_released(server)
+
+        assert len(policy._lanes) == 0
+
+
+def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
+    gate: Gate, policy: Remembering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_routes, "MAX_ROUTES", 3)
+    with (
+        ModelServer(policy) as server,
+        ThreadPoolExecutor() as aside,
+        busy(server, gate),
+        RemoteModel(server.address) as flood,
+    ):
+        for _ in range(3):
+            flood.configure_route(CONTRACT)
+            flood.close_route()
+        fourth = aside.submit(flood.configure_route, CONTRACT)
+        wait_for(lambda: bool(flood._exchange._futures) or fourth.done())
+        for _ in range(2):  # by the second answer, that of the fourth would have come
+            with pytest.raises(RemoteModelError, match="not configured"):
+                flood.close_route("nowhere")
+        assert not fourth.done()
+        gate.may_pass.set()
+        assert fourth.result(PATIENCE_S) == "default"
 
 
 # --- faults of this package ------------------------------------------------------------

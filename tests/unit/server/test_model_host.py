@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.errors import ConfigurationError, PolicyError, RlmeshError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ContractMismatchError,
+    PolicyError,
+    RlmeshError,
+)
 from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import pace, policy_health, predictions
+from rlmesh_ray.server import model_host, pace, policy_health, predictions
 from rlmesh_ray.server.batch_form import BatchForm
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
@@ -59,17 +65,20 @@ class AtOnce:
 
 
 class Echo:
-    """A policy that only computes, and remembers its batches; it may refuse to forget."""
+    """A policy that only computes, and remembers what it was asked; it may refuse all but those."""
 
     traits = Traits(only_computes=True)
 
     def __init__(self) -> None:
         self.batches: list[list[float]] = []
+        self.checked: list[tuple[str, int]] = []
         self.forgotten: list[str] = []
         self.refusal: Exception | None = None
 
     def check_contract(self, contract: EnvContract) -> None:
-        pass
+        self.checked.append((contract.id, contract.num_envs))
+        if self.refusal is not None:
+            raise self.refusal
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         observations = np.asarray(rows.observations)
@@ -302,42 +311,52 @@ def test_nobody_waits_for_a_route_that_was_closed() -> None:
 
 
 @pytest.mark.parametrize("refusal", [ConfigurationError("never"), ValueError("no")])
-def test_nobody_waits_for_a_route_whose_client_has_gone_whatever_the_policy_says(
+def test_nobody_waits_for_a_route_that_has_ended_whatever_the_policy_says(
     refusal: Exception,
 ) -> None:
     async def scenario(stage: Stage) -> None:
         await stage.open("a", "b")
         stage.policy.refusal = refusal
-        await stage.host.abandon("b")
-        stage.send("a", 1)
-        assert stage.policy.batches == [[1]]
-
-    play(scenario)
-
-
-def test_a_route_that_the_policy_does_not_forget_is_still_there() -> None:
-    async def scenario(stage: Stage) -> None:
-        await stage.open("a", "b")
-        stage.policy.refusal = ValueError("not now")
-        with pytest.raises(PolicyError, match="not now"):
+        with pytest.raises(RlmeshError, match=str(refusal)):
             await stage.host.forget("b")
         stage.send("a", 1)
-        assert stage.policy.batches == []
-        stage.send("b", 2)
-        await next_round()
-        assert stage.policy.batches == [[1, 2]]
+        assert stage.policy.batches == [[1]]
 
     play(scenario)
 
 
-def test_a_route_that_is_configured_anew_is_forgotten_and_counts_once() -> None:
+def test_a_policy_is_asked_once_about_environments_that_look_alike_to_it() -> None:
     async def scenario(stage: Stage) -> None:
-        await stage.open("a")
-        await stage.host.reconfigure("a", CONTRACT)
-        stage.send("a", 1)
-        assert stage.policy.batches == [[1]]
+        await stage.open("a", "b")
+        await stage.host.configure(replace(CONTRACT, metadata={"version": np.zeros(2)}))
+        await stage.host.configure(replace(CONTRACT, num_envs=2))
+        await stage.host.configure(replace(CONTRACT, id="Other-v0"))
 
-    assert play(scenario).policy.forgotten == ["a"]
+    assert play(scenario).policy.checked == [("Toy-v0", 1), ("Toy-v0", 2), ("Other-v0", 1)]
+
+
+def test_an_environment_that_the_policy_has_refused_is_asked_about_again() -> None:
+    async def scenario(stage: Stage) -> None:
+        stage.policy.refusal = ContractMismatchError("not this one")
+        for _ in range(2):
+            with pytest.raises(ContractMismatchError):
+                await stage.open("a")
+        stage.policy.refusal = None
+        await stage.open("a", "b")
+        assert len(stage.policy.checked) == 3
+        assert stage.host.statistics().routes == 2
+
+    play(scenario)
+
+
+def test_only_so_many_environments_are_kept_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_host, "_MAX_ACCEPTED", 2)
+
+    async def scenario(stage: Stage) -> None:
+        for width in (1, 2, 3, 3, 2, 1):
+            await stage.host.configure(replace(CONTRACT, num_envs=width))
+
+    assert [width for _, width in play(scenario).policy.checked] == [1, 2, 3, 1]
 
 
 # --- a policy that has held the serving loop -------------------------------------------

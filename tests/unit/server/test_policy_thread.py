@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rlmesh_ray.server.policy_calls import PolicyCalls
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 
 PATIENCE_S = 20.0
@@ -68,6 +69,35 @@ def test_calls_and_batches_take_turns(plan: Plan) -> None:
     plan.finish()
 
     assert plan.done == ["batch 0", "call 0", "batch 1", "call 1", "batch 2", "call 2"]
+
+
+def test_calls_that_are_made_together_take_one_turn(plan: Plan) -> None:
+    calls = PolicyCalls(plan.thread)
+    may_go_on = hold(plan)
+    made = [calls.make_together(plan.note(name)) for name in "abc"]
+    made[1].cancel()
+    plan.batches += [plan.note("batch 0"), plan.note("batch 1")]
+    plan.thread.ring()
+    may_go_on.set()
+    made[2].result(PATIENCE_S)
+    calls.make_together(plan.note("d")).result(PATIENCE_S)
+    plan.finish()
+
+    assert plan.done[:3] == ["batch 0", "a", "c"]
+    assert sorted(plan.done[3:]) == ["batch 1", "d"]
+
+
+def test_closed_calls_are_cancelled_also_those_that_were_made_together(plan: Plan) -> None:
+    calls = PolicyCalls(plan.thread)
+    may_go_on = hold(plan)
+    made = [calls.make_together(plan.note(name)) for name in "ab"]
+    calls.close()
+    made.append(calls.make_together(plan.note("c")))
+    may_go_on.set()
+    plan.finish()
+
+    assert all(call.cancelled() for call in made)
+    assert plan.done == []
 
 
 def test_a_ring_is_never_lost(plan: Plan) -> None:
