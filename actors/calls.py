@@ -1,12 +1,14 @@
 """Answers of Ray actors, with this package's errors in place of Ray's."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 
+from rlmesh_ray.actors.cluster_resources import fits, is_unplaced
 from rlmesh_ray.errors import (
     CapacityError,
     EndpointTimeoutError,
@@ -14,8 +16,13 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 
+_LOG = logging.getLogger(__name__)
+
 _ALIKE_S = 1.0
 """How long others that fail in the same way may be behind the first."""
+_FIRST_NOTICE_S = 5.0
+_NOTICE_EVERY_S = 30.0
+"""How often the log tells that actors have no node yet."""
 
 
 def answer(reference: Any, timeout_s: float | None = None) -> Any:
@@ -46,6 +53,9 @@ def await_start(
 ) -> None:
     """Wait until actors have answered their first call.
 
+    While some of them have no node yet, the log says so after a few seconds, and again and again,
+    with what they need and what is free.
+
     Args:
         starting: The calls.
         what: The actors, in the plural; also the end of the option that says how many.
@@ -58,30 +68,64 @@ def await_start(
         CapacityError: The cluster did not place all of them in time.
     """
     deadline_s = time.monotonic() + timeout_s
+    notice_s = time.monotonic() + _FIRST_NOTICE_S
     waiting = list(starting)
+
+    def wanted() -> Mapping[str, float]:
+        """Return what the first of those that wait needs."""
+        return needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
+
     # One by one: who waits for room that never comes hides no failure.
     while waiting and (left_s := deadline_s - time.monotonic()) > 0:
-        ready, waiting = ray.wait(waiting, timeout=left_s)
+        ready, waiting = ray.wait(
+            waiting, timeout=min(left_s, max(notice_s - time.monotonic(), 0.0))
+        )
         if any(isinstance(each, Exception) for each in outcomes(ready)):
             if waiting:
                 ray.wait(waiting, num_returns=len(waiting), timeout=_ALIKE_S)
             answers(ready)
+        if waiting and time.monotonic() >= notice_s:
+            is_told = is_unplaced(wanted())
+            if is_told:
+                _LOG.warning(
+                    "%d of %d %s have no node yet; %s: %s. This waits for them for %.0f s more",
+                    len(waiting),
+                    len(starting),
+                    what,
+                    _needed_and_free(wanted()),
+                    _more_room(wanted(), what),
+                    max(deadline_s - time.monotonic(), 0.0),
+                )
+            notice_s = time.monotonic() + (_NOTICE_EVERY_S if is_told else _FIRST_NOTICE_S)
     if not waiting:
         return
-    wanted = needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
-    total = ray.available_resources()
-    free = {name: total.get(name, 0.0) for name in wanted}
-    lower = ", ".join(f"num_{name.lower()}s" for name in wanted)
     remedy = (
         "so they take longer to start, or die while they do, which Ray's log tells: raise "
         "start_timeout_s, or mend them"
-        if all(free[name] >= amount for name, amount in wanted.items())
-        else f"so lower {lower} or num_{what}, or add nodes; where nodes come by themselves, which "
-        "takes minutes, raise start_timeout_s"
+        if fits(wanted(), ray.available_resources())
+        else f"{_more_room(wanted(), what)}; where nodes come by themselves, which takes minutes, "
+        "raise start_timeout_s"
     )
     raise CapacityError(
-        f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; each needs "
-        f"{_amounts(wanted)} and the cluster has {_amounts(free)} free: {remedy}"
+        f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; "
+        f"{_needed_and_free(wanted())}: {remedy}"
+    )
+
+
+def _needed_and_free(wanted: Mapping[str, float]) -> str:
+    free, total = ray.available_resources(), ray.cluster_resources()
+    there = ", ".join(
+        f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in wanted
+    )
+    needed = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    return f"each needs {needed or 'no resources'}, and the cluster has {there or 'nodes'} free"
+
+
+def _more_room(wanted: Mapping[str, float], what: str) -> str:
+    options = [{"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name) for name in wanted]
+    return (
+        f"lower {', '.join(options)} or num_{what}, end what holds the rest (an algorithm, another "
+        "fleet), or add nodes"
     )
 
 
@@ -95,10 +139,6 @@ def stop_actor(actor: Any, timeout_s: float) -> None:
             answer(actor.stop.remote(), timeout_s)
     finally:
         ray.kill(actor)
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
 def outcomes(references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors.calls import await_start
+from rlmesh_ray.actors.cluster_resources import needs_of
 from rlmesh_ray.errors import CapacityError, EndpointUnreachableError, EnvStartError
 
 
@@ -25,8 +26,7 @@ def await_endpoints(
         CapacityError: The cluster did not place all of them in time.
     """
     try:
-        needs = [{"CPU": each["num_cpus"] or 0.0} for each in options]
-        await_start(starting, "endpoints", needs, timeout_s)
+        await_start(starting, "endpoints", [needs_of(each) for each in options], timeout_s)
     except CapacityError as error:
         _, late = ray.wait(list(starting), num_returns=len(starting), timeout=0)
         further = _further_needs(options[list(starting).index(late[0])]) if late else ""
@@ -52,14 +52,8 @@ def serves(starting: Any) -> bool:
 
 
 def _further_needs(options: Mapping[str, Any]) -> str:
-    """Say what actors need besides CPUs, and how much of it is free."""
-    free = ray.available_resources()
-    amounts = {"GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-    needs = [
-        f"{amount:g} {name} (free: {free.get(name, 0.0):g})"
-        for name, amount in amounts.items()
-        if amount
-    ]
+    """Say what actors need besides resources."""
+    needs = []
     if options.get("label_selector"):
         needs.append(f"a node with labels {dict(options['label_selector'])}")
     if options.get("runtime_env"):

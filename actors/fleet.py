@@ -11,6 +11,7 @@ from typing import Any, Self
 import ray
 
 from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.cluster_resources import needs_of
 from rlmesh_ray.actors.directory import FleetDirectory
 from rlmesh_ray.actors.endpoint_start import await_endpoints, serves
 from rlmesh_ray.actors.env_service import EnvServiceActor
@@ -74,7 +75,8 @@ class EnvFleet:
             but no local folders; and what lies in the folder of the driver's script comes before
             all of them.
         start_timeout_s: How long to wait until all endpoints serve, their ``runtime_env`` being
-            made first. Where an autoscaler has to start nodes for them, that takes minutes.
+            made first. Where an autoscaler has to start nodes for them, that takes minutes. While
+            endpoints have no node yet, the log tells what they need and what is free.
 
     Raises:
         ConfigurationError: ``num_endpoints`` is less than 1, ``start_timeout_s`` is no finite
@@ -160,6 +162,13 @@ class EnvFleet:
         """
         keeper = self._keeper
         return list(self._kept(keeper.actors.remote(self._endpoint_ids))) if keeper else []
+
+    @property
+    def resources(self) -> list[dict[str, float]]:
+        """What Ray sets aside for each endpoint, by Ray's names, in the order of ``addresses``."""
+        return [
+            needs_of(self._placement.options_of(index)) for index in range(len(self._endpoint_ids))
+        ]
 
     def scale(self, num_endpoints: int, *, timeout_s: float | None = None) -> None:
         """Give the fleet another number of endpoints, also while somebody trains on it.

@@ -138,10 +138,12 @@ def _tell_fleet(console: Console, fleet: "EnvFleet") -> dict[str, Any]:
 
 
 def _train(console: Console, fleet: "EnvFleet", plan: _Plan) -> "list[Progress]":
+    from rlmesh_ray.models.torch_threads import limit_torch_threads
     from rlmesh_ray.rllib import configure
     from rlmesh_ray.rllib.presets import ppo_config
     from rlmesh_ray.rllib.training import learning_curve, train
 
+    limit_torch_threads(1)  # as train() does
     config = ppo_config()
     config.debugging(seed=plan.seed)
     quiet_rllib(config)

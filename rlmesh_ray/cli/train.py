@@ -160,10 +160,12 @@ def _run(console: Console, job: _Job) -> None:
     require_rllib()
     from rlmesh_ray.cli.logs import quiet_rllib
     from rlmesh_ray.cli.training_view import TrainingView
+    from rlmesh_ray.models.torch_threads import limit_torch_threads
     from rlmesh_ray.rllib.presets import algorithm_config
     from rlmesh_ray.rllib.training import learning_curve
     from rlmesh_ray.rllib.training import train as run
 
+    limit_torch_threads(1)  # as train() does
     config = algorithm_config(job.algo)
     quiet_rllib(config)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1

@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from rlmesh_ray.actors.fleet import EnvFleet
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.rllib.advice import advice
 from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
+from rlmesh_ray.rllib.capacity import capacity_warnings
 from rlmesh_ray.rllib.checks import (
     is_evaluated,
     require_deadlines,
@@ -22,6 +24,7 @@ from rlmesh_ray.rllib.checks import (
     require_spaces,
 )
 from rlmesh_ray.rllib.endpoints import RolloutSource, Wish, common_contract, find_endpoints
+from rlmesh_ray.rllib.learner_threads import thread_warnings
 from rlmesh_ray.rllib.plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.rllink_address import listen, names_rllink
 from rlmesh_ray.rllib.sampler import Sampler, sampler_for
@@ -65,6 +68,13 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     What is set afterwards counts, too: so a runner logs likewise what it really does, has the
     reason in ``RLMeshEnvRunner.why_one_by_one``, and reports 1.0 or 0.0 as the metric
     ``lanes_as_arrays`` beside its other ones.
+
+    Where Ray runs already, what the config's actors and the fleets in ``env`` need is compared
+    with what the cluster has, since RLlib waits without a word for actors that find no room. What
+    never fits is refused, unless nodes come by themselves; what does not fit now is warned of. A
+    learner in this process is warned of if torch has more threads than there are idle cores and
+    nobody has chosen their number (``torch.set_num_threads``, ``OMP_NUM_THREADS``). It is not set
+    here, since it is the whole process's.
 
     What makes RLlib's connectors and modules is called once more here, to see whether they take
     the spaces; connectors get ``env=None`` and the spaces.
@@ -111,7 +121,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``, or a setting cannot work
-            with endpoints, or RLlib's default module does not take the spaces.
+            with endpoints, or RLlib's default module does not take the spaces, or the cluster can
+            never place all actors.
         ContractMismatchError: The endpoints differ from each other or from the settings, or
             cannot be spread evenly.
         EndpointError: An endpoint cannot be reached.
@@ -137,6 +148,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints, on_bad_value)
     access = Access(token, tls, edition_text, dm_env_rpc)
     endpoints = find_endpoints(config, env, wish, demand, access)
+    fleets = [each for each in endpoints.fleets if isinstance(each, EnvFleet)]
+    warned = list(capacity_warnings(config, fleets))
     contract = common_contract(endpoints)
     training, evaluation = deal(
         demand,
@@ -161,7 +174,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         require_spaces(config, sampler)
     require_module(config, contract, sampler)
     _apply(config, plan, sampler)
-    for sentence in advice(config, plan, max_sessions=endpoints.max_sessions):
+    warned += [*advice(config, plan, max_sessions=endpoints.max_sessions), *thread_warnings(config)]
+    for sentence in warned:
         warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
     _tell_how_lanes_go(config, sampler)
     endpoints.keep()

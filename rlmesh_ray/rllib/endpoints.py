@@ -15,6 +15,7 @@ from rlmesh_ray.credentials.ray_files import RayTls
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol.address import looks_like_address, speaks_dm_env_rpc
 from rlmesh_ray.rllib.advice import USUAL_SESSIONS
+from rlmesh_ray.rllib.capacity import actor_groups
 from rlmesh_ray.rllib.plan import (
     Access,
     Directory,
@@ -153,11 +154,8 @@ def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
     """
     if not ray.is_initialized():
         ray.init()
-    num_runners = int(config.num_env_runners or 0) + int(config.evaluation_num_env_runners)
-    runners = num_runners * float(config.num_cpus_per_env_runner)
-    learners = int(config.num_learners or 0) * 1.0
-    total = float(ray.cluster_resources().get("CPU", 0.0))
-    left = total - runners - learners
+    others = sum(group.count * group.each.get("CPU", 0.0) for group in actor_groups(config))
+    left = float(ray.cluster_resources().get("CPU", 0.0)) - others
     return min(1.0, max(left / max(num_endpoints, 1), 0.0))
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TextIO
 
 import ray
+import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.dqn import DQNConfig
@@ -156,6 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--through-endpoints", action="store_true")
     told = parser.parse_args(arguments)
     parent = only_for_the_parent()
+    torch.set_num_threads(1)  # as train() does
     ray.init(
         address="local",
         num_cpus=_LOGICAL_CPUS,

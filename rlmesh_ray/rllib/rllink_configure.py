@@ -1,5 +1,6 @@
 """configure_rllink(): switch an RLlib AlgorithmConfig over to simulators that connect to it."""
 
+import warnings
 from typing import Any, TypeVar
 
 import gymnasium
@@ -8,8 +9,10 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.rllib.capacity import capacity_warnings
+from rlmesh_ray.rllib.learner_threads import thread_warnings
 from rlmesh_ray.rllib.rllink_env_runner import RLMeshRLlinkEnvRunner
 from rlmesh_ray.rllib.rllink_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.rllib.rllink_spaces import SampleSpaces
@@ -89,7 +92,8 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         ``config``.
 
     Raises:
-        ConfigurationError: A setting cannot work with simulators.
+        ConfigurationError: A setting cannot work with simulators, or the cluster can never place
+            all actors.
         AddressError: ``address`` is malformed, or open to strangers without a token.
     """
     _require_new_stack(config)
@@ -137,7 +141,13 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         action_space=action_space,
     )
     config.env_runners(env_runner_cls=_runner_class(config), num_envs_per_env_runner=num_simulators)
+    _warn(config)
     return config
+
+
+def _warn(config: AlgorithmConfig) -> None:
+    for sentence in (*capacity_warnings(config), *thread_warnings(config)):
+        warnings.warn(sentence, ConfigurationWarning, stacklevel=3)
 
 
 def _require_new_stack(config: AlgorithmConfig) -> None:

@@ -59,7 +59,9 @@ def main() -> None:
     load = os.getloadavg()[0]
     with ray_nodes(task.num_nodes, task.ray_address):
         began_s = time.monotonic()
-        config = PPOConfig().env_runners(num_env_runners=task.num_runners)
+        config = PPOConfig().env_runners(
+            num_env_runners=task.num_runners, num_cpus_per_env_runner=ACTOR_CPUS
+        )
         with _endpoints(task, factory, config) as (config, node_ids):
             served_s = time.monotonic()
             runners = start_runners(config, task.num_runners, RLMeshEnvRunner)

@@ -21,6 +21,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.actors.cluster_resources import may_grow
 from rlmesh_ray.errors import CapacityError
 
 _MARK = "RLMESH_TEST_AUTOSCALED"
@@ -149,7 +150,7 @@ def run() -> None:
     say("before")
     options = {"resources": {"simulator": 1}}
     with EnvFleet("CartPole-v1", num_cpus=0.1, actor_options=options) as fleet:
-        say("started", endpoints=len(fleet.addresses))
+        say("started", endpoints=len(fleet.addresses), may_grow=may_grow())
         fleet.scale(2)
         say("grown", endpoints=len(fleet.addresses))
         try:

@@ -3,6 +3,8 @@
 import functools
 import gc
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +12,15 @@ from typing import Any
 import gymnasium
 import pytest
 import ray
+import torch
+from ray import tune
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
+import rlmesh_ray.rllib.capacity
 import rlmesh_ray.rllib.lane_slot
+import rlmesh_ray.rllib.learner_threads
 import rlmesh_ray.rllib.patience
 from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
@@ -36,6 +42,13 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def ppo() -> PPOConfig:
     return PPOConfig().env_runners(num_env_runners=0)
+
+
+class Holder:
+    """An actor that holds resources."""
+
+    def ping(self) -> None:
+        """Answer, when there."""
 
 
 def runner(config: Any) -> Any:
@@ -156,6 +169,93 @@ def test_endpoints_leave_the_runners_room(
     config.evaluation(evaluation_num_env_runners=num_evaluation_runners)
 
     assert endpoint_cpus(config, num_endpoints) == pytest.approx(num_cpus)
+
+
+@pytest.fixture(scope="module")
+def full_fleet() -> Iterator[EnvFleet]:
+    """An endpoint that has a CPU, as it is without being told otherwise."""
+    with EnvFleet("CartPole-v1") as fleet:
+        yield fleet
+
+
+def test_runners_that_never_find_room_beside_the_fleet_are_refused(full_fleet: EnvFleet) -> None:
+    with pytest.raises(ConfigurationError, match=r"wait for ever.* need 17 CPU, .* are 16") as told:
+        configure(ppo().env_runners(num_env_runners=16), full_fleet)
+
+    assert "env_runners(num_env_runners=15) fits" in str(told.value)
+
+
+def test_evaluation_runners_and_learners_count_as_well(full_fleet: EnvFleet) -> None:
+    config = ppo().env_runners(num_env_runners=10).learners(num_learners=3)
+    config.evaluation(evaluation_interval=1, evaluation_num_env_runners=3)
+
+    with pytest.raises(ConfigurationError, match=r"3 Learner.* need 17 CPU"):
+        configure(config, full_fleet)
+
+
+def test_a_number_that_tune_has_yet_to_choose_is_not_counted(full_fleet: EnvFleet) -> None:
+    config = ppo().learners(num_learners=tune.choice([1, 100]))
+
+    assert configure(config, full_fleet) is config
+
+
+def test_what_another_actor_holds_is_warned_of(
+    full_fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rlmesh_ray.rllib.capacity, "_SETTLE_S", 0.0)
+    holder = ray.remote(num_cpus=10)(Holder).remote()
+    ray.get(holder.ping.remote())
+
+    with pytest.warns(ConfigurationWarning, match=r"15 CPU, and there are .* free") as caught:
+        configure(ppo().env_runners(num_env_runners=15), full_fleet)
+
+    ray.kill(holder)
+    assert [record.filename for record in caught] == [__file__]
+
+
+def test_a_local_learner_on_a_busy_machine_is_warned_of(
+    pairs: EnvServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rlmesh_ray.rllib.learner_threads, "idle_cores", lambda cores, *, enough: 0)
+    monkeypatch.setattr(rlmesh_ray.rllib.learner_threads, "num_cores", lambda: 2)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    torch.set_num_threads(2)
+    try:
+        with pytest.warns(ConfigurationWarning, match=r"torch\.set_num_threads\(1\)"):
+            configure(ppo(), pairs.address)
+    finally:
+        torch.set_num_threads(1)
+
+
+NEWCOMER = """
+import ray, sys
+from ray.rllib.algorithms.ppo import PPOConfig
+from rlmesh_ray.actors import EnvFleet
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib import configure
+
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+with EnvFleet("CartPole-v1", num_endpoints=1, num_envs=4) as fleet:
+    try:
+        configure(PPOConfig(), fleet).build_algo()
+    except ConfigurationError as error:
+        print(error)
+    configure(PPOConfig().env_runners(num_env_runners=1), fleet).build_algo().stop()
+    print("built")
+"""
+
+
+@pytest.mark.slow
+def test_a_first_script_on_two_cpus_does_not_hang() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEWCOMER], capture_output=True, text=True, timeout=100, check=True
+    )
+
+    refusal, built = done.stdout.splitlines()
+    assert "need 3 CPU, and there are 2" in refusal
+    assert "env_runners(num_env_runners=1) fits" in refusal
+    assert built == "built"
 
 
 def test_a_runner_opens_the_sessions_that_its_lanes_take(pairs: EnvServer) -> None:

@@ -1,7 +1,10 @@
 """Endpoints on Ray: started, found, restarted, trained on."""
 
+import logging
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import ray
 from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.ppo import PPOConfig
 
+import rlmesh_ray.actors.calls
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor, ModelServiceActor
+from rlmesh_ray.actors.cluster_resources import is_unplaced
 from rlmesh_ray.actors.registry import EndpointRegistry, shared_registry
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -24,9 +29,24 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.training import Progress, train
+from tests.loopback.eventually import eventually
 from tests.loopback.released_join import shake_hands
 
 pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+class Holder:
+    """An actor that holds resources."""
+
+    def ping(self) -> None:
+        """Answer, when there."""
+
+
+class NeverMade:
+    """An actor whose constructor does not end."""
+
+    def __init__(self) -> None:
+        threading.Event().wait()
 
 
 def small_ppo(num_env_runners: int = 0) -> PPOConfig:
@@ -62,6 +82,33 @@ def test_an_unknown_environment_fails_the_fleet_with_the_cause() -> None:
 def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
     with pytest.raises(CapacityError, match="needs 1000 CPU"):
         EnvFleet("CartPole-v1", num_cpus=1000, start_timeout_s=3.0)
+
+
+def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is_some(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rlmesh_ray.actors.calls, "_FIRST_NOTICE_S", 0.2)
+    algorithm = ray.remote(num_cpus=12)(Holder).remote()
+    ray.get(algorithm.ping.remote())
+
+    with ThreadPoolExecutor() as pool, caplog.at_level(logging.WARNING, "rlmesh_ray"):
+        starting = pool.submit(EnvFleet, "CartPole-v1", num_cpus=6)
+        try:
+            assert eventually(lambda: "no node yet" in caplog.text)
+        finally:
+            ray.kill(algorithm)
+        starting.result().stop()
+
+    assert "1 of 1 endpoints have no node yet; each needs 6 CPU, and the cluster has" in caplog.text
+    assert "of 16 CPU free: lower num_cpus or num_endpoints" in caplog.text
+
+
+def test_an_actor_that_has_a_node_and_starts_slowly_is_not_taken_for_one_that_waits() -> None:
+    actor = ray.remote(num_cpus=0.123)(NeverMade).remote()
+
+    assert is_unplaced({"CPU": 99.0})
+    assert eventually(lambda: not is_unplaced({"CPU": 0.123}))
+    ray.kill(actor)
 
 
 def test_a_fleet_has_at_least_one_endpoint() -> None:

@@ -31,4 +31,5 @@ def test_an_autoscaler_brings_nodes_for_a_fleet_that_grows_and_takes_them_when_i
         ("shrunk", 2, 1),
         ("stopped", 1, None),
     ]
+    assert told[1]["may_grow"]
     assert "raise start_timeout_s" in told[3]["error"]

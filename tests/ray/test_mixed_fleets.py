@@ -254,7 +254,7 @@ def test_a_factory_that_endpoints_cannot_import_is_told_in_one_line(
 def test_resources_and_labels_that_nobody_has_are_named() -> None:
     options = {"resources": {"simulator": 2}, "label_selector": {"kind": "arm"}}
 
-    with pytest.raises(CapacityError, match=r"2 simulator \(free: 0\), .*'kind': 'arm'"):
+    with pytest.raises(CapacityError, match=r"2 simulator, .*0 of 0 simulator free.*'kind': 'arm'"):
         stairs_fleet(actor_options=options, start_timeout_s=0.5)
 
 
@@ -298,7 +298,7 @@ def test_endpoints_go_only_where_their_resources_and_labels_are() -> None:
     )
 
     taken, elsewhere = done.stdout.splitlines()
-    assert "1 simulator (free: 0)" in taken
+    assert "0 of 1 simulator free" in taken
     assert "labels {'kind': 'leg'}" in elsewhere
 
 

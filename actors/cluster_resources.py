@@ -1,0 +1,64 @@
+"""What Ray's nodes have, what actors need of it, and whether more nodes may come."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
+from ray.experimental.internal_kv import _internal_kv_get
+
+Resources = Mapping[str, float]
+"""Amounts by Ray's names: "CPU", "GPU", "memory" (bytes), and those of an operator's own."""
+
+_NODE_GROUP_LABEL = "ray.io/node-group"
+_STATUS_KEY = b"__autoscaling_status"
+_ROUNDING = 1e-4  # Ray counts ten-thousandths
+
+
+def needs_of(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources that an actor with these options of Ray's needs."""
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    needs = {name: float(options.get(option) or 0.0) for name, option in named.items()}
+    needs |= {name: float(amount) for name, amount in (options.get("resources") or {}).items()}
+    return {name: amount for name, amount in needs.items() if amount > 0.0}
+
+
+def fits(needs: Resources, node: Resources) -> bool:
+    """Return whether a node with these resources has what an actor needs."""
+    return all(node.get(name, 0.0) + _ROUNDING >= amount for name, amount in needs.items())
+
+
+def node_resources() -> list[dict[str, float]]:
+    """Return what each node has, used or not."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def may_grow() -> bool:
+    """Return whether nodes may come by themselves: an autoscaler, or Kubernetes, runs the cluster.
+
+    Ray does not tell that in one place. Whoever starts nodes of several kinds names the kind in a
+    label of each node; Ray's older autoscaler names it in its status only.
+    """
+    if any(_NODE_GROUP_LABEL in node.get("Labels", {}) for node in ray.nodes()):
+        return True
+    status = json.loads(_internal_kv_get(_STATUS_KEY) or b"{}")
+    kinds = (status.get("autoscaler_report") or {}).get("active_nodes") or {}
+    # Without node types, the status lists each node as a type of its own.
+    ids = {f"node_{node['NodeID']}" for node in ray.nodes()}
+    return not ids.issuperset(kinds)
+
+
+def is_unplaced(needs: Resources) -> bool:
+    """Return whether an actor with these needs has no node yet, as far as Ray tells."""
+    if not any(fits(needs, node) for node in node_resources()):
+        return True
+    gcs_client = getattr(ray._private.worker.global_worker, "gcs_client", None)
+    if gcs_client is None:  # a driver behind ray:// may not ask
+        return not fits(needs, ray.available_resources())
+    state = get_cluster_resource_state(gcs_client)
+    pending = [dict(each.request.resources_bundle) for each in state.pending_resource_requests]
+    return any(
+        all(abs(bundle.get(name, 0.0) - amount) < _ROUNDING for name, amount in needs.items())
+        for bundle in pending
+    )
