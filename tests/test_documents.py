@@ -1,0 +1,56 @@
+"""The Python blocks of README.md and CLUSTERS.md are whole programs, which run on two CPUs."""
+
+import ast
+import builtins
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TWO_CPUS = """
+import ray
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+"""
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Where each block stands, and the block."""
+    for name in ("README.md", "CLUSTERS.md"):
+        text = (ROOT / name).read_text()
+        for found in BLOCK.finditer(text):
+            yield f"{name}:{text[: found.start()].count(chr(10)) + 1}", found[1]
+
+
+BLOCKS = dict(blocks())
+# The others dial a server, or serve what `make demo` has trained.
+BY_THEMSELVES = [
+    place
+    for place, code in BLOCKS.items()
+    if re.search(r"EnvFleet\(|save_to_path", code) and "build_algo" in code
+]
+
+
+@pytest.mark.parametrize("place", BLOCKS)
+def test_a_block_names_nothing_that_it_has_not_made_or_imported(place: str) -> None:
+    names = [node for node in ast.walk(ast.parse(BLOCKS[place])) if isinstance(node, ast.Name)]
+    imports = [node for node in ast.walk(ast.parse(BLOCKS[place])) if isinstance(node, ast.alias)]
+    made = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    made |= {node.asname or node.name.split(".")[0] for node in imports}
+
+    assert {node.id for node in names} - made - set(dir(builtins)) == set()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("place", BY_THEMSELVES)
+def test_a_block_runs_on_two_cpus(place: str, tmp_path: Path) -> None:
+    code = BLOCKS[place].replace("/tmp/untrained", str(tmp_path / "untrained"))
+    program = tmp_path / "block.py"
+    program.write_text(TWO_CPUS + code)
+
+    subprocess.run([sys.executable, str(program)], check=True, timeout=110, cwd=tmp_path)
