@@ -23,6 +23,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.errors import CapacityError
+from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
@@ -34,6 +35,7 @@ from tests.loopback.dm_env_rpc_stream import (
     DmStream,
     tensors,
 )
+from tests.loopback.eventually import eventually
 
 ACTION = 1  # uids count from 1
 
@@ -561,17 +563,81 @@ def test_a_draining_endpoint_lets_nobody_in_and_waits_for_who_is() -> None:
         assert server.drain(20.0)
 
 
-def test_a_world_waits_for_its_first_agent_when_its_creator_has_gone(count: EnvServer) -> None:
-    assert settled(count, 0)
-    with DmStream(count.address) as matchmaker:
-        name = matchmaker.create()
+def ended(stream: DmStream) -> None:
+    """Send nothing more, and wait until the endpoint has ended the stream."""
+    stream.finish()
+    assert stream.rest() == []
 
+
+@pytest.mark.parametrize("how", ["finishes", "vanishes"])
+def test_worlds_that_nobody_has_joined_end_with_their_stream(count: EnvServer, how: str) -> None:
+    assert eventually(lambda: count.num_sessions == 0)
+    streams = [DmStream(count.address) for _ in range(DEFAULT_MAX_SESSIONS)]
+    names = [stream.create() for stream in streams]
+    with DmStream(count.address) as other:
+        assert other.refused(create_world={}).code == 8
+
+        for stream in streams:
+            if how == "finishes":
+                ended(stream)
+            stream.close()
+
+        if how == "vanishes":
+            assert eventually(lambda: count.num_sessions == 0)
+        assert count.num_sessions == 0
+        assert other.refused(join_world={"world_name": names[0]}).code == 5
+        assert other.join(other.create()).step()[0] == RUNNING
+
+
+def test_a_world_ends_with_its_stream_also_when_an_agent_was_refused(count: EnvServer) -> None:
+    assert eventually(lambda: count.num_sessions == 0)
+    creator = DmStream(count.address)
+    name = creator.create()
     with DmStream(count.address) as agent:
         wrong = {"world_name": name, "settings": tensors({"lane": 7})}
         assert agent.refused(join_world=wrong).code == 3
-        assert agent.join(name).step()[0] == RUNNING
 
-    assert settled(count, 0)
+        ended(creator)
+
+        assert agent.refused(join_world={"world_name": name}).code == 5
+        assert count.num_sessions == 0
+    creator.close()
+
+
+def test_a_world_with_agents_outlives_its_creator_and_ends_with_the_last_of_them(
+    pair: EnvServer,
+) -> None:
+    assert eventually(lambda: pair.num_sessions == 0)
+    creator = DmStream(pair.address)
+    name = creator.create()
+    with DmStream(pair.address) as first, DmStream(pair.address) as second:
+        first.join(name, lane=0)
+
+        ended(creator)
+
+        assert first.step()[0] == RUNNING
+        second.join(name, lane=1)
+        first.ask(leave_world={})
+        assert second.step()[0] == RUNNING
+        second.ask(leave_world={})
+        assert first.refused(join_world={"world_name": name}).code == 5
+        assert eventually(lambda: pair.num_sessions == 0)
+    creator.close()
+
+
+def test_a_world_whose_agents_have_left_stays_while_its_creator_is_there(pair: EnvServer) -> None:
+    with DmStream(pair.address) as creator:
+        name = creator.create(min_agents=2)
+        agents = [DmStream(pair.address).join(name) for _ in range(2)]
+        for agent in agents:
+            agent.send(**agent.step_request())
+        for agent in agents:
+            assert agent.stepped(agent.receive())[0] == RUNNING
+            ended(agent)
+            agent.close()
+
+        assert creator.ask(reset_world={"world_name": name}).HasField("reset_world")
+        assert creator.join(name).specs.observations
 
 
 # --- several lanes and agents ------------------------------------------------------------

@@ -1,10 +1,10 @@
 """The worlds of an endpoint, by name, and when those that nobody needs any more end.
 
-A world belongs to the stream that created it. When that stream has ended, it lasts as long as
-somebody is joined, or has yet to join: the name may be on its way to agents.
+A world belongs to the stream that created it, and stays until that stream ends, with agents or
+without. From then on it lasts as long as an agent is joined: a world that no agent has joined ends
+with its stream, and a matchmaker keeps its stream open until the agents are in.
 """
 
-import asyncio
 import uuid
 from dataclasses import dataclass
 
@@ -19,7 +19,6 @@ from rlmesh_ray.server.speaks import DM_ENV_RPC
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
-_UNJOINED_S = 30.0
 _SAME_STEP = Refusal(
     Code.UNIMPLEMENTED,
     "this environment resets its lanes within the step that ends an episode (autoreset mode "
@@ -35,7 +34,6 @@ class _Entry:
     is_open: bool
     """Whether whoever names no world may join: the endpoint has created it."""
     log: SessionLog
-    was_joined: bool = False
 
 
 class Worlds:
@@ -105,7 +103,6 @@ class Worlds:
                 self._reap(world.name)
             return seat
         world.take(seat)
-        self._entries[world.name].was_joined = True
         return world, seat
 
     def leave(self, world: HostedWorld, seat: Seat) -> None:
@@ -128,15 +125,10 @@ class Worlds:
         return None
 
     def disown(self, owner: object) -> None:
-        """End what belongs to a stream that has ended, as far as nobody needs it."""
+        """End the worlds of a stream that has ended; those with agents end with the last agent."""
         for name in [name for name, entry in self._entries.items() if entry.owner is owner]:
-            entry = self._entries[name]
-            entry.owner = None
-            if entry.was_joined:
-                self._reap(name)
-            else:
-                loop = asyncio.get_running_loop()
-                loop.call_later(_UNJOINED_S, self._reap, name)
+            self._entries[name].owner = None
+            self._reap(name)
 
     def _reap(self, name: str) -> None:
         entry = self._entries.get(name)
