@@ -88,7 +88,7 @@ class ProtocolError(RlmeshError):
 
     Args:
         message: What happened, in one sentence without the ids.
-        request_id: Id of the offending request; empty when it had none.
+        request_id: Id of the offending request; empty where requests have none.
     """
 
     def __init__(self, message: str, request_id: str = "") -> None:
@@ -97,7 +97,7 @@ class ProtocolError(RlmeshError):
         self.request_id = request_id
 
     def __str__(self) -> str:
-        return f"{self.message} (request {self.request_id or 'without id'})"
+        return f"{self.message} (request {self.request_id})" if self.request_id else self.message
 
 
 class LocalProtocolError(ProtocolError):

@@ -30,7 +30,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
-from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.protocol.address import looks_like_address, speaks_dm_env_rpc
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
@@ -133,6 +133,7 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
     """
     from rlmesh_ray.client.channel import Dial
 
+    _require_edition(address)
     console: Console = context.obj
     token, tls = (
         read_token(token_file),
@@ -156,6 +157,28 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
         is_interrupted = True  # what was found so far may be what was looked for
     _show(console, address, report)
     return _INTERRUPTED if is_interrupted else _exit_code(report)
+
+
+def _require_edition(address: str) -> None:
+    """Refuse an address of another protocol.
+
+    Raises:
+        typer.BadParameter: It is one, and what to use instead.
+    """
+    if speaks_dm_env_rpc(address):
+        remedy = (
+            f"{program()} inspect {address} shows what is served there, and dm_env_rpc's own "
+            "compliance tests (dm_env_rpc.v1.compliance) check a server of it; an endpoint of "
+            f"this package answers the edition on the same port: {program()} check {address.rpartition('://')[2]}"
+        )
+    elif address.startswith("rllink://"):
+        remedy = (
+            "RLlink has no endpoints to check: simulators connect to the runner, which listens "
+            f"there after configure(config, {address!r})"
+        )
+    else:
+        return
+    raise typer.BadParameter(f"check knows edition 2026.06 only; {remedy}", param_hint="ADDRESS")
 
 
 def _exit_code(report: _Report) -> int:

@@ -46,3 +46,8 @@ def test_every_error_says_what_happened(kind: type[errors.RlmeshError]) -> None:
     error = example(kind)
 
     assert str(error.args[-1] if kind is errors.ConformanceError else error.args[0]) in str(error)
+
+
+def test_an_error_names_its_request_where_there_is_one() -> None:
+    assert str(errors.RemoteProtocolError("the answer is empty", "7")).endswith(" (request 7)")
+    assert str(errors.RemoteProtocolError("the answer is empty")) == "the answer is empty"

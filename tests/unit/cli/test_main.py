@@ -53,6 +53,11 @@ def test_the_version_is_told(capsys: Capture) -> None:
         (["serve-model", "no/such", "--speak", "dm_env_rpc.v1"], ["--speak", "rlmesh-wire-v1"]),
         (["inspect", "127.0.0.1:1", "--token-file", "no/such/file"], ["no/such/file"]),
         (["evaluate", "--env", "CartPole-v1"], ["--model"]),
+        (
+            ["check", "dm_env_rpc://127.0.0.1:1"],
+            ["edition 2026.06 only", "inspect dm_env_rpc://127.0.0.1:1", "check 127.0.0.1:1"],
+        ),
+        (["check", "rllink://127.0.0.1:1"], ["edition 2026.06 only", "configure(config, 'rllink"]),
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),
     ],
 )
