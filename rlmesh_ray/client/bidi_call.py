@@ -2,6 +2,8 @@
 
 import queue
 import sys
+import threading
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from rlmesh_ray.client.channel import Metadata
@@ -19,6 +21,13 @@ class BidiCall(Protocol):
 
     def __next__(self) -> bytes:
         """Wait for the next message; StopIteration at the end. For one thread at a time."""
+
+    def poll(self) -> bool:
+        """Return whether a message is here, without waiting. For one thread at a time, likewise.
+
+        What had come in before it was asked is found at once, where gRPC reads in the thread that
+        waits; else it may take another moment.
+        """
 
     def cancel(self) -> bool:
         """End it at once; for any thread."""
@@ -58,6 +67,10 @@ class QueuedCall:
     def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(path)(iter(self._outbox.get, None), metadata=metadata)
+        # For ``poll``, which gRPC does not have: its own thread waits for the next message.
+        self._asked: queue.SimpleQueue[Future[bytes] | None] = queue.SimpleQueue()
+        self._ahead: Future[bytes] | None = None
+        self._reader: threading.Thread | None = None
 
     def write(self, message: bytes) -> None:
         """Send ``message`` after those before it, without waiting."""
@@ -65,17 +78,36 @@ class QueuedCall:
 
     def __next__(self) -> bytes:
         """Wait for the next message."""
-        message: bytes = next(self._call)
+        ahead, self._ahead = self._ahead, None
+        message: bytes = next(self._call) if ahead is None else ahead.result()
         return message
+
+    def poll(self) -> bool:
+        """Return whether a message is here, without waiting."""
+        if self._ahead is None:
+            self._ahead = Future()
+            self._asked.put(self._ahead)
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read_ahead, daemon=True)
+            self._reader.start()
+        return self._ahead.done() and self._ahead.exception() is None
 
     def cancel(self) -> bool:
         """End it at once."""
         return bool(self._call.cancel())
 
     def close(self) -> None:
-        """End it, and the thread that sends."""
+        """End it, and the threads that send and read ahead."""
         self._outbox.put(None)
+        self._asked.put(None)
         self._call.cancel()
+
+    def _read_ahead(self) -> None:
+        for ahead in iter(self._asked.get, None):
+            try:
+                ahead.set_result(next(self._call))
+            except BaseException as error:  # noqa: BLE001  # ``__next__`` raises it
+                ahead.set_exception(error)
 
 
 def _begin_direct() -> Any:

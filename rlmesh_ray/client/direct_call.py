@@ -7,6 +7,7 @@ without, but offers that only for calls with a single request
 parts of gRPC that are not public; see ``bidi_call`` for where they are not as expected.
 """
 
+import functools
 import threading
 import time
 from collections import deque
@@ -26,7 +27,8 @@ _DUE_AT_FIRST = (
 )
 _NO_FLAGS = 0
 
-if not all(hasattr(_SingleThreadedRendezvous, name) for name in ("_next", "_consume_next_event")):
+_PRIVATE = ("_next", "_next_response", "_consume_next_event")
+if not all(hasattr(_SingleThreadedRendezvous, name) for name in _PRIVATE):
     raise ImportError("this gRPC reads in another way")
 
 
@@ -87,8 +89,47 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
     def __next__(self) -> bytes:
         """Wait for the next message."""
         with self._reading:
-            message: bytes = self._next()
+            message: bytes = self._asked() if self._is_asked() else self._next()
         return message
+
+    def poll(self) -> bool:
+        """Return whether a message is here, without waiting; False while another thread reads."""
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            if not self._ask():
+                return False  # the call has ended; ``__next__`` says how
+            # Where gRPC reads in the thread that waits, nothing is read while no thread waits.
+            _read_sockets()
+            # Events come in order: those of all that has been read are before this one.
+            if self._call.operate((), None):
+                while self._consume_next_event().batch_operations:
+                    pass
+            return self._state.response is not None
+        finally:
+            self._reading.release()
+
+    def _ask(self) -> bool:
+        """Ask gRPC for the next message, once; return whether it is here or may come."""
+        state = self._state
+        with state.condition:
+            if self._is_asked() or state.code is not None:
+                return state.response is not None or state.code is None
+            # ``due`` first, as gRPC does: a signal may come between the two.
+            state.due.add(_KINDS.receive_message)
+            asking = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
+            is_asked = bool(self._call.operate(asking, None))
+            if not is_asked:
+                state.due.remove(_KINDS.receive_message)
+            return is_asked
+
+    def _is_asked(self) -> bool:
+        """Tell whether ``poll`` has asked gRPC for the next message, or has it."""
+        return self._state.response is not None or _KINDS.receive_message in self._state.due
+
+    def _asked(self) -> Any:
+        message, self._state.response = self._state.response, None
+        return self._next_response() if message is None else message
 
     def close(self) -> None:
         """End it, and take what gRPC still has to tell: until then, it keeps the call."""
@@ -119,3 +160,14 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
         sending = cygrpc.SendMessageOperation(self._outbox.popleft(), _NO_FLAGS)
         if not self._call.operate((sending,), None):
             state.due.remove(_KINDS.send_message)
+
+
+def _read_sockets() -> None:
+    """Have gRPC read from all its sockets once, without waiting."""
+    _empty_queue().poll(0.0)
+
+
+@functools.cache
+def _empty_queue() -> Any:
+    """Return a completion queue without events: to poll it reads the sockets of all calls."""
+    return cygrpc.CompletionQueue()

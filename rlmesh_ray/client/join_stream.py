@@ -64,6 +64,10 @@ class JoinStream:
         self._has_answered = True
         return frame
 
+    def poll(self) -> bool:
+        """Return whether a frame is here, without waiting; for the thread that receives."""
+        return self._call.poll()
+
     def frames(self) -> Iterator[bytes]:
         """Yield frames until the stream ends; for a thread that only receives."""
         while True:

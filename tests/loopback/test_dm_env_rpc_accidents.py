@@ -1,10 +1,15 @@
 """Our client where a dm_env_rpc server, or whoever uses the client, does what nobody expects."""
 
 import contextlib
+import logging
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
@@ -27,6 +32,8 @@ from rlmesh_ray.errors import (
     UnsupportedSpaceError,
 )
 from tests.loopback.dm_env_rpc_peer import CUT, RUNNING, SILENT, Conduct, Peer, spec, specs
+from tests.loopback.dm_env_rpc_stream import PROCESS
+from tests.loopback.eventually import eventually
 
 MOVE = {3: spec("move", np.int8, (), -1, 1)}
 INVALID = 3
@@ -67,6 +74,149 @@ def test_a_server_that_goes_away_anywhere_is_told_in_our_words(kind: str, code: 
 
     with Peer(Conduct(refusals={kind: [code] * 99})) as peer, pytest.raises(EndpointError):
         play(peer)
+
+
+class Repeater:
+    """Passes on what a dm_env_rpc server answers, and once, when it is told to, twice.
+
+    Args:
+        address: Of the server, HOST:PORT.
+        kind: Of the next answer to repeat; empty: none.
+    """
+
+    def __init__(self, address: str, kind: str = "") -> None:
+        self.kind = kind
+        self.has_repeated = threading.Event()
+        self._channel = grpc.insecure_channel(address)
+        self._server = grpc.server(ThreadPoolExecutor(8))
+        service, method = PROCESS[1:].split("/")
+        handlers = {method: grpc.stream_stream_rpc_method_handler(self._process)}
+        handler = grpc.method_handlers_generic_handler(service, handlers)
+        self._server.add_generic_rpc_handlers((handler,))
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+
+    @property
+    def address(self) -> str:
+        return f"dm_env_rpc://127.0.0.1:{self.port}"
+
+    def _process(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        answers: Any = self._channel.stream_stream(PROCESS)(requests)
+        context.add_callback(answers.cancel)
+        while (answer := self._next(answers)) is not None:
+            kind = pb.EnvironmentResponse.FromString(answer).WhichOneof("payload")
+            is_repeated = kind == self.kind
+            if is_repeated:
+                self.kind = ""
+            yield answer
+            if is_repeated:
+                yield answer
+                # gRPC asks for another when it has sent that one.
+                self.has_repeated.set()
+
+    @staticmethod
+    def _next(answers: Any) -> bytes | None:
+        try:
+            return next(answers, None)
+        except grpc.RpcError:  # its client has ended the call
+            return None
+
+    def __enter__(self) -> "Repeater":
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(0.0).wait()
+        self._channel.close()
+
+
+def begun(address: str, settings: DmEnvRpcSettings) -> WorldClient:
+    """Return a session whose episodes have begun."""
+    env = WorldClient(Dial(address, timeout_s=10.0), settings, step_timeout_s=10.0)
+    env.reset()
+    return env
+
+
+def step_often(env: WorldClient, action: list[Any]) -> None:
+    for _ in range(100):
+        env.step(action)
+
+
+@pytest.fixture(scope="module")
+def cart_poles() -> Iterator[EnvServer]:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(DmEnvRpcSettings(), id="one stream"),
+        pytest.param(DmEnvRpcSettings(2), id="streams"),
+        pytest.param(DmEnvRpcSettings(2, one_world=True), id="one world"),
+        pytest.param(DmEnvRpcSettings(batched=True), id="batched"),
+    ],
+)
+def test_an_answer_that_is_here_before_its_request_ends_the_session(
+    cart_poles: EnvServer, settings: DmEnvRpcSettings
+) -> None:
+    with Repeater(cart_poles.address.removeprefix("rlmesh://")) as server:
+        env = begun(server.address, settings)
+        action = [np.ones(env.contract.num_envs, np.int64)]
+        env.step(action)
+        server.kind = "step"
+        env.step(action)
+        assert server.has_repeated.wait(10.0)
+
+        # gRPC's usual way, where there is no better one, may take a moment to find it.
+        with pytest.raises(RemoteProtocolError, match="kind step was here before its request"):
+            step_often(env, action)
+        with pytest.raises(EndpointLostError, match="answer each request once"):
+            env.step(action)
+        env.close()
+
+    assert eventually(lambda: cart_poles.num_sessions == 0)
+
+
+@pytest.mark.parametrize("kind", ["create_world", "join_world", "reset"])
+def test_an_answer_of_another_kind_that_comes_twice_is_an_error_too(kind: str) -> None:
+    with Peer() as peer, Repeater(f"127.0.0.1:{peer.port}", kind) as server:
+        with pytest.raises(RemoteProtocolError, match=kind):
+            begun(server.address, DmEnvRpcSettings(2, reset={"seed": 1}))
+        assert not server.kind
+
+
+def test_a_session_that_is_left_after_an_answer_too_many_says_so_and_leaves_its_world(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Peer() as peer, Repeater(f"127.0.0.1:{peer.port}") as server:
+        env = begun(server.address, DmEnvRpcSettings())
+        server.kind = "step"
+        env.step(moves(1))
+        assert server.has_repeated.wait(10.0)
+        with caplog.at_level(logging.WARNING, "rlmesh_ray"):
+            env.close()
+
+        assert peer.kinds()[-2:] == ["leave_world", "destroy_world"]
+        [told] = [one.getMessage() for one in caplog.records if one.name.startswith("rlmesh_ray")]
+        assert "lane 0: " in told
+        assert "sent more answers than there were requests" in told
+
+
+def test_answers_to_requests_in_flight_are_none_too_many() -> None:
+    with Peer(Conduct(length=99)) as peer:
+        env = client(peer)
+        env.reset()
+        requests = [env.send_step(moves(1, 1)) for _ in range(2)]
+        results = []
+        for _ in range(20):
+            results.append(shown(env.receive_step(requests.pop(0))))
+            streams = [agent.open_stream._stream for agent in env._joining.agents]
+            assert all(eventually(stream.poll) for stream in streams)
+            requests.append(env.send_step(moves(1, 1)))
+        results += [shown(env.receive_step(request)) for request in requests]
+
+        assert results == [[[count, count]] * 2 for count in range(1, 23)]
+        env.close()
 
 
 def test_what_ctrl_c_has_left_unread_is_no_answer_to_the_next_step() -> None:

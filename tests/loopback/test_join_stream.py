@@ -27,6 +27,7 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
     EndpointUnreachableError,
 )
+from tests.loopback.eventually import eventually
 
 PATH = "/test.Service/Join"
 Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
@@ -87,6 +88,55 @@ def test_frames_come_back_in_order(serve: Serve) -> None:
         stream.send(frame)
 
     assert [stream.receive(5.0) for _ in range(3)] == [b"a", b"b", b"c"]
+
+
+def test_frames_that_nobody_waits_for_are_found_without_waiting(serve: Serve) -> None:
+    written = Event()
+
+    def twice(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
+        for frame in requests:
+            yield frame
+            yield frame + b"!"
+            written.set()
+
+    stream = serve(twice)
+    assert not stream.poll()
+    for _ in range(3):
+        stream.send(b"a")
+        assert stream.receive(5.0) == b"a"
+        assert written.wait(5.0)
+        assert eventually(stream.poll)
+        assert stream.receive(5.0) == b"a!"
+        assert not stream.poll()
+        written.clear()
+
+
+def test_a_stream_that_ends_has_no_frame_to_find_and_says_how_it_ended(serve: Serve) -> None:
+    def leave(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield next(requests)
+        next(requests)
+        context.abort(grpc.StatusCode.INTERNAL, "because")
+
+    stream = serve(leave)
+    stream.send(b"a")
+    assert stream.receive(5.0) == b"a"
+    assert not stream.poll()
+    stream.send(b"b")
+
+    with pytest.raises(EndpointLostError, match="because"):
+        stream.receive(5.0)
+    assert not stream.poll()
+
+
+def test_a_frame_that_is_asked_for_ahead_comes_to_who_waits(serve: Serve) -> None:
+    stream = serve(echo)
+    for frame in (b"a", b"b"):
+        assert not stream.poll()
+        stream.send(frame)
+        assert stream.receive(5.0) == frame
+    assert not stream.poll()
+    with pytest.raises(EndpointTimeoutError):
+        stream.receive(0.1)
 
 
 def test_a_mute_server_is_given_up_at_the_deadline(serve: Serve) -> None:

@@ -144,6 +144,14 @@ def parse_answer(frame: bytes) -> Answer:
     return Answer(_KINDS[name], getattr(response, name))
 
 
+def kind_name(frame: bytes) -> str:
+    """Return what kind of answer a frame is, for a message; it may be anything."""
+    try:
+        return pb.EnvironmentResponse.FromString(frame).WhichOneof("payload") or "empty"
+    except DecodeError:
+        return "it does not decode"
+
+
 def _put(target: Any, settings: Settings) -> None:
     for name, value in _flat(settings):
         try:

@@ -6,6 +6,7 @@ before the first answer is awaited, since a server may let nobody in until all a
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.wire.dm_env_rpc_v1.tensor_specs import AgentSpecs, specs_from_proto
+
+_LOG = logging.getLogger(__name__)
 
 _LEAVE_TIMEOUT_S = 2.0
 
@@ -113,10 +116,17 @@ class Joining:
         """
         end_s = time.monotonic() + _LEAVE_TIMEOUT_S
         joined = [agent for agent in self.agents if agent.specs is not None]
-        _send_and_drain([(agent, frames.leave_request()) for agent in joined], end_s)
+        leaving = [(agent, frames.leave_request()) for agent in joined]
+        _send_and_drain(Kind.LEAVE_WORLD, leaving, end_s)
         created = [agent for agent in self.agents if agent.world is not None]
         goodbyes = [(agent, frames.destroy_request(agent.world or "")) for agent in created]
-        _send_and_drain(goodbyes, end_s)
+        _send_and_drain(Kind.DESTROY_WORLD, goodbyes, end_s)
+        for agent in self.agents:
+            surplus = agent.stream and agent.stream.unraised_surplus()
+            if surplus:
+                _LOG.warning(
+                    "lane %d: %s; what this session observed may be wrong", agent.lane, surplus
+                )
         self.drop()
 
     def drop(self) -> None:
@@ -191,14 +201,14 @@ class Joining:
         return creator.world or ""
 
 
-def _send_and_drain(requests: Sequence[tuple[Agent, bytes]], end_s: float) -> None:
-    """Send the last requests of their kind, and wait for the answers as far as any come."""
+def _send_and_drain(kind: Kind, requests: Sequence[tuple[Agent, bytes]], end_s: float) -> None:
+    """Send requests of one kind, and wait for the answers as far as any come."""
     for agent, frame in requests:
         with contextlib.suppress(Exception):  # whatever broke the stream, it is closed now
             agent.open_stream.send(frame)
     for agent, _ in requests:
         with contextlib.suppress(Exception):
-            agent.open_stream.drain(end_s)
+            agent.open_stream.drain(kind, end_s)
 
 
 def _note(agent: Agent, answer: Answer) -> None:

@@ -23,7 +23,7 @@ from rlmesh_ray.client.dm_env_rpc.lane_tensors import LaneTensors
 from rlmesh_ray.client.dm_env_rpc.settings import Settings
 from rlmesh_ray.client.dm_env_rpc.specs_guard import require_unchanged
 from rlmesh_ray.client.dm_env_rpc.vector_step import VectorStep
-from rlmesh_ray.errors import LocalProtocolError, RemoteEnvError
+from rlmesh_ray.errors import LocalProtocolError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -177,6 +177,8 @@ class LaneStreams:
             raise RemoteEnvError(
                 error.code, f"lane {lane}: {error.message}", True, error.debug_info
             ) from error
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"lane {lane}: {error.message}") from error
 
     def _note(self, lane: int, answer: Answer) -> tuple[float, bool, bool]:
         self._answers[lane] = answer

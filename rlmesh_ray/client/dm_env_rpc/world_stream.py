@@ -1,15 +1,23 @@
-"""One Process stream with a dm_env_rpc server: requests out, answers in, in order."""
+"""One Process stream with a dm_env_rpc server: requests out, answers in, in order.
+
+An answer says nothing of its request but the kind. A server that answers one request twice would
+give every later request the answer to the one before it; so an answer that is here before its
+request was sent is an error.
+"""
 
 import threading
 import time
+from collections import deque
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc import frames
 from rlmesh_ray.client.dm_env_rpc.frames import Answer, Kind
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
+    EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
+    RemoteEnvError,
     RemoteProtocolError,
 )
 from rlmesh_ray.rpc import grpc
@@ -32,13 +40,21 @@ class WorldStream:
         self._num_sent = 0
         self._num_received = 0
         self._receiving = threading.Lock()
+        self._arrived: deque[bytes] = deque()
+        """Answers that came before anyone waited for them; at most one more than requests."""
+        self._surplus: RemoteProtocolError | None = None
+        self._is_surplus_raised = False
 
     def send(self, frame: bytes) -> None:
         """Send a request without waiting.
 
+        An answer that is here before its request is noted, and raised by ``receive``. The request
+        leaves all the same: a session that ends has worlds to leave and to destroy.
+
         Raises:
             EndpointClosedError: The stream was closed.
         """
+        self._look_for_surplus()
         self._stream.send(frame)
         self._num_sent += 1
 
@@ -51,9 +67,13 @@ class WorldStream:
 
         Raises:
             RemoteEnvError: The server refused; nothing has changed.
-            RemoteProtocolError: That is no answer to it.
+            RemoteProtocolError: That is no answer to it, or an answer was here before its request
+                was sent.
             EndpointError: The stream broke, or no answer came in time; it is gone.
         """
+        if self._surplus is not None:
+            self._is_surplus_raised = True
+            raise self._surplus
         answer = frames.parse_answer(self._next_frame(end_s))
         if answer.kind is not kind:
             raise RemoteProtocolError(
@@ -61,17 +81,29 @@ class WorldStream:
             )
         return answer
 
-    def drain(self, end_s: float) -> None:
-        """Wait until everything is answered, however.
+    def drain(self, kind: Kind, end_s: float) -> None:
+        """Wait until the last request is answered, and all before it, however.
 
         Args:
+            kind: Of the last request.
             end_s: As of ``receive``.
 
         Raises:
+            RemoteProtocolError: What came is no answer.
             EndpointError: The stream broke, or not all answers came in time; it is gone.
         """
-        while self._num_received < self._num_sent:
-            self._next_frame(end_s)
+        is_answered = False
+        # Of a server that answers twice, the last of as many answers may not be the last one.
+        while self._num_received < self._num_sent or not is_answered:
+            try:
+                is_answered = frames.parse_answer(self._next_frame(end_s)).kind is kind
+            except RemoteEnvError:
+                is_answered = True
+        self._look_for_surplus()
+
+    def unraised_surplus(self) -> RemoteProtocolError | None:
+        """Return the error about an answer before its request, if ``receive`` has not raised it."""
+        return None if self._is_surplus_raised else self._surplus
 
     def close(self) -> None:
         """Cut the stream. Idempotent."""
@@ -95,10 +127,36 @@ class WorldStream:
         if not self._receiving.acquire(timeout=max(0.0, end_s - time.monotonic())):
             raise EndpointTimeoutError("another thread still waits for an answer", self._address)
         try:
-            frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
+            if self._arrived:
+                frame = self._arrived.popleft()
+            else:
+                frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
             self._num_received += 1
         except EndpointUnreachableError as error:
             raise self._told(error) from error.__cause__
         finally:
             self._receiving.release()
         return frame
+
+    def _look_for_surplus(self) -> None:
+        """Note whether more answers are here than requests were sent."""
+        if self._surplus is not None or not self._receiving.acquire(blocking=False):
+            return  # another thread waits for an answer, so that none is here
+        try:
+            while self._num_here <= self._num_sent and self._stream.poll():
+                self._arrived.append(self._stream.receive())
+        except EndpointError:
+            return  # whoever waits for an answer hears of it
+        finally:
+            self._receiving.release()
+        if self._num_here > self._num_sent:
+            self._surplus = RemoteProtocolError(
+                f"{self._address} sent more answers than there were requests: an answer of the "
+                f"kind {frames.kind_name(self._arrived[-1])} was here before its request was sent; "
+                "dm_env_rpc knows answers by their order alone, so open a new session, and have "
+                "the server answer each request once"
+            )
+
+    @property
+    def _num_here(self) -> int:
+        return self._num_received + len(self._arrived)
