@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import gymnasium
 import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
@@ -216,6 +218,27 @@ def test_answers_to_requests_in_flight_are_none_too_many() -> None:
         results += [shown(env.receive_step(request)) for request in requests]
 
         assert results == [[[count, count]] * 2 for count in range(1, 23)]
+        env.close()
+
+
+class Worthless(gymnasium.Env[Any, Any]):
+    """Has rewards that are no numbers."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return 0, math.nan, False, False, {}
+
+
+def test_the_rewards_of_a_batch_are_looked_at_too() -> None:
+    with EnvServer(Worthless, num_envs=2) as server:
+        address = f"dm_env_rpc://{server.address.removeprefix('rlmesh://')}"
+        env = begun(address, DmEnvRpcSettings(batched=True, validation="strict"))
+        with pytest.raises(RemoteEnvError, match=r"reward: value: nan is not finite \(lane 0\)"):
+            env.step([np.zeros(2, np.int64)])
         env.close()
 
 

@@ -33,6 +33,7 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
+from rlmesh_ray.spaces.warnings import WARNING_KEY
 from tests.loopback.dm_env_rpc_peer import (
     CORRIDOR,
     CUT,
@@ -340,6 +341,73 @@ def test_what_breaks_the_protocol_ends_the_session(conduct: Conduct, complaint: 
             env.reset()
         with pytest.raises(EndpointLostError):
             env.step(moves(0, 0))
+        env.close()
+
+
+def altered(name: str, value: float) -> Callable[[Any], None]:
+    """Return what puts ``value`` into an observation of each step, as its first element."""
+    uid, tensor = {"place.at": (1, "floats"), "reward": (7, "doubles")}[name]
+
+    def alter(step: Any) -> None:
+        getattr(step.observations[uid], tensor).array[0] = value
+
+    return alter
+
+
+@pytest.mark.parametrize(
+    ("make", "move"), [(vector, moves(0, 0)), (lambda peer: RemoteEnv(peer.address), {"move": 0})]
+)
+def test_values_out_of_range_are_delivered_and_warned_about_once(
+    make: Callable[[Peer], Any], move: dict[str, Any]
+) -> None:
+    with Peer(Conduct(length=9, alter=altered("place.at", 10.0))) as peer:
+        env = make(peer)
+        observation, first = env.reset()
+        assert np.ravel(observation["place"]["at"])[0] == 10.0
+        peer.conduct.alter = altered("reward", np.inf)
+        _, reward, _, _, second = env.step(move)
+        assert np.isinf(reward).all()
+        *_, third = env.step(move)
+        env.close()
+
+    [told] = first[WARNING_KEY]
+    assert "observation.place.at: 10.0 is above 9.0 (lane 0, element (0,))" in told
+    assert second[WARNING_KEY] == ["reward: inf is not finite (lane 0)"]
+    assert WARNING_KEY not in third
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "validation"),
+    [
+        ("place.at", 10.0, "strict"),
+        ("place.at", np.nan, "warn"),
+        ("reward", np.nan, "strict"),
+        ("reward", -np.inf, "strict"),
+    ],
+)
+def test_a_value_that_is_refused_ends_the_session(name: str, value: float, validation: str) -> None:
+    with Peer(Conduct(length=9)) as peer:
+        env = vector(peer, validation=validation)
+        env.reset()
+        env.step(moves(1, 1))
+        peer.conduct.alter = altered(name, value)
+        with pytest.raises(RemoteEnvError, match=rf"{name}.*\(lane 0") as caught:
+            env.step(moves(1, 1))
+        assert not caught.value.is_recoverable
+        with pytest.raises(EndpointLostError, match="ended with an error"):
+            env.reset()
+        env.close()
+
+        assert peer.kinds().count("leave_world") == peer.kinds().count("destroy_world") == 2
+
+
+def test_lanes_that_have_not_begun_show_values_of_the_space() -> None:
+    described = specs(CORRIDOR.actions, {1: spec("place.at", np.float32, (2,), -9, -4)})
+    with Peer(Conduct(specs=described, alter=altered("place.at", -5.0))) as peer:
+        env = vector(peer, validation="strict")
+        mask = np.array([False, True])
+        with pytest.raises(RemoteEnvError, match=r"place.at: 0.0 is above -4.0 \(lane 1, .*\(1,\)"):
+            env.reset(options={"reset_mask": mask})
         env.close()
 
 

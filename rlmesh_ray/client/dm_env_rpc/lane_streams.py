@@ -25,7 +25,8 @@ from rlmesh_ray.client.dm_env_rpc.specs_guard import require_unchanged
 from rlmesh_ray.client.dm_env_rpc.vector_step import VectorStep
 from rlmesh_ray.errors import LocalProtocolError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.spaces.batch import empty_columns
-from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.spaces.leaves import Column, leaves
+from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import SpaceSpec
 
 
@@ -103,6 +104,9 @@ class LaneStreams:
         for lane, answer in enumerate(self._answers):
             if answer is not None:
                 self._lanes[lane][1].read(answer, rows, lane)
+                continue
+            for leaf, row in zip(leaves(self._space), rows, strict=True):  # never begun yet
+                row[lane] = filler_of_leaf(leaf)
         return _columns(rows)
 
     def send_step(self, actions: Sequence[Column]) -> None:

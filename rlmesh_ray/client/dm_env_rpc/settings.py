@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.client.dm_env_rpc.lane_states import EndRules
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.conformance import Policy
 
 Setting = bool | int | float | str | np.generic | NDArray[Any] | Sequence[Any] | Mapping[str, Any]
 """Travels as a tensor: a Python int as int64, a float as double, an array at its own dtype. A
@@ -75,6 +76,10 @@ class DmEnvRpcSettings:
     asks_contract: bool = True
     """Whether to ask for the exact spaces, which this package's servers publish, on a stream that
     is closed at once. Turn it off for a server that breaks when it is asked."""
+    validation: str = "warn"
+    """What happens to observations out of their range and to rewards that are not finite:
+    ``"warn"`` delivers them, warns once of each kind and counts them, ``"strict"`` ends the
+    session, ``"off"`` does not look. NaN in an observation ends the session in any case."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -89,7 +94,7 @@ class DmEnvRpcSettings:
         self._require_kinds()
         if self.batched:
             self._require_whole_worlds()
-        _ = self.end_rules  # refuses what makes no sense
+        _ = self.end_rules, self.policy  # refuse what makes no sense
         for name in ("create", "join"):
             for lane in range(self.num_envs):
                 self._of_lane(name, lane)
@@ -121,6 +126,17 @@ class DmEnvRpcSettings:
     def end_rules(self) -> EndRules:
         """What TERMINATED means."""
         return EndRules(self.truncate_on_terminated, self.time_limit_steps)
+
+    @property
+    def policy(self) -> Policy:
+        """What ``validation`` says."""
+        try:
+            return Policy(self.validation)
+        except ValueError:
+            choices = ", ".join(policy.value for policy in Policy)
+            raise ConfigurationError(
+                f"validation={self.validation!r} is not one of {choices}"
+            ) from None
 
     @property
     def reshapes(self) -> bool:

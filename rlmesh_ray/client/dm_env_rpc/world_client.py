@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings, Settings
+from rlmesh_ray.client.dm_env_rpc.value_check import ValueCheck
 from rlmesh_ray.client.dm_env_rpc.world_opening import open_world
 from rlmesh_ray.client.env_client import ResetResult, StepResult
 from rlmesh_ray.client.own_process import OwnProcess
@@ -74,6 +75,7 @@ class WorldClient:
         self._joining, self._carrier = opened.joining, opened.carrier
         self._seed, self._is_ours = opened.seed, opened.is_ours
         self.contract = opened.contract
+        self._values = ValueCheck(self.contract.observation_space, settings.policy, dial.address)
         self._ledger = EpisodeLedger(self.contract.num_envs, lambda: uuid4().hex)
         self._ids = map(str, itertools.count(1))
         self._pending: deque[tuple[str, _Begun | None]] = deque()
@@ -114,7 +116,7 @@ class WorldClient:
 
         Raises:
             ContractMismatchError: The reset has changed the specs; the session is over.
-            RemoteEnvError: The server refused.
+            RemoteEnvError: The server refused, or sent a value that is refused here.
             EndpointError: The session broke.
         """
         return self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
@@ -161,8 +163,9 @@ class WorldClient:
         with self._ending(RemoteEnvError):
             self._pending.popleft()
             observation = self._carrier.receive_reset(time.monotonic() + self._timeout_s)
+            infos = self._values.check(observation)
         self._ledger.begin(*begun, time.time_ns())
-        return ResetResult(observation, {}, self._ledger.episode_ids)
+        return ResetResult(observation, infos, self._ledger.episode_ids)
 
     def step(self, action: Sequence[Column]) -> StepResult:
         """Apply one action a lane and wait for the result."""
@@ -185,7 +188,8 @@ class WorldClient:
 
         Raises:
             RemoteEnvError: The server refused. The other lanes may have been stepped: their
-                episodes go on without an account, until the next reset.
+                episodes go on without an account, until the next reset. Or it sent a value that
+                is refused (``DmEnvRpcSettings.validation``), which ends the session.
             RemoteProtocolError: An answer breaks the protocol; that ends the session.
             EndpointError: The session broke.
         """
@@ -200,6 +204,7 @@ class WorldClient:
                 if self.contract.num_envs > 1:
                     self._ledger.finalize(time.time_ns())
                 raise
+            infos = self._values.check(step.observation, step.rewards)
         completed = self._ledger.step(
             step.rewards.tolist(),
             step.terminated.tolist(),
@@ -212,7 +217,7 @@ class WorldClient:
             step.rewards,
             step.terminated,
             step.truncated,
-            {},
+            infos,
             completed,
             self._ledger.episode_ids,
         )
@@ -242,6 +247,7 @@ class WorldClient:
         if self._is_closed or not self._process.is_this_one:
             return
         self._is_closed = True
+        self._values.summarize()
         if sys.is_finalizing():
             return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
         if isinstance(self._end, EndpointError):
@@ -289,12 +295,16 @@ class WorldClient:
     def _ending(self, spared: type[RlmeshError]) -> Iterator[None]:
         """Let the session end with whatever is raised, Ctrl-C as well, unless it is ``spared``.
 
+        An error of a server that is not recoverable is not spared.
+
         Answers have no ids: those that nobody has read would be taken for answers to later
         requests.
         """
         try:
             yield
-        except spared:
+        except spared as error:
+            if isinstance(error, RemoteEnvError) and not error.is_recoverable:
+                self._end = error
             raise
         except BaseException as error:
             self._end = error

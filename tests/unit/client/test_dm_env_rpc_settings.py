@@ -152,6 +152,7 @@ def test_only_a_property_reads_as_a_property() -> None:
         ({"num_envs": 2, "create": "maze"}, "create='maze'"),
         ({"num_envs": 2, "join": [{}, 3]}, r"join=\[{}, 3\]"),
         ({"create": 5}, "create=5"),
+        ({"validation": "maybe"}, "validation='maybe' is not one of warn, strict, off"),
         ({"reset": 5}, "reset=5 must be a mapping"),
         ({"observations": "place"}, r"such as \('place',\)"),
         ({"actions": "move"}, r"such as \('move',\)"),

@@ -1,0 +1,113 @@
+"""Checks what a dm_env_rpc server sends, as an endpoint of this package checks its environment.
+
+The protocol leaves it to both ends to keep to the bounds of the specs, and says nothing of NaN.
+"""
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError, RemoteEnvError
+from rlmesh_ray.spaces.conformance import Checker, Deviation, Policy
+from rlmesh_ray.spaces.leaves import Column, leaves
+from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+
+_LOG = logging.getLogger(__name__)
+
+
+class ValueCheck:
+    """Checks the observations and rewards of one session.
+
+    Args:
+        observation_space: Of one lane.
+        policy: What happens to an observation out of its range, and to a reward that is not
+            finite. NaN in an observation is refused whatever it says.
+        address: Of the server, for messages.
+    """
+
+    def __init__(self, observation_space: SpaceSpec, policy: Policy, address: str) -> None:
+        self._checker = Checker(leaves(observation_space), policy)
+        self._policy = policy
+        self._address = address
+        self._told: set[tuple[str, str, str]] = set()
+        self.num_deviations = 0
+        """Values out of range that were delivered, rewards included: one a leaf and step."""
+
+    def check(
+        self, observation: list[Column], rewards: NDArray[np.float64] | None = None
+    ) -> dict[str, object]:
+        """Return the infos that name what the session has not been told of yet.
+
+        Args:
+            observation: One column a leaf, over all lanes.
+            rewards: ``(num_lanes,) float64``; None: it was a reset.
+
+        Raises:
+            RemoteEnvError: A value is refused; that ends the session, as at our own endpoints.
+        """
+        try:
+            side = "observation"
+            found = [ConformanceWarning.of(side, one) for one in self._checker.check(observation)]
+            if rewards is not None:
+                side = "reward"
+                bad = check_rewards(rewards, self._policy)
+                found += [ConformanceWarning.of(side, one) for one in bad]
+        except ConformanceError as error:
+            raise self._refusal(side, error) from error
+        return self._untold(found) if found else {}
+
+    def summarize(self) -> None:
+        """Log how many values were out of range, where that is more than was told."""
+        if self.num_deviations > len(self._told):
+            _LOG.warning(
+                "%s: %d values out of range in this session", self._address, self.num_deviations
+            )
+
+    def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
+        self.num_deviations += len(found)
+        texts = []
+        for warning in found:
+            what = (warning.side, warning.kind, warning.path)
+            if what not in self._told:
+                self._told.add(what)
+                texts.append(warning.text)
+                _LOG.warning(
+                    "%s sent a value out of range, which is delivered: %s; "
+                    "DmEnvRpcSettings(validation='strict') refuses it",
+                    self._address,
+                    warning.text,
+                )
+        return {WARNING_KEY: texts} if texts else {}
+
+    def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
+        remedy = "mend the server"
+        if error.kind == "range":
+            remedy += ", or have it delivered: DmEnvRpcSettings(validation='warn')"
+        elif error.path:
+            remedy += ", or leave it out: DmEnvRpcSettings(observations=...)"
+        return RemoteEnvError("INTERNAL", f"{self._address} sent {side}: {error}; {remedy}", False)
+
+
+def check_rewards(rewards: NDArray[np.float64], policy: Policy) -> list[Deviation]:
+    """Check that rewards are finite; no space says so.
+
+    Args:
+        rewards: ``(num_lanes,) float64``.
+        policy: What to do about one that is not.
+
+    Returns:
+        The deviation, if there is one; empty unless the policy is WARN.
+
+    Raises:
+        ConformanceError: One is not finite, and the policy is STRICT (``"range"``).
+    """
+    is_finite = np.isfinite(rewards)
+    if policy is Policy.OFF or np.count_nonzero(is_finite) == is_finite.size:
+        return []
+    lane = int(is_finite.argmin())
+    message = f"{rewards[lane]} is not finite (lane {lane})"
+    if policy is Policy.STRICT:
+        raise ConformanceError("range", "", message)
+    return [Deviation("range", "", message)]
