@@ -21,6 +21,7 @@ from rlmesh_ray.client.channel import ClientTls, Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.dm_env_rpc.world_client import WorldClient
 from rlmesh_ray.client.env_client import StepResult
+from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -187,14 +188,17 @@ def test_an_answer_of_another_kind_that_comes_twice_is_an_error_too(kind: str) -
         assert not server.kind
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 def test_a_session_that_is_left_after_an_answer_too_many_says_so_and_leaves_its_world(
-    caplog: pytest.LogCaptureFixture,
+    is_late: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Peer() as peer, Repeater(f"127.0.0.1:{peer.port}") as server:
         env = begun(server.address, DmEnvRpcSettings())
         server.kind = "step"
         env.step(moves(1))
         assert server.has_repeated.wait(10.0)
+        if is_late:
+            monkeypatch.setattr(JoinStream, "poll", lambda _: False)
         with caplog.at_level(logging.WARNING, "rlmesh_ray"):
             env.close()
 

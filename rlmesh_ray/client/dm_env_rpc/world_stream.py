@@ -55,8 +55,9 @@ class WorldStream:
             EndpointClosedError: The stream was closed.
         """
         self._look_for_surplus()
-        self._stream.send(frame)
+        # First: whoever ends the session meanwhile must not take its answer for one too many.
         self._num_sent += 1
+        self._stream.send(frame)
 
     def receive(self, kind: Kind, end_s: float) -> Answer:
         """Wait for the answer to the oldest request.
@@ -150,11 +151,11 @@ class WorldStream:
         finally:
             self._receiving.release()
         if self._num_here > self._num_sent:
+            kind = f" of the kind {frames.kind_name(self._arrived[-1])}" if self._arrived else ""
             self._surplus = RemoteProtocolError(
-                f"{self._address} sent more answers than there were requests: an answer of the "
-                f"kind {frames.kind_name(self._arrived[-1])} was here before its request was sent; "
-                "dm_env_rpc knows answers by their order alone, so open a new session, and have "
-                "the server answer each request once"
+                f"{self._address} sent more answers than there were requests: an answer{kind} was "
+                "here before its request was sent; dm_env_rpc knows answers by their order alone, "
+                "so open a new session, and have the server answer each request once"
             )
 
     @property
