@@ -67,7 +67,7 @@ class QueuedCall:
     def __init__(self, channel: grpc.Channel, path: str, metadata: Metadata) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = channel.stream_stream(path)(iter(self._outbox.get, None), metadata=metadata)
-        # For ``poll``, which gRPC does not have: its own thread waits for the next message.
+        # For ``poll``, which gRPC does not have: from its first time on, a thread reads ahead.
         self._asked: queue.SimpleQueue[Future[bytes] | None] = queue.SimpleQueue()
         self._ahead: Future[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -79,18 +79,25 @@ class QueuedCall:
     def __next__(self) -> bytes:
         """Wait for the next message."""
         ahead, self._ahead = self._ahead, None
-        message: bytes = next(self._call) if ahead is None else ahead.result()
+        if ahead is None:
+            message: bytes = next(self._call)
+            return message
+        message = ahead.result()
+        self._ask()
         return message
 
     def poll(self) -> bool:
         """Return whether a message is here, without waiting."""
-        if self._ahead is None:
-            self._ahead = Future()
-            self._asked.put(self._ahead)
         if self._reader is None:
             self._reader = threading.Thread(target=self._read_ahead, daemon=True)
             self._reader.start()
-        return self._ahead.done() and self._ahead.exception() is None
+        ahead = self._ahead or self._ask()
+        return ahead.done() and ahead.exception() is None
+
+    def _ask(self) -> Future[bytes]:
+        ahead = self._ahead = Future()
+        self._asked.put(ahead)
+        return ahead
 
     def cancel(self) -> bool:
         """End it at once."""

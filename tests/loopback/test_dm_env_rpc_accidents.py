@@ -139,11 +139,6 @@ def begun(address: str, settings: DmEnvRpcSettings) -> WorldClient:
     return env
 
 
-def step_often(env: WorldClient, action: list[Any]) -> None:
-    for _ in range(100):
-        env.step(action)
-
-
 @pytest.fixture(scope="module")
 def cart_poles() -> Iterator[EnvServer]:
     with EnvServer("CartPole-v1", num_envs=2) as server:
@@ -170,9 +165,11 @@ def test_an_answer_that_is_here_before_its_request_ends_the_session(
         env.step(action)
         assert server.has_repeated.wait(10.0)
 
-        # gRPC's usual way, where there is no better one, may take a moment to find it.
+        streams = [agent.open_stream._stream for agent in env._joining.agents]
+        assert eventually(lambda: any(stream.poll() for stream in streams))
+
         with pytest.raises(RemoteProtocolError, match="kind step was here before its request"):
-            step_often(env, action)
+            env.step(action)
         with pytest.raises(EndpointLostError, match="answer each request once"):
             env.step(action)
         env.close()
