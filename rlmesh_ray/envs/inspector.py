@@ -12,26 +12,6 @@ from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.spaces.warnings import ConformanceWarning
 
 
-class WarningCounter:
-    """Counts values that are not as they should be, and tells each kind and path once."""
-
-    def __init__(self) -> None:
-        self._told: set[tuple[str, str, str]] = set()
-        self.num_found = 0
-        """How many up to now, also those that the session has been told of."""
-
-    def untold(self, found: Sequence[ConformanceWarning]) -> list[ConformanceWarning]:
-        """Count what was ``found``; return what the session has not been told yet."""
-        self.num_found += len(found)
-        fresh = []
-        for warning in found:
-            what = (warning.side, warning.kind, warning.path)
-            if what not in self._told:
-                self._told.add(what)
-                fresh.append(warning)
-        return fresh
-
-
 class Inspector:
     """Checks the batches of one side of a session.
 

@@ -23,7 +23,7 @@ from rlmesh_ray.envs.commands import (
     TextColumns,
 )
 from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode
-from rlmesh_ray.envs.inspector import Inspector, WarningCounter, rows_of
+from rlmesh_ray.envs.inspector import Inspector, rows_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.picture import as_frames, encode_png
 from rlmesh_ray.errors import ConformanceError
@@ -33,7 +33,7 @@ from rlmesh_ray.spaces.block import Block, Results
 from rlmesh_ray.spaces.conformance import Policy, check_rewards
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 
 
 class Lanes(Protocol):

@@ -1,23 +1,9 @@
 """What EnvServer's options may be."""
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.spaces.conformance import Policy
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
-
-
-def checked_policy(validation: str) -> Policy:
-    """Return what happens to values out of range.
-
-    Raises:
-        ConfigurationError: ``validation`` names nothing of that kind.
-    """
-    try:
-        return Policy(validation)
-    except ValueError:
-        choices = ", ".join(policy.value for policy in Policy)
-        raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
 
 
 def resets_itself(autoreset: str) -> bool:

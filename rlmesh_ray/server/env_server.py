@@ -20,7 +20,6 @@ from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
-    checked_policy,
     checked_sessions,
     resets_itself,
     truncates_on_bad_value,
@@ -37,6 +36,7 @@ from rlmesh_ray.server.speaks import ENV_LANGUAGES, checked_languages
 from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.block import is_fixed_size
+from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
@@ -132,7 +132,7 @@ class EnvServer:
             truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
         )
         allowed = checked_sessions(max_sessions, self._source.max_sessions)
-        self._pool = WorkerPool(self._source, checked_policy(validation), allowed)
+        self._pool = WorkerPool(self._source, Policy.of(validation), allowed)
         self._max_sessions = allowed
         self._endpoint = Endpoint(
             address,

@@ -7,12 +7,12 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import ConformanceError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError
 from rlmesh_ray.spaces.batch import flatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
@@ -51,6 +51,19 @@ class Policy(enum.Enum):
     """Reject it."""
     OFF = "off"
     """Do not look."""
+
+    @classmethod
+    def of(cls, validation: str) -> Self:
+        """Return the policy that an option names.
+
+        Raises:
+            ConfigurationError: It names none.
+        """
+        try:
+            return cls(validation)
+        except ValueError:
+            choices = ", ".join(policy.value for policy in cls)
+            raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Inside an endpoint they are ``ConformanceWarning`` values under ``WARNING_KEY``;
 them is their dialect's affair (edition 2026.06, "Conformance warnings").
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlmesh_ray.spaces.conformance import Deviation
@@ -42,6 +42,31 @@ class ConformanceWarning:
         """Entries that name the side and the place, the root being ``$``."""
         path = f"$.{self.path}" if self.path else "$"
         return {"path": path, "kind": self.side, "detail": f"{path}: {self.detail}"}
+
+
+class WarningCounter:
+    """Counts values that are not as they should be, and tells each kind and path once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str, str]] = set()
+        self.num_found = 0
+        """How many up to now, also those that the session has been told of."""
+
+    @property
+    def num_told(self) -> int:
+        """How many the session has been told of."""
+        return len(self._told)
+
+    def untold(self, found: Sequence[ConformanceWarning]) -> list[ConformanceWarning]:
+        """Count what was ``found``; return what the session has not been told yet."""
+        self.num_found += len(found)
+        fresh = []
+        for warning in found:
+            what = (warning.side, warning.kind, warning.path)
+            if what not in self._told:
+                self._told.add(what)
+                fresh.append(warning)
+        return fresh
 
 
 def as_texts(infos: Mapping[str, object]) -> Mapping[str, object]:

@@ -130,13 +130,7 @@ class DmEnvRpcSettings:
     @property
     def policy(self) -> Policy:
         """What ``validation`` says."""
-        try:
-            return Policy(self.validation)
-        except ValueError:
-            choices = ", ".join(policy.value for policy in Policy)
-            raise ConfigurationError(
-                f"validation={self.validation!r} is not one of {choices}"
-            ) from None
+        return Policy.of(self.validation)
 
     @property
     def reshapes(self) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, RemoteEnvError
-from rlmesh_ray.spaces.conformance import Checker, Deviation, Policy
+from rlmesh_ray.spaces.conformance import Checker, Policy, check_rewards
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,9 +31,12 @@ class ValueCheck:
         self._checker = Checker(leaves(observation_space), policy)
         self._policy = policy
         self._address = address
-        self._told: set[tuple[str, str, str]] = set()
-        self.num_deviations = 0
+        self._warnings = WarningCounter()
+
+    @property
+    def num_deviations(self) -> int:
         """Values out of range that were delivered, rewards included: one a leaf and step."""
+        return self._warnings.num_found
 
     def check(
         self, observation: list[Column], rewards: NDArray[np.float64] | None = None
@@ -60,25 +63,20 @@ class ValueCheck:
 
     def summarize(self) -> None:
         """Log how many values were out of range, where that is more than was told."""
-        if self.num_deviations > len(self._told):
+        if self.num_deviations > self._warnings.num_told:
             _LOG.warning(
                 "%s: %d values out of range in this session", self._address, self.num_deviations
             )
 
     def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
-        self.num_deviations += len(found)
-        texts = []
-        for warning in found:
-            what = (warning.side, warning.kind, warning.path)
-            if what not in self._told:
-                self._told.add(what)
-                texts.append(warning.text)
-                _LOG.warning(
-                    "%s sent a value out of range, which is delivered: %s; "
-                    "DmEnvRpcSettings(validation='strict') refuses it",
-                    self._address,
-                    warning.text,
-                )
+        texts = [warning.text for warning in self._warnings.untold(found)]
+        for text in texts:
+            _LOG.warning(
+                "%s sent a value out of range, which is delivered: %s; "
+                "DmEnvRpcSettings(validation='strict') refuses it",
+                self._address,
+                text,
+            )
         return {WARNING_KEY: texts} if texts else {}
 
     def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
@@ -88,26 +86,3 @@ class ValueCheck:
         elif error.path:
             remedy += ", or leave it out: DmEnvRpcSettings(observations=...)"
         return RemoteEnvError("INTERNAL", f"{self._address} sent {side}: {error}; {remedy}", False)
-
-
-def check_rewards(rewards: NDArray[np.float64], policy: Policy) -> list[Deviation]:
-    """Check that rewards are finite; no space says so.
-
-    Args:
-        rewards: ``(num_lanes,) float64``.
-        policy: What to do about one that is not.
-
-    Returns:
-        The deviation, if there is one; empty unless the policy is WARN.
-
-    Raises:
-        ConformanceError: One is not finite, and the policy is STRICT (``"range"``).
-    """
-    is_finite = np.isfinite(rewards)
-    if policy is Policy.OFF or np.count_nonzero(is_finite) == is_finite.size:
-        return []
-    lane = int(is_finite.argmin())
-    message = f"{rewards[lane]} is not finite (lane {lane})"
-    if policy is Policy.STRICT:
-        raise ConformanceError("range", "", message)
-    return [Deviation("range", "", message)]

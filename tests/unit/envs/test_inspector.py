@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from rlmesh_ray.envs.inspector import Inspector, WarningCounter, rows_of
+from rlmesh_ray.envs.inspector import Inspector, rows_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.warnings import WarningCounter
 from rlmesh_ray.testing.equality import assert_identical
 
 SPACE = Dict(
