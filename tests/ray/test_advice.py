@@ -357,6 +357,7 @@ class Local(gymnasium.Env[Any, Any]):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.observation_space, self.action_space = settings["observation"], settings["action"]
+        self.observation_space.seed(1)
         self.seen: list[Any] = settings["seen"]
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -375,6 +376,7 @@ def sampled_by_rllib(
     seen: list[int] = []
     settings = {"observation": observation, "action": action, "seen": seen}
     config.environment(lambda _: Local(settings)).env_runners(num_env_runners=0)
+    config.debugging(seed=1)  # of the module's weights, and of what it draws
     runner = SingleAgentEnvRunner(config=config, worker_index=0, num_workers=0)
     runner.sample(num_timesteps=60)
     runner.stop()

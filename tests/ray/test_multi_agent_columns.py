@@ -69,6 +69,7 @@ def test_actions_of_any_space_arrive_as_they_were(name: str) -> None:
     space = SPACES[name]
     spec = from_gymnasium(space)
     columns = AgentColumns([AgentSpec("b", BOX, BOX), AgentSpec("a", spec, spec)])
+    space.seed(1)
     action = space.sample()
 
     sent = columns.actions([{"a": action}, {}], np.array([[False, True], [False, False]]), NOBODY)

@@ -54,6 +54,7 @@ def returns_large(address: str) -> bool:
     """Send a large action; tell whether it came back as it was."""
     env = connect(address, "env")
     env.reset()
+    echo.LARGE.seed(1)
     action = echo.LARGE.sample()
     observation = env.step(action)[0]
     env.close()

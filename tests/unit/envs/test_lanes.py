@@ -76,6 +76,7 @@ def test_the_options_of_a_reset_are_left_alone() -> None:
 def test_one_lane_equals_the_bare_environment_beyond_its_end() -> None:
     space = SPACES["box"]
     ours, theirs = LaneVectorEnv([EchoEnv(space)]), EchoEnv(space)
+    space.seed(1)
 
     observation, _ = ours.reset(seed=3)
     assert_identical(observation[0], theirs.reset(seed=3)[0])
@@ -224,6 +225,7 @@ class ResultEnv(EchoEnv):
 )
 def test_rewards_are_what_numpy_takes_for_a_number(reward: Any, expected: float) -> None:
     lanes = LaneVectorEnv([ResultEnv(reward), ResultEnv(0.0)])
+    lanes.action_space.seed(1)
     lanes.reset(seed=0)
 
     rewards = lanes.step(lanes.action_space.sample())[1]
@@ -234,6 +236,7 @@ def test_rewards_are_what_numpy_takes_for_a_number(reward: Any, expected: float)
 @pytest.mark.parametrize("reward", ["much", np.zeros(2), [1.0, 2.0]])
 def test_a_reward_that_is_no_number_is_an_error(reward: Any) -> None:
     lanes = LaneVectorEnv([ResultEnv(1.0), ResultEnv(reward)])
+    lanes.action_space.seed(1)
     lanes.reset(seed=0)
 
     with pytest.raises(ValueError, match=r"much|array element with a sequence"):
@@ -242,6 +245,7 @@ def test_a_reward_that_is_no_number_is_an_error(reward: Any) -> None:
 
 def test_flags_hold_for_one_step() -> None:
     lanes = LaneVectorEnv([ResultEnv(1.0, has_ended=np.True_), ResultEnv(1.0, has_ended=0)])
+    lanes.action_space.seed(1)
     lanes.reset(seed=0)
 
     flags = [lanes.step(lanes.action_space.sample())[2:4] for _ in range(3)]
@@ -260,6 +264,7 @@ def test_infos_are_taken_before_the_next_lane_can_change_them() -> None:
     ours, theirs = pair(lambda: ResultEnv(1.0))
     for env in (ours, theirs):
         env.reset(seed=0)
+    theirs.action_space.seed(1)
     actions = theirs.action_space.sample()
 
     expected = theirs.step(actions)[4]
@@ -309,6 +314,7 @@ def test_columns_reach_the_lanes_as_gymnasium_would_pass_them(
             return super().step(action)
 
     lanes = LaneVectorEnv([Recorder(space) for _ in range(2)])
+    lanes.action_space.seed(1)
     actions = lanes.action_space.sample()
     lanes.reset(seed=0)
 

@@ -87,7 +87,7 @@ def test_rllibs_default_distributions_are_the_two_that_are_known() -> None:
 
 def test_where_torch_draws_otherwise_it_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rllib_drawing, "_is_done_alike", lambda: False)
-    inputs = torch.randn(8, 5)
+    inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
 
     theirs, ours = both(module_for("discrete"), lambda: {Columns.ACTION_DIST_INPUTS: inputs})
 
@@ -185,7 +185,7 @@ def test_so_is_one_that_was_put_into_the_module() -> None:
 
 @pytest.mark.parametrize("given", [(Columns.ACTIONS,), (Columns.ACTION_LOGP,)])
 def test_what_the_module_has_given_itself_stays(given: tuple[str, ...]) -> None:
-    inputs = torch.randn(4, 5)
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
 
     theirs, ours = both(
         module_for("discrete"),
@@ -196,7 +196,7 @@ def test_what_the_module_has_given_itself_stays(given: tuple[str, ...]) -> None:
 
 
 def test_tensors_that_still_have_gradients_are_drawn_from() -> None:
-    inputs = torch.randn(4, 5, requires_grad=True)
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).requires_grad_()
 
     theirs, ours = both(module_for("discrete"), lambda: {Columns.ACTION_DIST_INPUTS: inputs})
 
