@@ -23,7 +23,8 @@ from rlmesh_ray.protocol.messages import (
 ENV: Checks[EnvSubject] = Checks()
 
 _TIMEOUT_MS = 300
-_LATE_S = 0.25
+# Well before the environment wakes, whom nobody is to wait for; a busy machine answers late.
+_LATE_S = 0.9
 """What may pass between the deadline and its answer, transport included."""
 
 
