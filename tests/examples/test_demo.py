@@ -16,7 +16,7 @@ def demo(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "rlmesh_ray.cli.demo", "--out", "made", *arguments],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         cwd=folder,
         env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"},  # it starts a Ray of its own
         check=False,

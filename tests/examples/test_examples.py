@@ -20,7 +20,7 @@ def run(name: str, *arguments: str, folder: Path, token: str = "") -> str:
         [sys.executable, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         cwd=folder,
         # Whatever Ray runs on this machine is somebody else's.
         env={**os.environ, "RAY_ADDRESS": "local", "RLMESH_RAY_TOKEN": token},

@@ -28,7 +28,7 @@ def test_train_on_dm_env_rpc(tmp_path: Path) -> None:
             ],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
             cwd=tmp_path,
             # Whatever Ray runs on this machine is somebody else's.
             env={**os.environ, "RAY_ADDRESS": "local"},

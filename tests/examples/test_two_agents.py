@@ -19,7 +19,7 @@ def test_two_agents(tmp_path: Path) -> None:
         [sys.executable, str(EXAMPLE), *small],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         cwd=tmp_path,
         # Whatever Ray runs on this machine is somebody else's.
         env={**os.environ, "RAY_ADDRESS": "local"},

@@ -171,12 +171,12 @@ def test_a_signal_ends_a_server_soon_and_cleanly(
     with started(*arguments, folder=folder) as (process, serving):
         start_s = time.perf_counter()
         process.send_signal(signal_number)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=60)
         wall_s = time.perf_counter() - start_s
 
     assert process.returncode == 0
     assert events(output) == [{"event": "stopped", "address": serving["address"]}]
-    assert wall_s < 3.0
+    assert wall_s < 10.0
 
 
 def test_a_signal_ends_a_server_with_open_sessions(folder: Path) -> None:
@@ -188,12 +188,12 @@ def test_a_signal_ends_a_server_with_open_sessions(folder: Path) -> None:
         env.reset(seed=0)
         start_s = time.perf_counter()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         wall_s = time.perf_counter() - start_s
         env.close()
 
     assert process.returncode == 0
-    assert wall_s < 3.0
+    assert wall_s < 10.0
 
 
 def test_people_see_what_is_served_and_what_to_type_next(folder: Path) -> None:
@@ -621,7 +621,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
         [*COMMAND, "train", "CartPole-v1", "--num-endpoints", "2", "--num-envs", "4",
          "--stop-iters", "2", "--stop-return", "1000", "--seed", "1",
          "--checkpoint-dir", "made", "--json"],
-        capture_output=True, text=True, timeout=110, cwd=folder, check=False,
+        capture_output=True, text=True, timeout=280, cwd=folder, check=False,
         # Whatever Ray runs on this machine is somebody else's.
         env={**environment(), "RAY_ADDRESS": "local"},
     )  # fmt: skip
@@ -633,7 +633,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], Path
 def test_ray_leaves_the_signals_to_the_command(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTS_ITSELF],
-        capture_output=True, text=True, timeout=100, cwd=folder, env=environment(), check=False,
+        capture_output=True, text=True, timeout=280, cwd=folder, env=environment(), check=False,
     )  # fmt: skip
 
     assert done.stdout.splitlines()[-1] == "interrupted"

@@ -31,7 +31,7 @@ def exported() -> Values:
         env={**os.environ, "PYTHONPATH": str(EXTRA), "PYTHONWARNINGS": "ignore"},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=110,
+        timeout=280,
         check=True,
     )
     [line] = [each for each in done.stdout.splitlines() if each.startswith("[")]
