@@ -12,7 +12,7 @@ import pytest
 
 from rlmesh_ray import RemoteModel, TokenFile
 from rlmesh_ray.errors import AccessDeniedError
-from tests.ray.test_gateway import free_address
+from tests.loopback.ports import free_address
 
 pytestmark = pytest.mark.slow
 

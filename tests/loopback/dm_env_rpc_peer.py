@@ -150,7 +150,7 @@ class Peer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             response.error.CopyFrom(status_pb2.Status(code=12, message="no extensions"))
         else:
             if kind == "join_world":
-                self._joins.wait(10.0)
+                self._joins.wait(60.0)
             walk.answer(kind, message, response)
         return response
 

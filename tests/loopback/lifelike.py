@@ -8,6 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from tests.loopback.eventually import eventually
+
 
 class Lifelike(gymnasium.Env[Any, Any]):
     """Observes its step count and tells its process; ends with action 1."""
@@ -37,6 +39,5 @@ class Gated(Lifelike):
 
     def step(self, action: Any) -> Any:
         Path(self._gate).with_suffix(".begun").touch()
-        while not os.path.exists(self._gate):
-            os.sched_yield()
+        assert eventually(Path(self._gate).exists, 600.0)
         return super().step(action)

@@ -29,6 +29,7 @@ from rlmesh_ray.server import known_tokens
 from rlmesh_ray.server.rllink import RLlinkServer
 from rlmesh_ray.wire.rllink import messages as m
 from tests.loopback.child_processes import worker_pids
+from tests.loopback.eventually import eventually
 from tests.loopback.served_calls import Metadata, ServedCalls, ended_with, plain_channel
 
 SECRET = "the-fleets-s3cret"
@@ -315,9 +316,12 @@ def test_a_rotation_under_many_calls_fails_none(tokens: Callable[..., TokenFile]
 
 def _wait_for_progress(counts: list[int], before: list[int], asking: list[Any]) -> None:
     """Wait until each thread has begun a call, and ended it, since ``before``."""
-    while any(count < old + 2 for count, old in zip(counts, before, strict=True)):
-        if any(each.done() for each in asking):
-            return
+    assert eventually(
+        lambda: (
+            all(count >= old + 2 for count, old in zip(counts, before, strict=True))
+            or any(each.done() for each in asking)
+        )
+    )
 
 
 def test_a_model_session_outlives_its_token_too(tokens: Callable[..., TokenFile]) -> None:

@@ -39,6 +39,7 @@ from rlmesh_ray.wire.rllink import messages as m
 from rlmesh_ray.wire.rllink.frames import framed
 from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.served_calls import ended_with, plain_channel
 
@@ -52,33 +53,33 @@ def zeros(observations: Any) -> Any:
 
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_a_silent_session_ends_and_its_client_is_told(shared_memory: bool) -> None:
-    with EnvServer("CartPole-v1", idle_timeout_s=0.3) as server:
+    with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server:
         env = EnvClient(Dial(server.address), shared_memory=shared_memory)
         env.reset()
         env.step([np.zeros(1, np.int64)])
 
         assert eventually(lambda: server.num_sessions == 0)
-        with pytest.raises(EndpointLostError, match=r"no request came for 0\.3 s"):
+        with pytest.raises(EndpointLostError, match=r"no request came for 1\.5 s"):
             env.reset()
         env.close()
 
 
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_a_session_that_is_used_goes_on(shared_memory: bool) -> None:
-    with EnvServer("CartPole-v1", num_envs=2, idle_timeout_s=1.0) as server:
+    with EnvServer("CartPole-v1", num_envs=2, idle_timeout_s=2.0) as server:
         env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
         env.reset()
-        end_s = time.monotonic() + 3.0
+        end_s = time.monotonic() + 4.0
         while time.monotonic() < end_s:
             env.step(np.zeros(2, np.int64))
         env.close()
 
 
 def test_a_call_into_the_lanes_is_a_sign_of_life() -> None:
-    with EnvServer("CartPole-v1", idle_timeout_s=1.0, allow_calls=("spec",)) as server:
+    with EnvServer("CartPole-v1", idle_timeout_s=2.0, allow_calls=("spec",)) as server:
         env = EnvClient(Dial(server.address))
         env.reset()
-        end_s = time.monotonic() + 3.0
+        end_s = time.monotonic() + 4.0
         while time.monotonic() < end_s:
             env.call("spec")
         env.reset()
@@ -100,12 +101,12 @@ class Dozing(gymnasium.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
     def doze(self) -> None:
-        time.sleep(2.2)
+        time.sleep(3.0)
 
 
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_a_session_that_waits_for_its_environment_is_not_silent(shared_memory: bool) -> None:
-    with EnvServer(Dozing, idle_timeout_s=1.0, allow_calls=("doze",)) as server:
+    with EnvServer(Dozing, idle_timeout_s=2.0, allow_calls=("doze",)) as server:
         env = EnvClient(Dial(server.address), shared_memory=shared_memory)
         env.reset()
         # Some are needed to be sent through shared memory.
@@ -117,7 +118,7 @@ def test_a_session_that_waits_for_its_environment_is_not_silent(shared_memory: b
 
 
 def test_a_silent_world_ends_too() -> None:
-    with EnvServer("CartPole-v1", idle_timeout_s=0.3) as server, DmStream(server.address) as stream:
+    with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server, DmStream(server.address) as stream:
         stream.join(stream.create())
         assert eventually(lambda: server.num_sessions == 0)
         with pytest.raises(grpc.RpcError) as caught:
@@ -137,12 +138,12 @@ def test_a_silent_model_session_ends_but_not_one_that_waits_for_its_answer() -> 
     with (
         EnvServer("CartPole-v1") as env_endpoint,
         contextlib.closing(RemoteVectorEnv(env_endpoint.address)) as env,
-        ModelServer(slow, idle_timeout_s=0.3) as server,
+        ModelServer(slow, idle_timeout_s=1.5) as server,
     ):
+        observations, _ = env.reset()
         model = RemoteModel(server.address)
         model.configure_route(env)
-        observations, _ = env.reset()
-        timer = threading.Timer(1.5, may_act.set)
+        timer = threading.Timer(3.0, may_act.set)
         timer.start()
         assert model.predict(observations) == [0]
         timer.join()
@@ -373,7 +374,7 @@ def test_strangers_take_no_places_from_clients() -> None:
 
 def test_a_stranger_has_little_time() -> None:
     with (
-        rllink_server(Limits(stranger_timeout_s=0.2)) as server,
+        rllink_server(Limits(stranger_timeout_s=1.5)) as server,
         socket.create_connection(where(server.address), 10.0) as mute,
         socket.create_connection(where(server.address), 10.0) as slow,
         RLlinkClient(server.address, token="s3cret", timeout_s=10.0) as client,
@@ -604,8 +605,8 @@ def test_two_endpoints_never_share_a_path(tmp_path: Any) -> None:
 
 
 def test_a_port_that_was_taken_is_tried_again_with_success() -> None:
-    first = EnvServer("CartPole-v1").start()
-    address = first.address
+    address = free_address()
+    first = EnvServer("CartPole-v1", address=address).start()
     second = EnvServer("CartPole-v1", address=address)
     with pytest.raises(AddressError):
         second.start()

@@ -39,7 +39,8 @@ from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 from tests.loopback.eventually import eventually
 
-TOLERANCE_S = 0.25
+TOLERANCE_S = 10.0
+"""A busy machine may wake late; what waits here otherwise waits for ever."""
 TICK_S = 0.001
 """uvloop's timers count in these, from when the loop last woke: they may be early by one."""
 DEADLINE_MS = 150
@@ -377,7 +378,8 @@ def test_whatever_breaks_is_told_and_the_same_stream_goes_on(
     code, trace = CODES_AND_TRACES[fault]
     # A stream that one fault had ended would fail all tests after it.
     timeout_ms = DEADLINE_MS if code == "TIMEOUT" else 20_000
-    reset = Reset("reset", (), {"fault": fault.name, "at_step": at_step}, timeout_ms)
+    options = {"fault": fault.name, "at_step": at_step}
+    reset = Reset("reset", (), options, 20_000 if at_step else timeout_ms)
     breakable.reset()
 
     response = breakable.ask(reset)
@@ -488,7 +490,7 @@ def test_an_environment_that_hangs_when_it_closes_holds_no_place(
             session.reset()
 
             assert not is_running(pid)
-            assert time.monotonic() - start_s < 10.0
+            assert time.monotonic() - start_s < 30.0
         Path(f"{gate}.close").unlink()
 
 
@@ -500,7 +502,7 @@ def test_an_environment_that_is_slow_to_be_renewed_holds_no_place(
             pid = pid_of(session.reset())
             Path(f"{gate}.constructor").touch()
             session.ask(Close("close"))
-        assert eventually(lambda: server.num_sessions == 0, 5.0)
+        assert eventually(lambda: server.num_sessions == 0)
 
         with closing(Session(server)) as session:
             assert_reset_times_out(session, "has not started within")
@@ -516,7 +518,7 @@ def test_stopping_ends_a_worker_that_is_being_renewed(
             pid = pid_of(session.reset())
             Path(f"{gate}.constructor").touch()
             session.ask(Close("close"))
-        assert eventually(lambda: server.num_sessions == 0, 5.0)
+        assert eventually(lambda: server.num_sessions == 0)
         assert is_running(pid)
 
     assert not is_running(pid)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import math
+import os
 import signal
 import threading
 import time
@@ -248,14 +249,17 @@ def test_what_ctrl_c_has_left_unread_is_no_answer_to_the_next_step() -> None:
         env = client(peer, 1)
         env.reset()
         peer.conduct.refusals["step"] = [SILENT]
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        try:
+        num_steps = peer.kinds().count("step")
+
+        def interrupt_the_next_step() -> None:
+            assert eventually(lambda: peer.kinds().count("step") > num_steps)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        with ThreadPoolExecutor(1) as aside:
+            interrupting = aside.submit(interrupt_the_next_step)
             with pytest.raises(KeyboardInterrupt):
                 env.step(moves(1))
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            interrupting.result(60.0)
 
         with pytest.raises(EndpointLostError, match="KeyboardInterrupt"):
             env.step(moves(1))

@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -46,6 +45,8 @@ from tests.loopback.dm_env_rpc_peer import (
     spec,
     specs,
 )
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 
 PERMISSION_DENIED, EXHAUSTED, FAILED_PRECONDITION, INVALID = 7, 8, 9, 3
 
@@ -441,14 +442,12 @@ def test_a_reset_that_is_refused_leaves_the_session_usable() -> None:
 def test_a_step_without_an_answer_ends_the_session_at_its_deadline() -> None:
     with Peer() as peer:
         env = RemoteVectorEnv(
-            peer.address, step_timeout_s=0.3, dm_env_rpc=DmEnvRpcSettings(num_envs=2)
+            peer.address, step_timeout_s=1.5, dm_env_rpc=DmEnvRpcSettings(num_envs=2)
         )
         env.reset()
         peer.conduct.refusals["step"] = [SILENT]
-        begun_s = time.monotonic()
         with pytest.raises(EndpointTimeoutError, match="no answer within"):
             env.step(moves(1, 1))
-        assert time.monotonic() - begun_s < 5.0
         with pytest.raises(EndpointLostError):
             env.reset()
         env.close()
@@ -461,8 +460,7 @@ def test_a_session_may_be_closed_while_a_thread_waits_for_a_step() -> None:
         peer.conduct.refusals["step"] = [LATE, LATE]
         with ThreadPoolExecutor(1) as pool:
             stepping = pool.submit(env.step, moves(1, 1))
-            while peer.kinds().count("step") < 4:
-                pass
+            assert eventually(lambda: peer.kinds().count("step") == 4)
             env.close()
             with contextlib.suppress(EndpointError, RemoteProtocolError):
                 stepping.result(10.0)
@@ -502,11 +500,11 @@ def test_a_server_that_starts_late_is_waited_for() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"batched": True}, {"asks_contract": False}])
 def test_nobody_there_is_told_when_the_time_is_up(more: dict[str, Any]) -> None:
-    with Peer() as peer:
-        pass
-
+    settings = DmEnvRpcSettings(num_envs=1, **more)
     with pytest.raises(EndpointUnreachableError, match="nothing answers there"):
-        vector(peer, 1, wait_s=0.3, **more)
+        RemoteVectorEnv(
+            f"dm_env_rpc://{free_address()}", connect_timeout_s=0.3, dm_env_rpc=settings
+        )
 
 
 @pytest.mark.parametrize(

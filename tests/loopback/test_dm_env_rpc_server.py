@@ -1,9 +1,9 @@
 """The endpoint as a dm_env_rpc server, over real gRPC."""
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import dm_env.test_utils
@@ -70,11 +70,16 @@ def endless() -> Count:
 
 
 class SlowReset(Count):
-    """Takes a second for each reset but the first."""
+    """Takes three seconds for each reset but the first, and makes a file before."""
+
+    def __init__(self, length: int, begun: Path) -> None:
+        super().__init__(length)
+        self._begun = begun
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         if self._steps:
-            threading.Event().wait(1.0)
+            self._begun.touch()
+            time.sleep(3.0)
         return super().reset(seed=seed, options=options)
 
 
@@ -129,10 +134,7 @@ def duel() -> Iterator[EnvServer]:
 
 def settled(server: EnvServer, num_sessions: int) -> bool:
     """Wait until that many places are taken, as long as that may take."""
-    deadline_s = time.monotonic() + 20
-    while server.num_sessions != num_sessions and time.monotonic() < deadline_s:
-        threading.Event().wait(0.01)
-    return server.num_sessions == num_sessions
+    return eventually(lambda: server.num_sessions == num_sessions)
 
 
 # --- one agent -------------------------------------------------------------------------
@@ -745,9 +747,13 @@ def test_a_world_reset_waits_until_all_have_heard(pair: EnvServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_world_reset_reaches_an_agent_whose_step_waits_for_the_reset_of_another_lane() -> None:
+def test_a_world_reset_reaches_an_agent_whose_step_waits_for_the_reset_of_another_lane(
+    tmp_path: Path,
+) -> None:
+    begun = tmp_path / "begun"
+
     def vector() -> Any:
-        slow_to_reset = [lambda: Count(), lambda: SlowReset(2)]
+        slow_to_reset = [lambda: Count(), lambda: SlowReset(2, begun)]
         return SyncVectorEnv(slow_to_reset, autoreset_mode=AutoresetMode.DISABLED)
 
     with (
@@ -761,7 +767,7 @@ def test_a_world_reset_reaches_an_agent_whose_step_waits_for_the_reset_of_anothe
             agent.step()
         # Lane 1 has ended: it is reset before the next step.
         agent.send(**agent.step_request())
-        threading.Event().wait(0.3)
+        assert eventually(begun.exists)
         assert other.ask(reset_world={"world_name": name}).HasField("reset_world")
 
         assert agent.stepped(agent.receive())[0] == INTERRUPTED

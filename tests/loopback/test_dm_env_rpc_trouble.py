@@ -2,9 +2,9 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -16,34 +16,54 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.dm_env_rpc_stream import INTERRUPTED, RUNNING, DmStream, tensors
+from tests.loopback.eventually import eventually
 
 ACTION = 1  # uids count from 1
 FOR_EVER = 1000
 
 
 class Patient(gymnasium.Env[Any, Any]):
-    """Shows its process and its steps; takes as many tenths of a second as it is told to."""
+    """Shows its process and its steps; takes as many tenths of a second as it is told to.
+
+    Args:
+        begun: A file that gets a byte when something that takes time has begun.
+    """
 
     observation_space = spaces.Box(0.0, 1e9, (2,), np.float64)
     action_space = spaces.Discrete(FOR_EVER + 1)
 
+    def __init__(self, begun: Path) -> None:
+        self._begun = begun
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         self._steps = 0
-        threading.Event().wait((options or {}).get("tenths", 0) / 10)
+        self._take((options or {}).get("tenths", 0))
         return self._shown(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self._steps += 1
-        threading.Event().wait(int(action) / 10)
+        self._take(int(action))
         return self._shown(), 0.0, False, False, {}
+
+    def _take(self, tenths: int) -> None:
+        if tenths:
+            with self._begun.open("a") as file:
+                file.write("x")
+            time.sleep(tenths / 10)
 
     def _shown(self) -> Any:
         return np.array([os.getpid(), self._steps], np.float64)
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[EnvServer]:
-    with EnvServer(Patient, num_envs=2, step_grace_s=0) as server:
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trouble") / "begun"
+
+
+@pytest.fixture(scope="module")
+def pair(begun: Path) -> Iterator[EnvServer]:
+    begun.touch()
+    with EnvServer(lambda: Patient(begun), num_envs=2, step_grace_s=0) as server:
         yield server
 
 
@@ -58,10 +78,7 @@ def both_begun(first: DmStream, second: DmStream) -> int:
 
 def taken(server: EnvServer, num_sessions: int) -> bool:
     """Wait until that many places are taken, as long as that may take."""
-    deadline_s = time.monotonic() + 20
-    while server.num_sessions != num_sessions and time.monotonic() < deadline_s:
-        threading.Event().wait(0.01)
-    return server.num_sessions == num_sessions
+    return eventually(lambda: server.num_sessions == num_sessions)
 
 
 def test_a_worker_that_dies_between_steps_ends_the_sequences_of_all_lanes(pair: EnvServer) -> None:
@@ -81,16 +98,17 @@ def test_a_worker_that_dies_between_steps_ends_the_sequences_of_all_lanes(pair: 
         assert shown["observation"][0] != process
 
 
-def test_who_vanishes_in_a_step_of_its_own_takes_nobody_along(pair: EnvServer) -> None:
+def test_who_vanishes_in_a_step_of_its_own_takes_nobody_along(pair: EnvServer, begun: Path) -> None:
+    before = begun.read_text()
     with DmStream(pair.address) as creator, DmStream(pair.address) as other:
         name = creator.create()
         agent = DmStream(pair.address).join(name, lane=0)
         agent.step()
         agent.send(**agent.step_request({ACTION: FOR_EVER}))
-        threading.Event().wait(0.2)
+        assert eventually(lambda: begun.read_text() > before)
         other.join(name, lane=1)
         other.send(**other.step_request())
-        threading.Event().wait(0.2)
+        time.sleep(0.2)  # nothing tells when it is there; what comes later is served as well
 
         agent.close()
 
@@ -98,7 +116,8 @@ def test_who_vanishes_in_a_step_of_its_own_takes_nobody_along(pair: EnvServer) -
         assert other.step()[0] == RUNNING
 
 
-def test_a_step_that_nobody_waits_for_any_more_is_given_up(pair: EnvServer) -> None:
+def test_a_step_that_nobody_waits_for_any_more_is_given_up(pair: EnvServer, begun: Path) -> None:
+    before = begun.read_text()
     with DmStream(pair.address) as creator:
         name = creator.create()
         agents = [DmStream(pair.address).join(name) for _ in range(2)]
@@ -106,7 +125,7 @@ def test_a_step_that_nobody_waits_for_any_more_is_given_up(pair: EnvServer) -> N
             agent.step()
         for agent in agents:
             agent.send(**agent.step_request({ACTION: FOR_EVER}))
-        threading.Event().wait(0.2)
+        assert eventually(lambda: begun.read_text() > before)
 
         for agent in agents:
             agent.close()
@@ -117,13 +136,14 @@ def test_a_step_that_nobody_waits_for_any_more_is_given_up(pair: EnvServer) -> N
 
 
 def test_an_answer_that_is_there_does_not_wait_for_what_another_agent_wants(
-    pair: EnvServer,
+    pair: EnvServer, begun: Path
 ) -> None:
+    before = begun.read_text()
     with DmStream(pair.address) as first, DmStream(pair.address) as second:
         name = first.create()
         first.join(name, lane=0).step()
-        first.send(**first.step_request({ACTION: 4}))
-        threading.Event().wait(0.1)
+        first.send(**first.step_request({ACTION: 10}))
+        assert eventually(lambda: begun.read_text() > before)
         second.join(name, lane=1)
         second.ask(reset={"settings": tensors({"options.tenths": FOR_EVER})})
         second.send(**second.step_request())
@@ -158,7 +178,7 @@ def test_without_a_name_nobody_gets_into_a_world_that_a_stream_has_created() -> 
             name = matchmaker.create()
             invited.join(name, agent="a")
         assert taken(server, 1)
-        threading.Event().wait(0.1)
+        time.sleep(0.1)  # nothing tells that the matchmaker's end has been seen
 
         stranger.join("")
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss, Role
 from rlmesh_ray.compliance.probe import REST, Command
 from rlmesh_ray.errors import (
@@ -31,6 +33,8 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.testing.probe import ENV_ID, ProbeEnv
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 
 PROBE = f"{ProbeEnv.__module__}:{ENV_ID}"
 SEED = 20
@@ -110,19 +114,35 @@ def check(result: EvaluationResult, record: Record, episodes: int = 10) -> None:
     assert sum(n for (role, _), n in counts.items() if role is Role.ENV) == episodes
 
 
-class Meddling:
-    """A policy that meddles as soon as two environments are at work."""
+class Held(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole that takes no step before the file ``gate`` is there."""
 
-    def __init__(self, meddle: Callable[[], object]) -> None:
+    def __init__(self, gate: Path) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._gate = gate
+
+    def step(self, action: Any) -> Any:
+        assert eventually(self._gate.exists)
+        return super().step(action)
+
+
+class Meddling:
+    """A policy that meddles at its fifth call, and then makes a file.
+
+    Beside an environment that waits for the file, ``Held``, this is in the middle of another one's
+    episodes, whichever of them begins first.
+    """
+
+    def __init__(self, meddle: Callable[[], object], gate: Path) -> None:
         self._meddle = meddle
-        self._threads: set[threading.Thread] = set()
-        self._has_meddled = False
+        self._gate = gate
+        self._num_calls = 0
 
     def __call__(self, observations: NDArray[Any]) -> NDArray[np.int64]:
-        self._threads.add(threading.current_thread())
-        if len(self._threads) == 2 and not self._has_meddled:
-            self._has_meddled = True
+        self._num_calls += 1
+        if self._num_calls == 5:
             self._meddle()
+            self._gate.touch()
         return lean(observations)
 
 
@@ -309,13 +329,14 @@ def test_success_is_counted_where_the_environment_reports_it(env: Any, num_envs:
 
 
 @pytest.mark.parametrize("width", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_an_environment_that_dies_costs_no_episode(width: int) -> None:
+def test_an_environment_that_dies_costs_no_episode(width: int, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
     with (
         EnvServer("CartPole-v1", num_envs=width) as mortal,
-        EnvServer("CartPole-v1", num_envs=width) as other,
+        EnvServer(lambda: Held(gate), num_envs=width) as other,
     ):
         record = Record()
-        policy = Meddling(lambda: mortal.stop(0.0))
+        policy = Meddling(lambda: mortal.stop(0.0), gate)
         result = run([mortal.address, other.address], policy, record)
 
     check(result, record)
@@ -324,8 +345,8 @@ def test_an_environment_that_dies_costs_no_episode(width: int) -> None:
 
 def test_an_endpoint_that_comes_back_is_used_again() -> None:
     with ExitStack() as stack:
-        server = stack.enter_context(EnvServer("CartPole-v1", num_envs=2))
-        address = server.address
+        address = free_address()
+        server = stack.enter_context(EnvServer("CartPole-v1", num_envs=2, address=address))
         record = Record(
             lambda: server.stop(0.0),
             on_loss=lambda _: stack.enter_context(
@@ -395,8 +416,8 @@ def test_a_policy_that_dies_costs_no_episode() -> None:
 def test_a_lost_policy_alone_is_waited_for() -> None:
     with ExitStack() as stack:
         env = stack.enter_context(EnvServer("CartPole-v1", num_envs=2))
-        model = stack.enter_context(ModelServer(lean))
-        address = model.address
+        address = free_address()
+        model = stack.enter_context(ModelServer(lean, address=address))
         record = Record(
             lambda: model.stop(0.0),
             on_loss=lambda _: stack.enter_context(ModelServer(lean, address=address)),
@@ -426,17 +447,22 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
-def test_a_process_that_is_killed_or_frozen_costs_no_episode(number: signal.Signals) -> None:
-    with process() as (mortal, address), EnvServer("CartPole-v1", num_envs=2) as other:
+def test_a_process_that_is_killed_or_frozen_costs_no_episode(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with process() as (mortal, address), EnvServer(lambda: Held(gate), num_envs=2) as other:
         record = Record()
-        policy = Meddling(lambda: os.kill(mortal.pid, number))
-        result = run([address, other.address], policy, record, env_timeout_s=1.0)
+        policy = Meddling(lambda: os.kill(mortal.pid, number), gate)
+        result = run([address, other.address], policy, record, env_timeout_s=5.0)
 
     check(result, record)
     assert {loss.address for loss in record.losses} == {address}
 
 
-def test_an_environment_that_hangs_once_is_asked_once_more() -> None:
+def test_an_environment_that_hangs_once_is_asked_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     commands = iter([Command.GO_ON, Command.SLEEP])
 
     def act(observations: dict[str, Any]) -> Any:
@@ -444,11 +470,13 @@ def test_an_environment_that_hangs_once_is_asked_once_more() -> None:
         command = next(commands, None)
         if command is not None:
             actions["command"][:] = command
+        if command is Command.SLEEP:  # no other step is hurried
+            monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
         return actions
 
-    record = Record()
+    record = Record(on_loss=lambda _: monkeypatch.undo())
     with EnvServer(PROBE, num_envs=2) as server:
-        result = run(server.address, act, record, episodes=4, env_timeout_s=0.5)
+        result = run(server.address, act, record, episodes=4)
 
     assert [loss.episodes for loss in record.losses] == [(0, 1)]
     assert "TIMEOUT" in record.losses[0].cause

@@ -151,10 +151,10 @@ def test_what_no_endpoint_knows_is_refused_as_there(channel: grpc.Channel) -> No
 
 
 def test_a_deadline_reaches_the_endpoint(channel: grpc.Channel, toys: list[Toy]) -> None:
-    error = failure(stream(channel, "Hang", timeout=1.0))
+    error = failure(stream(channel, "Hang", timeout=3.0))
 
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert 0.0 < seen(toys).time_remaining_s < 1.2  # gRPC rounds it up on the way
+    assert 0.0 < seen(toys).time_remaining_s < 3.2  # gRPC rounds it up on the way
     assert seen(toys).ended.wait(WAIT_S)
 
 
@@ -413,7 +413,7 @@ def test_the_watch_goes_on_after_a_look_that_failed(
 def test_a_line_that_nobody_uses_is_closed_and_opened_again(
     toys: list[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_lines, "_IDLE_S", 0.1)
+    monkeypatch.setattr(gateway_lines, "_IDLE_S", 1.5)
     targets = [toy.target for toy in toys]
     with GatewayServer(lambda: targets, token="front") as gateway, dial(gateway) as channel:
         list(stream(channel, "Name"))

@@ -33,6 +33,7 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_service import SERVICE as MODEL
 from tests.loopback.child_processes import worker_pids
+from tests.loopback.eventually import eventually
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -203,7 +204,8 @@ def test_an_environment_that_hangs_is_no_reason_to_send_clients_away(
     aside: ThreadPoolExecutor,
 ) -> None:
     with EnvServer("CartPole-v1") as server:
-        frozen = RemoteEnv(server.address)
+        # Over shared memory a worker has 2 s to get ready for the first step.
+        frozen = RemoteEnv(server.address, shared_memory=False)
         frozen.reset()
         (worker,) = worker_pids()
         os.kill(worker, signal.SIGSTOP)
@@ -243,8 +245,7 @@ def hold_loop() -> Iterator[Callable[[], None]]:
     yield hold
     may_go_on.set()
     shared_loop().run(asyncio.sleep(0))
-    while worker_pids():  # they are ended now that the loop is free
-        os.sched_yield()
+    assert eventually(lambda: not worker_pids())  # they are ended now that the loop is free
 
 
 @pytest.mark.parametrize("make", [env_server, model_server])
@@ -260,8 +261,8 @@ def test_health_is_told_without_the_loop_and_tells_of_one_that_is_held(
         assert server.health() == Health(True)
         hold_loop()
 
-        while (health := server.health()).is_serving:
-            pass
+        assert eventually(lambda: not server.health().is_serving)
+        health = server.health()
 
     assert health.reason.startswith("the serving loop has not answered for")
 

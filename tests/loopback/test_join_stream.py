@@ -286,11 +286,15 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(serve: Serve) -
         yield from ()
 
     stream = serve(mute)
+
+    def receive_until_the_alarm() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        stream.receive(20.0)
+
     former = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            stream.receive(20.0)
+            receive_until_the_alarm()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, former)
@@ -327,12 +331,8 @@ def test_nothing_is_left_of_streams_that_were_closed(serve: Serve) -> None:
     for _ in range(20):
         come_and_go()
 
-    deadline = threading.Event()
-    for _ in range(100):  # connections close in gRPC's own time
-        if num_descriptors() <= before + 4:
-            break
-        deadline.wait(0.05)
-    assert num_descriptors() <= before + 4
+    # Connections close in gRPC's own time.
+    assert eventually(lambda: num_descriptors() <= before + 4)
 
 
 @pytest.mark.parametrize("error", [AttributeError, TypeError, ValueError])

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from tests.loopback.eventually import eventually
 
 NUM_LANES = 4
 CONTRACT = EnvContract(
@@ -368,12 +368,10 @@ def test_a_policy_that_diverges_for_one_client_fails_that_client_only() -> None:
             model.configure_route(torque)
         # While the first one is being answered, the other two come to wait for one batch.
         answers = [aside.submit(first.predict, observations(0, 0, 0, 0))]
-        while not server.statistics().is_busy:
-            os.sched_yield()
+        assert eventually(lambda: server.statistics().is_busy)
         answers += [aside.submit(good.predict, observations(1, 1, 1, 1))]
         answers += [aside.submit(bad.predict, observations(9, 1, 1, 1))]
-        while server.statistics().items_waiting < 2:
-            os.sched_yield()
+        assert eventually(lambda: server.statistics().items_waiting == 2)
         may_act.set()
 
         assert answers[1].result(20.0)[:, 0].tolist() == [1, 1, 1, 1]

@@ -12,7 +12,6 @@ import os
 import random
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -62,13 +61,14 @@ from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.loopback.child_processes import child_pids
+from tests.loopback.eventually import eventually
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 
 PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
 NUM_LANES = 2
 WINDOW = 20
 """Frames that are sent before the first of their answers is read."""
-SETTLE_S = 10.0
+SETTLE_S = 30.0
 NUM_FRAMES = 10_000
 OTHERS = 5
 """What others in this process may begin to hold meanwhile: a driver of Ray that earlier tests have
@@ -113,11 +113,9 @@ def _assert_nothing_is_left(
     before: dict[str, int], descriptors: Counter[str], rss_bytes: int
 ) -> None:
     """What ends by itself gets ``SETTLE_S`` for it."""
-    ends_s = time.monotonic() + SETTLE_S
-    while not _is_within(now := _belongings(), before) and time.monotonic() < ends_s:
-        threading.Event().wait(0.05)
+    has_settled = eventually(lambda: _is_within(_belongings(), before), SETTLE_S)
     more = dict(_descriptors() - descriptors)
-    assert _is_within(now, before), f"{now}, before {before}; new descriptors: {more}"
+    assert has_settled, f"{_belongings()}, before {before}; new descriptors: {more}"
     assert _rss_bytes() - rss_bytes < 150 * 2**20
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.tls import ServerTls
 from rlmesh_ray.wire import registry_v1 as wire
 from tests.loopback.certificates import Authority, needs_openssl
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 
 SECRET = "s3cret"
 
@@ -112,16 +114,6 @@ def registration(
         pool, host=host, port=port, version="1", on_registered=told.put, **more
     ) as started:
         yield started, told
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    """Return whether ``condition`` has come true in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def failure(started: Registration) -> RlmeshError:
@@ -264,7 +256,7 @@ def test_an_endpoint_comes_back_by_itself_to_a_registrar_that_restarts(
     book: Book, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    first = Registrar("games", book, secret=SECRET).start()
+    first = Registrar("games", book, address=free_address(), secret=SECRET).start()
     with registration(dial(first)) as (_, told):
         told.get(timeout=20.0)
         first.stop()
@@ -277,7 +269,7 @@ def test_an_endpoint_waits_for_a_registrar_that_is_not_there_yet(
     book: Book, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    early = Registrar("games", book, secret=SECRET).start()
+    early = Registrar("games", book, address=free_address(), secret=SECRET).start()
     early.stop()
     with registration(dial(early)) as (started, told):
         assert said(caplog, "nothing answers there; check the address and that the server runs")
@@ -287,7 +279,7 @@ def test_an_endpoint_waits_for_a_registrar_that_is_not_there_yet(
 
 
 def test_closing_does_not_wait_for_a_registrar_that_is_not_there(book: Book) -> None:
-    early = Registrar("games", book, secret=SECRET).start()
+    early = Registrar("games", book, address=free_address(), secret=SECRET).start()
     early.stop()
     started = Registration(dial(early), host="127.0.0.1", port=5555).start()
     begun_s = time.monotonic()
@@ -295,7 +287,7 @@ def test_closing_does_not_wait_for_a_registrar_that_is_not_there(book: Book) -> 
     started.close()
     started.close()
 
-    assert time.monotonic() - begun_s < 10.0
+    assert time.monotonic() - begun_s < 30.0
 
 
 def test_a_registration_that_never_began_is_closed() -> None:
@@ -716,12 +708,13 @@ def test_serve_env_leaves_the_pool_while_its_sessions_still_have_time(
 def test_an_endpoint_that_is_killed_and_restarted_is_found_at_its_new_address(
     registrar: Registrar, book: Book, tmp_path: Path
 ) -> None:
-    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as first:
+    options = ["--endpoint-id", "sim-1", "--address"]
+    with simulator(registrar, tmp_path, *options, free_address()) as first:
         first.event()
         first.process.kill()
         assert book.next() == ("enter", "sim-1", first.address)
         assert book.next() == ("strike", "sim-1")
-    with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as second:
+    with simulator(registrar, tmp_path, *options, free_address()) as second:
         assert second.event()["incarnation"] == 2
         assert book.present == {"sim-1": second.address}
 
@@ -802,7 +795,7 @@ def test_an_endpoint_that_is_frozen_is_out_and_comes_back_by_itself(
     with simulator(registrar, tmp_path, "--endpoint-id", "sim-1") as started:
         started.event()
         started.process.send_signal(signal.SIGSTOP)
-        assert eventually(lambda: not book.present, 60.0)
+        assert eventually(lambda: not book.present)
         started.process.send_signal(signal.SIGCONT)
 
         assert started.event()["incarnation"] == 2
@@ -813,8 +806,8 @@ def test_an_endpoint_of_another_program_is_in_the_pool_while_it_answers(
 ) -> None:
     (tmp_path / "pool-token").write_text(SECRET)
     (tmp_path / "pool-token").chmod(0o600)
-    with EnvServer("CartPole-v1") as other:
-        address = other.address
+    address = free_address()
+    with EnvServer("CartPole-v1", address=address):
         command = [
             sys.executable, "-m", "rlmesh_ray", "register", f"games@{registrar.address}", address,
             "--pool-token-file", str(tmp_path / "pool-token"), "--endpoint-id", "engine", "--json",

@@ -1,7 +1,6 @@
 """ModelServer under clients of rlmesh-wire-v1, in raw frames: what it is asked, tells and frees."""
 
 import dataclasses
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +52,7 @@ from rlmesh_ray.wire.rlmesh_v1.meta import encode_meta
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import values
 from rlmesh_ray.wire.rlmesh_wire_v1.model_requests import MAX_ROWS
+from tests.loopback.eventually import eventually
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
 PATIENCE_S = 30.0
@@ -239,11 +239,6 @@ def server(policy: Counting) -> Iterator[ModelServer]:
 @pytest.fixture
 def runtime(server: ModelServer, opened: Callable[[ModelServer], Runtime]) -> Runtime:
     return opened(server)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        os.sched_yield()
 
 
 # --- handshake, and the frame around it ------------------------------------------------
@@ -670,7 +665,7 @@ def test_adapters_sessions_and_generations_share_batches(gate: Gate) -> None:
         first.send(predict("b", ["e", "f"], 2, 3))
         second.send(predict("a", ["e"], 4))
         mine = aside.submit(edition.predict, rows(5))
-        wait_for(lambda: server.statistics().items_waiting == 3)
+        assert eventually(lambda: server.statistics().items_waiting == 3)
         gate.may_pass.set()
 
         assert [actions_of(first.receive()) for _ in range(2)] == [[1], [2, 3]]
@@ -719,7 +714,7 @@ def test_a_runtime_that_leaves_is_forgotten(
         assert runtime.receive() is None
     runtime.close()
 
-    wait_for(lambda: len(policy.states) == 0)
+    assert eventually(lambda: len(policy.states) == 0)
 
 
 def test_a_runtime_that_says_no_more_is_answered_and_forgotten(
@@ -732,7 +727,7 @@ def test_a_runtime_that_says_no_more_is_answered_and_forgotten(
         answers = [wire.parse_response(frame) for frame in call]
 
     assert [actions_of(answer) for answer in answers[1:]] == [[1], [2]]
-    wait_for(lambda: len(policy.states) == 0)
+    assert eventually(lambda: len(policy.states) == 0)
 
 
 def test_a_stream_may_begin_with_any_request(

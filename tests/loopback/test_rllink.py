@@ -31,6 +31,7 @@ from rlmesh_ray.testing.mutation import damaged
 from rlmesh_ray.wire.rllink import messages as m
 from rlmesh_ray.wire.rllink.dialects import Dialect
 from rlmesh_ray.wire.rllink.frames import framed
+from tests.loopback.eventually import eventually
 
 CHUNK = m.Chunk(np.eye(2), np.array([1]), np.array([0.5]), True, False, "e")
 PING = framed(JSON.pack_request(m.Ping()))
@@ -82,7 +83,7 @@ class Trainer:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, 10)
+            assert self.changed.wait_for(condition, 60)
 
 
 @pytest.fixture
@@ -197,18 +198,17 @@ def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer)
 def test_a_slow_sender_is_cut_off_and_harms_nobody(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=Limits(frame_timeout_s=0.3))
-    with dial(address) as slow, RLlinkClient(address) as client:
+    address = serve(limits=Limits(frame_timeout_s=1.5))
+    with RLlinkClient(address) as client, dial(address) as slow:
         slow.sendall(PING)
         assert slow.recv(100) == PONG
         slow.sendall(b"00000500{")  # and no more
-        begun_s = time.monotonic()
 
-        while time.monotonic() < begun_s + 0.2:
+        for _ in range(20):
             assert client.get_state().weights_seq_no == 3
         told = everything(slow)
 
-        assert b"not complete 0.3 s after it began" in told
+        assert b"not complete 1.5 s after it began" in told
         assert client.get_state().weights_seq_no == 3
     trainer.wait_until(lambda: trainer.present == 0)
 
@@ -219,8 +219,8 @@ def test_whoever_says_nothing_at_first_is_cut_off(serve: Callable[..., str]) -> 
 
 
 def test_between_two_frames_there_is_no_hurry(serve: Callable[..., str]) -> None:
-    with RLlinkClient(serve(limits=Limits(frame_timeout_s=0.05))) as client:
-        threading.Event().wait(0.2)
+    with RLlinkClient(serve(limits=Limits(frame_timeout_s=1.5))) as client:
+        time.sleep(2.0)
 
         assert client.get_state().weights_seq_no == 3
 
@@ -228,7 +228,7 @@ def test_between_two_frames_there_is_no_hurry(serve: Callable[..., str]) -> None
 def test_a_client_that_takes_no_answers_is_cut_off(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=Limits(frame_timeout_s=0.3))
+    address = serve(limits=Limits(frame_timeout_s=1.5))
     trainer.is_holding = True
     with dial(address) as deaf:
         deaf.sendall(framed(JSON.pack_request(m.GetState())))
@@ -390,7 +390,7 @@ def test_the_client_does_not_wait_for_somebody_who_accepts_and_says_nothing() ->
 
 
 def test_who_only_sends_learns_that_nobody_listens_any_more(serve: Callable[..., str]) -> None:
-    with RLlinkClient(serve(limits=Limits(frame_timeout_s=0.1))) as client:
+    with RLlinkClient(serve(limits=Limits(frame_timeout_s=1.5))) as client:
 
         def go_on() -> None:
             deadline_s = time.monotonic() + 10
@@ -421,9 +421,8 @@ def keepalive_timers(port: int) -> list[str]:
 def test_a_machine_that_vanishes_is_found_by_the_other_one(serve: Callable[..., str]) -> None:
     address = serve()
     with RLlinkClient(address):
-        deadline_s = time.monotonic() + 10
-        while (timers := keepalive_timers(int(address.rpartition(":")[2]))) != ["02", "02"]:
-            assert time.monotonic() < deadline_s, timers
+        port = int(address.rpartition(":")[2])
+        assert eventually(lambda: keepalive_timers(port) == ["02", "02"])
 
 
 def test_the_client_gives_up_after_its_timeout(serve: Callable[..., str], trainer: Trainer) -> None:
@@ -457,7 +456,7 @@ def test_a_server_stops_at_whatever_moment(trainer: Trainer) -> None:
             thread.start()
             while True:
                 client.get_state()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 

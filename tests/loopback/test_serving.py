@@ -47,6 +47,7 @@ from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_conversation import ModelConversation
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from tests.loopback.eventually import eventually
 
 PATIENCE_S = 30.0
 CONTRACT = EnvContract(
@@ -86,11 +87,6 @@ def gate() -> Iterator[Gate]:
     made.may_pass.set()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        os.sched_yield()
-
-
 async def releases() -> list[str]:
     """Return the sessions that have ended, and wait for the policy to forget them."""
     name = ModelConversation.release.__qualname__
@@ -100,8 +96,8 @@ async def releases() -> list[str]:
 def wait_released(server: ModelServer, *, num_open: int = 0) -> None:
     """Wait until the policy has forgotten all sessions but so many."""
     # A client is done when it has read the last answer; the release begins after that.
-    wait_for(lambda: server.statistics().sessions.open == num_open)
-    wait_for(lambda: not shared_loop().run(releases()))
+    assert eventually(lambda: server.statistics().sessions.open == num_open)
+    assert eventually(lambda: not shared_loop().run(releases()))
 
 
 def weighted(weight: float) -> torch.nn.Module:
@@ -131,7 +127,7 @@ def test_every_answer_tells_which_weights_acted_and_what_it_took(gate: Gate) -> 
         running = aside.submit(first.predict, observation(1))
         assert gate.entered.acquire(timeout=PATIENCE_S)
         waiting = aside.submit(second.predict, observation(2))
-        wait_for(lambda: server.statistics().items_waiting == 1)
+        assert eventually(lambda: server.statistics().items_waiting == 1)
         gate.may_pass.set()
         running.result(PATIENCE_S)
         waiting.result(PATIENCE_S)
@@ -169,7 +165,7 @@ def test_what_arrives_while_the_policy_is_busy_goes_together(gate: Gate) -> None
         answers = [ask(0)]
         assert gate.entered.acquire(timeout=PATIENCE_S)
         answers += [ask(number) for number in range(1, 6)]
-        wait_for(lambda: server.statistics().items_waiting == 5)
+        assert eventually(lambda: server.statistics().items_waiting == 5)
         gate.may_pass.set()
         acted = [float(answer.result(PATIENCE_S)[0, 0]) for answer in answers]
 
@@ -189,10 +185,10 @@ def test_requests_of_a_client_that_has_gone_are_never_run(gate: Gate) -> None:
         running = aside.submit(staying.predict, observation(1))
         assert gate.entered.acquire(timeout=PATIENCE_S)
         orphan = aside.submit(leaving.predict, observation(2))
-        wait_for(lambda: server.statistics().items_waiting == 1)
+        assert eventually(lambda: server.statistics().items_waiting == 1)
 
         leaving._stream.close()
-        wait_for(lambda: server.statistics().items_waiting == 0)
+        assert eventually(lambda: server.statistics().items_waiting == 0)
         gate.may_pass.set()
         running.result(PATIENCE_S)
         staying.predict(observation(3))
@@ -335,7 +331,7 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
         with busy(server, gate) as running:
             leaving.close_route()
             leaving._stream.close()
-            wait_for(lambda: server.statistics().sessions.open == 1)
+            assert eventually(lambda: server.statistics().sessions.open == 1)
             assert left in policy.known
             assert server._host._gathering.num_routes == 1
             assert not running.done()
@@ -354,7 +350,7 @@ def test_what_a_client_that_vanishes_has_running_is_forgotten_after_it_has_run(
         running = aside.submit(leaving.predict, observation(1))
         assert gate.entered.acquire(timeout=PATIENCE_S)
         leaving._stream.close()
-        wait_for(lambda: server.statistics().sessions.open == 0)
+        assert eventually(lambda: server.statistics().sessions.open == 0)
         assert len(policy.known) == 1
         gate.may_pass.set()
         wait_released(server)
@@ -389,7 +385,7 @@ def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
         policy.refusals = [ValueError("not now")]
         model.close_route()
         assert server._host._gathering.num_routes == 0
-        wait_for(lambda: "failed to forget a route" in caplog.text)
+        assert eventually(lambda: "failed to forget a route" in caplog.text)
 
         model.configure_route(CONTRACT)
         assert model.predict(observation(3)).tolist() == [[3]]
@@ -448,7 +444,7 @@ def test_only_an_environment_of_a_new_kind_may_wait_for_a_batch(
     ):
         newcomer.configure_route(CONTRACT)
         other = aside.submit(newcomer.configure_route, another(), route_id="other")
-        wait_for(lambda: bool(server._host._calls._open))
+        assert eventually(lambda: bool(server._host._calls._open))
         newcomer.close_route()
         assert not other.done()
         assert not running.done()
@@ -507,7 +503,7 @@ def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
             flood.configure_route(CONTRACT)
             flood.close_route()
         fourth = aside.submit(flood.configure_route, CONTRACT)
-        wait_for(lambda: bool(flood._exchange._futures) or fourth.done())
+        assert eventually(lambda: bool(flood._exchange._futures) or fourth.done())
         for _ in range(2):  # by the second answer, that of the fourth would have come
             with pytest.raises(RemoteModelError, match="not configured"):
                 flood.close_route("nowhere")
@@ -711,7 +707,7 @@ def test_weights_are_swapped_between_batches_and_no_request_is_lost() -> None:
 
         with ThreadPoolExecutor(num_clients) as aside:
             watching = [aside.submit(watch, n) for n in range(num_clients)]
-            wait_for(lambda: server.statistics().items >= num_clients)
+            assert eventually(lambda: server.statistics().items >= num_clients)
             for version in range(1, num_versions + 1):
                 assert server.set_weights(weights(version)) == version
             is_over.set()
@@ -789,11 +785,11 @@ def test_health_tells_that_the_policy_is_stuck_and_that_it_is_no_longer(gate: Ga
         assert server.health().is_serving
         stuck = aside.submit(model.predict, observation(1))
 
-        wait_for(lambda: not server.health().is_serving)
+        assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason
         gate.may_pass.set()
         stuck.result(PATIENCE_S)
-        wait_for(lambda: server.health().is_serving)
+        assert eventually(lambda: server.health().is_serving)
 
 
 def test_other_endpoints_of_the_process_go_on_while_one_policy_hangs(gate: Gate) -> None:
@@ -850,10 +846,10 @@ def test_a_server_that_stops_leaves_no_session_waiting_for_its_policy(gate: Gate
             stuck = aside.submit(model.predict, observation(1))
             assert gate.entered.acquire(timeout=PATIENCE_S)
             model._stream.close()  # its session waits for the policy to forget it
-            wait_for(lambda: bool(shared_loop().run(releases())))
+            assert eventually(lambda: bool(shared_loop().run(releases())))
             server.stop(0.0)
 
-            wait_for(lambda: not shared_loop().run(releases()))
+            assert eventually(lambda: not shared_loop().run(releases()))
             with pytest.raises(EndpointError):
                 stuck.result(PATIENCE_S)
         model.close()
@@ -956,7 +952,7 @@ def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterw
 ) -> None:
     monkeypatch.setattr(policy_health, "_TOLD_FOR_S", PATIENCE_S)
     with held(gate, stuck_after_s=0.05) as server:
-        wait_for(lambda: not server.health().is_serving)
+        assert eventually(lambda: not server.health().is_serving)
         assert "the policy has not come back" in server.health().reason
         gate.may_pass.set()
 
@@ -1047,7 +1043,7 @@ def test_a_draining_server_finishes_its_sessions_and_takes_no_new_one() -> None:
     ):
         model.configure_route(CONTRACT)
         draining = aside.submit(server.drain, PATIENCE_S)
-        wait_for(lambda: not server.health().is_serving)
+        assert eventually(lambda: not server.health().is_serving)
 
         assert model.predict(observation(4)).tolist() == [[4]]
         with pytest.raises(EndpointUnreachableError, match="takes no new sessions"):

@@ -331,14 +331,17 @@ def test_a_policy_s_sessions_are_logged_with_what_they_predicted(log: Lines) -> 
     assert (end["endpoint_id"], end["predictions"], end["cause"]) == ("pilot", 1, "closed")
 
 
-def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(log: Lines) -> None:
+def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(
+    log: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = FaultyEnv(Fault.HANG, at_step=4)
     with EnvServer(lambda: env, endpoint_id="hangs", step_grace_s=0.1) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=1.0, shared_memory=True)
+        client = EnvClient(Dial(server.address), shared_memory=True)
         client.reset()
         for _ in range(3):
             client.step([np.zeros(1, np.int64)])
         assert client._lines.is_open
+        monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
         with pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])
         assert eventually(lambda: bool(log.warnings()))

@@ -633,7 +633,7 @@ def test_ending_twice_is_harmless(start: Start, end: str) -> None:
 @pytest.mark.slow
 def test_cycles_leak_neither_descriptors_nor_processes() -> None:
     source = make_source("CartPole-v1")
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     pids = []
 
     for cycle in range(20):
@@ -643,17 +643,17 @@ def test_cycles_leak_neither_descriptors_nor_processes() -> None:
         worker.kill() if cycle % 2 else worker.close(20.0)
     del worker
 
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what others have left may be closed
     assert not any(exists(pid) for pid in pids)
 
 
 def test_a_failed_start_leaks_no_descriptors() -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
 
     with pytest.raises(EnvStartError):
         WorkerProcess.start(make_source("CartPol-v1"), policy=Policy.WARN)
 
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what others have left may be closed
 
 
 @pytest.mark.parametrize("fault", [Fault.NAN, Fault.HANG, Fault.SPIN])

@@ -314,7 +314,7 @@ def test_a_server_that_dies_is_an_endpoint_that_is_lost() -> None:
 
 def test_a_step_that_hangs_is_given_up_in_time() -> None:
     with endpoint("Trouble", "single") as address:
-        remote = RemoteEnv(address, step_timeout_s=0.5)
+        remote = RemoteEnv(address, step_timeout_s=2.0)
         remote.reset(seed=1)
         with pytest.raises(EndpointTimeoutError):
             remote.step(int(Deed.HANG))

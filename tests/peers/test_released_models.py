@@ -33,10 +33,11 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import values
+from tests.loopback.eventually import eventually
 from tests.loopback.raw_join import RawJoin
 from tests.peers.rlmesh_released.made import make
 from tests.peers.rlmesh_released.peer import TIMEOUT_S, drive, driving, serving
-from tests.peers.test_released_clients_on_our_endpoints import cartpole_episodes, eventually
+from tests.peers.test_released_clients_on_our_endpoints import cartpole_episodes
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ which only the peers' processes have on their path.
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from rlmesh_ray.client.rllink import RAY, RLlinkClient
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
 from rlmesh_ray.wire.rllink import messages as m
+from tests.loopback.ports import free_address
 
 ROOT = Path(__file__).parents[2]
 EXTRA = ROOT / ".venvs" / "rllink"
@@ -92,12 +92,6 @@ def port_of(runner: RLMeshRLlinkEnvRunner) -> str:
     return runner.address.rpartition(":")[2]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # --- Ray's client ------------------------------------------------------------------------
 
 
@@ -146,7 +140,7 @@ def connected(port: int, process: subprocess.Popen[str]) -> RLlinkClient:
 
 
 def test_our_client_samples_for_rays_runner(start: Start) -> None:
-    port = free_port()
+    port = int(free_address().rpartition(":")[2])
     process = start("ray_server.py", port, 2)
     outputs = {"action_logp": np.full(2, -0.5, "f4"), "action_dist_inputs": np.zeros((2, 2), "f4")}
     obs = np.arange(20, dtype=np.float32).reshape(5, 4)

@@ -9,12 +9,10 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ import ray
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.actors.cluster_resources import may_grow
 from rlmesh_ray.errors import CapacityError
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 
 _MARK = "RLMESH_TEST_AUTOSCALED"
 """An environment variable by which the cluster's processes are known."""
@@ -72,12 +72,10 @@ def cluster_config(address: str) -> dict[str, Any]:
 
 def start_head(folder: Path) -> str:
     """Start the head with an autoscaler; return the cluster's address."""
-    host = ray.util.get_node_ip_address()
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
+    address = free_address(ray.util.get_node_ip_address())
+    port = address.rpartition(":")[2]
     config = folder / "cluster.json"
-    config.write_text(json.dumps(cluster_config(f"{host}:{port}")))
+    config.write_text(json.dumps(cluster_config(address)))
     subprocess.run(
         [
             str(Path(sys.executable).with_name("ray")),
@@ -104,7 +102,7 @@ def start_head(folder: Path) -> str:
         stderr=subprocess.DEVNULL,
         check=True,
     )
-    return f"{host}:{port}"
+    return address
 
 
 def end_all(folder: Path) -> None:
@@ -131,15 +129,6 @@ def num_nodes() -> int:
     return sum(node["Alive"] for node in ray.nodes())
 
 
-def await_that(is_so: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not is_so():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError
-        time.sleep(0.1)
-
-
 def run() -> None:
     """Start a fleet, scale it up and down, and stop it."""
 
@@ -158,9 +147,9 @@ def run() -> None:
         except CapacityError as error:
             say("at the limit", endpoints=len(fleet.addresses), error=str(error))
         fleet.scale(1)
-        await_that(lambda: num_nodes() == 2)
+        assert eventually(lambda: num_nodes() == 2, _PATIENCE_S)
         say("shrunk", endpoints=len(fleet.addresses))
-    await_that(lambda: num_nodes() == 1)
+    assert eventually(lambda: num_nodes() == 1, _PATIENCE_S)
     say("stopped")
 
 

@@ -6,10 +6,9 @@ It says a line of JSON for each thing that it has tried; nodes are called "head"
 
 import json
 import logging
-import time
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -17,8 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.actors.registry import find_registry
+from tests.loopback.eventually import eventually
 
-_PATIENCE_S = 60.0
 _ENV = "CartPole-v1"
 
 
@@ -31,7 +30,7 @@ class Runner:
         seat = directory.claim(session, index, ray.get_runtime_context().get_node_id())
         env = RemoteVectorEnv(seat.address, token=seat.token)
         env.reset(seed=0)
-        env.step(env.action_space.sample())
+        env.step(np.zeros(1, np.int64))
         env.close()
         return str(seat.endpoint_id)
 
@@ -87,7 +86,7 @@ class Nodes:
         fleet = EnvFleet(_ENV, num_endpoints=num_endpoints)
         for each in blockers:
             ray.kill(each)
-        await_that(lambda: ray.available_resources()["CPU"] == 8 - num_endpoints)
+        assert eventually(lambda: ray.available_resources()["CPU"] == 8 - num_endpoints)
         return fleet
 
     def stop(self) -> None:
@@ -120,7 +119,7 @@ def try_near(nodes: Nodes) -> None:
         nodes.sit(fleet, "left", 0)
         say("claimed again", nodes=nodes.where(fleet))
         nodes.sit(fleet, "left", 2)
-        env.step(env.action_space.sample())
+        env.step(np.zeros(1, np.int64))
         env.close()
         say("in use", nodes=nodes.where(fleet))
         nodes.sit(fleet, "head", 1)
@@ -128,7 +127,7 @@ def try_near(nodes: Nodes) -> None:
         told = [each.incarnation for each in nodes.records(fleet)]
         say("settled", nodes=nodes.where(fleet), incarnations=told)
         ray.kill(fleet.actors[0], no_restart=False)
-        await_that(lambda: nodes.records(fleet)[0].incarnation == 3)
+        assert eventually(lambda: nodes.records(fleet)[0].incarnation == 3)
         say("restarted", nodes=nodes.where(fleet))
 
 
@@ -153,7 +152,7 @@ def try_lost_node(nodes: Nodes) -> None:
         nodes.sit(fleet, "right", 0)
         say("before the loss", nodes=nodes.where(fleet))
         nodes.cluster.remove_node(nodes.right, allow_graceful=False)
-        await_that(lambda: nodes.where(fleet) != ["right"])
+        assert eventually(lambda: nodes.where(fleet) != ["right"])
         nodes.sit(fleet, "left", 0)
         say("after the loss", nodes=nodes.where(fleet))
 
@@ -161,15 +160,6 @@ def try_lost_node(nodes: Nodes) -> None:
 def say(what: str, **facts: object) -> None:
     """Write a line."""
     print(json.dumps({"what": what, **facts}), flush=True)  # noqa: T201  # this is a program
-
-
-def await_that(is_so: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not is_so():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError
-        time.sleep(0.05)
 
 
 def main() -> None:

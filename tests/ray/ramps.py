@@ -1,6 +1,5 @@
 """Environments that count. In a module of their own, so that workers need not import Ray."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from tests.loopback.eventually import eventually
 
 
 class Ramp(gymnasium.Env[Any, Any]):
@@ -82,8 +83,8 @@ class Stairs(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
-        while self.gate is not None and not self.gate.exists():
-            time.sleep(0.005)
+        if self.gate is not None:
+            assert eventually(self.gate.exists, 600.0)
         self.steps += 1
         if self.log is not None:
             with self.log.open("a") as file:

@@ -36,6 +36,7 @@ from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.endpoints import endpoint_cpus
 from rlmesh_ray.rllib.patience import Patience
 from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
+from tests.loopback.ports import free_address
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -132,7 +133,7 @@ def test_sampling_goes_on_after_an_outage_that_has_left_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rlmesh_ray.rllib.lane_slot, "Patience", functools.partial(Patience, 0.0))
-    with EnvServer("CartPole-v1") as server:
+    with EnvServer("CartPole-v1", address=free_address()) as server:
         sampler = runner(configure(ppo(), server.address))
         sampler.sample(num_timesteps=5)
         server.stop(0.0)
@@ -147,9 +148,9 @@ def test_sampling_goes_on_after_an_outage_that_has_left_sample(
 
 
 def test_a_wrong_token_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with EnvServer("CartPole-v1", token="old") as server:
-        config = configure(ppo(), server.address, token="old")
-        address = server.address
+    address = free_address()
+    with EnvServer("CartPole-v1", token="old", address=address):
+        config = configure(ppo(), address, token="old")
     with EnvServer("CartPole-v1", token="new", address=address):
         monkeypatch.setattr(rlmesh_ray.rllib.patience, "_FIRST_DELAY_S", math.inf)
         monkeypatch.setattr(rlmesh_ray.rllib.patience, "_LONGEST_DELAY_S", math.inf)

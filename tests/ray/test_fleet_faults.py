@@ -20,7 +20,8 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     EnvStartError,
 )
-from tests.ray.test_fleet_registry import await_that, restart_registry
+from tests.loopback.eventually import eventually
+from tests.ray.test_fleet_registry import restart_registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
 
@@ -51,14 +52,14 @@ def test_a_fleet_survives_a_registry_that_is_lost_for_good(fleet: EnvFleet) -> N
     before = fleet.addresses
 
     ray.kill(find_registry())
-    await_that(lambda: addresses(fleet) == before)
+    assert eventually(lambda: addresses(fleet) == before)
     fleet.scale(3)
     there = pids(fleet)
     fleet.scale(1)
-    await_that(lambda: is_gone(there[2]))
+    assert eventually(lambda: is_gone(there[2]))
     fleet.stop()
 
-    await_that(lambda: all(map(is_gone, there)))
+    assert eventually(lambda: all(map(is_gone, there)))
 
 
 def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
@@ -74,7 +75,7 @@ def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
     keeper = find_keeper(fleet.directory.fleet)
     growing.start()
     next_id = f"{fleet.directory.fleet}-2"
-    await_that(lambda: ray.get(keeper.actors.remote([next_id])))
+    assert eventually(lambda: ray.get(keeper.actors.remote([next_id])))
     fleet.stop()
     growing.join()
 
@@ -86,7 +87,7 @@ def test_a_fleet_whose_keeper_has_died_says_what_to_do(fleet: EnvFleet) -> None:
 
     ray.kill(find_keeper(fleet.directory.fleet))
 
-    await_that(lambda: all(map(is_gone, there)))
+    assert eventually(lambda: all(map(is_gone, there)))
     for number in 3, 1:
         with pytest.raises(EndpointClosedError, match="start a new fleet"):
             fleet.scale(number)
@@ -114,7 +115,7 @@ def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
         there = ray.get(find_registry().overview.remote())
         return {each.record.endpoint_id: each for each in there}
 
-    await_that(lambda: {stays, goes} <= told().keys() and told()[goes].is_retiring)
+    assert eventually(lambda: {stays, goes} <= told().keys() and told()[goes].is_retiring)
     members = ray.get(find_registry().members.remote(fleet.directory.fleet))
     assert [each.endpoint_id for each in members] == [stays]
     env.close()
@@ -147,10 +148,10 @@ def test_an_endpoint_that_cannot_serve_at_once_after_a_restart_does_later(
                 pass  # it is still on its way
             return False
 
-        await_that(fails)
+        assert eventually(fails)
         obstacle.unlink()
 
-        await_that(lambda: addresses(fleet) not in ([], [address]))
+        assert eventually(lambda: addresses(fleet) not in ([], [address]))
         RemoteVectorEnv(fleet.addresses[0], token=fleet.tokens[0]).close()
 
 
@@ -180,7 +181,7 @@ def test_an_endpoint_whose_environment_does_not_end_goes_all_the_same(local_ray:
         fleet.scale(1)
         env.close()
 
-        await_that(lambda: is_gone(there[1]) and all(map(is_gone, workers)))
+        assert eventually(lambda: is_gone(there[1]) and all(map(is_gone, workers)))
 
 
 def children(pid: int) -> list[int]:

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,9 @@ from rlmesh_ray.actors import EnvFleet, EnvServiceActor
 from rlmesh_ray.actors.calls import answer
 from rlmesh_ray.actors.registry import find_registry, shared_registry
 from rlmesh_ray.errors import AccessDeniedError, EndpointClosedError, EndpointUnreachableError
+from tests.loopback.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-_PATIENCE_S = 60.0
-
-
-def await_that(is_so: Callable[[], object]) -> Any:
-    """Return what ``is_so`` returns as soon as it is true."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not (found := is_so()):
-        assert time.monotonic() < deadline_s, "it did not come about"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +46,7 @@ def restart_registry() -> None:
     former = pid_of(registry)
     ray.kill(registry, no_restart=False)
     # Ray kills in its own time.
-    await_that(lambda: pid_of(registry) != former)
+    assert eventually(lambda: pid_of(registry) != former)
 
 
 def test_a_token_opens_its_own_endpoint_and_no_other(fleet: EnvFleet) -> None:
@@ -86,13 +75,13 @@ def test_a_registry_that_is_restarted_fills_up_again_with_the_same_incarnations(
     victim = fleet.directory.endpoint_ids[0]
     former = {each.endpoint_id: each for each in records(fleet)}
     ray.kill(fleet.actors[0], no_restart=False)
-    await_that(
+    assert eventually(
         lambda: any(each.incarnation > former[victim].incarnation for each in records(fleet))
     )
     before = set(records(fleet))
 
     restart_registry()
-    await_that(lambda: set(records(fleet)) == before)
+    assert eventually(lambda: set(records(fleet)) == before)
     open_env(fleet.addresses[0], fleet.tokens[0]).close()
 
 
@@ -104,7 +93,7 @@ def test_nobody_is_moved_while_a_restarted_registry_does_not_know_who_is_there(
     gone = dict.fromkeys(("restarts/0", "restarts/1", "restarts/2"), "not heard of yet")
     assert ray.get(fleet.directory.survey(gone)) == ()
     fleet.directory.release(gone)
-    await_that(lambda: len(records(fleet)) == 2)
+    assert eventually(lambda: len(records(fleet)) == 2)
 
 
 def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
@@ -131,7 +120,7 @@ def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
             return "started anew elsewhere" in str(error)
         return False
 
-    await_that(is_over)
+    assert eventually(is_over)
     assert ray.get(find_registry().lookup.remote("twins")).address == ray.get(
         winner.address.remote()
     )
@@ -149,7 +138,7 @@ def test_an_endpoint_that_is_not_heard_of_is_not_used_until_it_is_heard_of_again
     pid = ray.get(fleet.actors[0].describe.remote())["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        await_that(lambda: ray.get(find_registry().lookup.remote(frozen)) is None)
+        assert eventually(lambda: ray.get(find_registry().lookup.remote(frozen)) is None)
 
         with pytest.raises(EndpointUnreachableError, match="not announced"):
             fleet.directory.address(0)
@@ -157,7 +146,7 @@ def test_an_endpoint_that_is_not_heard_of_is_not_used_until_it_is_heard_of_again
         assert ray.get(fleet.directory.survey({"frozen/1": frozen})) == ("frozen/1",)
     finally:
         os.kill(pid, signal.SIGCONT)
-    await_that(lambda: ray.get(find_registry().lookup.remote(frozen)))
+    assert eventually(lambda: ray.get(find_registry().lookup.remote(frozen)))
     fleet.directory.release(["frozen/0", "frozen/1"])
 
 
@@ -189,7 +178,7 @@ def test_nothing_is_left_of_a_fleet_whose_driver_ends_without_stopping_it() -> N
         driver.stdin.write("end\n")
         driver.stdin.close()
 
-    await_that(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*pids, *workers]))
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in [*pids, *workers]))
 
 
 def children(pid: int) -> list[int]:

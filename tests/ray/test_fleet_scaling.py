@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,8 @@ from rlmesh_ray.errors import (
     EndpointError,
     EnvStartError,
 )
-from tests.ray.test_fleet_registry import await_that
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -37,7 +37,9 @@ def ids(fleet: EnvFleet) -> list[str]:
 
 
 def open_env(fleet: EnvFleet, index: int) -> RemoteVectorEnv:
-    return RemoteVectorEnv(fleet.addresses[index], token=fleet.tokens[index])
+    env = RemoteVectorEnv(fleet.addresses[index], token=fleet.tokens[index])
+    env.action_space.seed(0)
+    return env
 
 
 def test_a_fleet_that_grows_keeps_what_it_has_and_can_be_used_at_once(fleet: EnvFleet) -> None:
@@ -66,7 +68,8 @@ def test_sessions_are_asked_to_move_to_new_endpoints_and_away_from_those_that_go
 
     assert asked() == ()
     fleet.scale(2)
-    (mover,) = await_that(asked)
+    assert eventually(asked)
+    (mover,) = asked()
     seat = directory.claim(mover, 0, "")
     seated[mover] = seat.endpoint_id
     assert seat.endpoint_id == fleet.directory.endpoint_ids[1]
@@ -97,12 +100,12 @@ def test_an_endpoint_that_goes_refuses_who_comes_serves_who_is_there_and_ends_wi
             return "draining" in str(error)
         return False
 
-    await_that(is_refused)
+    assert eventually(is_refused)
     assert len(fleet.addresses) == 1
     assert len(ids(fleet)) == 1
     env.step(env.action_space.sample())
     env.close()
-    await_that(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 @pytest.mark.slow
@@ -114,7 +117,7 @@ def test_an_endpoint_that_goes_does_not_wait_for_ever(fleet: EnvFleet) -> None:
 
     fleet.scale(1, timeout_s=0.1)
 
-    await_that(lambda: not os.path.exists(f"/proc/{pid}"))
+    assert eventually(lambda: not os.path.exists(f"/proc/{pid}"))
     with pytest.raises(EndpointError):
         env.step(env.action_space.sample())
     env.close()
@@ -180,22 +183,15 @@ def test_each_endpoint_may_have_options_of_its_own(local_ray: None, tmp_path: An
         EnvFleet(env, num_cpus=0.1, num_endpoints=2, actor_options=[with_it, {}])
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind((ray.util.get_node_ip_address(), 0))
-        host, port = probe.getsockname()
-    return f"{host}:{port}"
-
-
 @pytest.mark.slow
 def test_an_endpoint_with_an_address_of_its_own_keeps_it_over_restarts(local_ray: None) -> None:
-    wanted = [free_address(), free_address()]
+    wanted = [free_address(ray.util.get_node_ip_address()) for _ in range(2)]
 
     with EnvFleet("CartPole-v1", num_endpoints=2, num_cpus=0.1, addresses=wanted) as fleet:
         assert fleet.addresses == wanted
         pid = ray.get(fleet.actors[0].describe.remote())["pid"]
         ray.kill(fleet.actors[0], no_restart=False)
-        await_that(lambda: is_served(fleet, pid))
+        assert eventually(lambda: is_served(fleet, pid))
         assert fleet.addresses == wanted
         with pytest.raises(ConfigurationError, match="keeps its size"):
             fleet.scale(3)

@@ -27,17 +27,11 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
 )
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 from tests.ray.switch_policy import switch_policy
 from tests.ray.test_pools import simulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
-
-
-def free_address() -> str:
-    """Return an address of this machine whose port nobody has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

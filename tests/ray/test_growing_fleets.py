@@ -15,6 +15,7 @@ from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.actors.calls import outcomes
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from tests.loopback.eventually import eventually
 from tests.ray.ramps import Stairs
 from tests.ray.verified_samples import NUM_BROKEN, NUM_VERIFIED, Verifier
 
@@ -47,9 +48,8 @@ def num_sessions(fleet: EnvFleet) -> list[int]:
 def wait_for_sessions(
     fleet: EnvFleet, expected: list[int], running: concurrent.futures.Future[None]
 ) -> None:
-    while num_sessions(fleet) != expected:
-        assert not running.done(), running.result()
-        time.sleep(0.1)
+    assert eventually(lambda: num_sessions(fleet) == expected or running.done(), _DEADLINE_S)
+    assert not running.done(), running.result()
 
 
 class Training:

@@ -1,7 +1,6 @@
 """What a runner makes of sessions that are to go to another endpoint of their fleet."""
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from tests.loopback.eventually import eventually
 from tests.ray.lost_endpoints import Fleet, assert_unbroken
 from tests.ray.multi_agent_worlds import Climb
 from tests.ray.ramps import Ladder, Stairs
@@ -20,13 +20,6 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def num_sessions(fleet: Fleet) -> list[int]:
     return [server.num_sessions for server in fleet.servers if server]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def send(fleet: Fleet, index: int, to: int) -> None:
@@ -45,10 +38,13 @@ def num_moved(runner: Any) -> float:
 def sample_until(
     runner: Any, chunks: list[Any], condition: Callable[[], bool], num_timesteps: int = 8
 ) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline_s
-        chunks += runner.sample(num_timesteps=num_timesteps)
+    def is_enough() -> bool:
+        if condition():
+            return True
+        chunks.extend(runner.sample(num_timesteps=num_timesteps))
+        return False
+
+    assert eventually(is_enough)
 
 
 def num_episodes(chunks: list[Any]) -> int:
@@ -93,7 +89,7 @@ def test_a_session_that_is_alone_moves_while_nobody_samples(fleets: Callable[...
     send(fleet, 0, to=1)
 
     chunks = runner.sample(num_timesteps=10)
-    wait_for(lambda: num_sessions(fleet) == [0, 1])
+    assert eventually(lambda: num_sessions(fleet) == [0, 1])
     chunks += runner.sample(num_timesteps=10)
 
     assert [(len(chunk), chunk.is_truncated) for chunk in chunks] == [(10, True), (10, False)]
@@ -127,7 +123,7 @@ def test_in_lockstep_only_those_get_other_seats_that_are_to_move(
     send(fleet, 0, to=2)
 
     chunks = runner.sample(num_timesteps=30)
-    wait_for(lambda: num_sessions(fleet) == [0, 1, 2])
+    assert eventually(lambda: num_sessions(fleet) == [0, 1, 2])
     chunks += runner.sample(num_timesteps=30)
 
     assert fleet.board.claimed == [*claimed, claimed[0]]
@@ -143,7 +139,7 @@ def test_whole_episodes_are_whole_in_spite_of_a_move(fleets: Callable[..., Fleet
     send(fleet, 0, to=1)
 
     episodes = runner.sample(num_episodes=3)
-    wait_for(lambda: num_sessions(fleet) == [0, 2])
+    assert eventually(lambda: num_sessions(fleet) == [0, 2])
     episodes += [each for _ in range(3) for each in runner.sample(num_episodes=3)]
 
     assert [len(episode) for episode in episodes] == [4] * 12

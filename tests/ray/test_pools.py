@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -37,6 +38,8 @@ from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.server.reports import pack_report
 from rlmesh_ray.server.tls import ServerTls
 from tests.loopback.certificates import Authority, needs_openssl
+from tests.loopback.eventually import eventually
+from tests.loopback.ports import free_address
 from tests.ray.lost_endpoints import assert_unbroken
 from tests.ray.ramps import Stairs
 
@@ -55,25 +58,8 @@ def pool(local_ray: None) -> Iterator[EnvPool]:
 @pytest.fixture
 def own_pool() -> Iterator[EnvPool]:
     """A pool of this test's own, at a fixed port."""
-    with EnvPool("own", address=f"127.0.0.1:{free_port()}", token=SECRET) as made:
+    with EnvPool("own", address=free_address(), token=SECRET) as made:
         yield made
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-    """Return whether ``condition`` has come true in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @contextlib.contextmanager
@@ -118,13 +104,17 @@ def refusal(pool: EnvPool, endpoint_id: str, address: str) -> RlmeshError:
     host, _, port = address.rpartition(":")
     dial = PoolDial(pool.address, pool.name, endpoint_id, SECRET)
     with Registration(dial, host=host, port=int(port)) as registration:
-        for _ in range(2000):
+        errors: list[RlmeshError] = []
+
+        def is_refused() -> bool:
             try:
                 registration.require_hope()
             except RlmeshError as error:
-                return error
-            time.sleep(0.01)
-    raise AssertionError("it was let in, or waits")
+                errors.append(error)
+            return bool(errors)
+
+        assert eventually(is_refused), "it was let in, or waits"
+    return errors[0]
 
 
 def runner(config: PPOConfig) -> Any:
@@ -171,7 +161,7 @@ def test_endpoints_tell_the_cluster_what_they_do(pool: EnvPool) -> None:
         pool.wait(1)
         env.reset()
         for _ in range(5):
-            env.step(env.action_space.sample())
+            env.step(np.zeros(2, np.int64))
 
         def is_told() -> bool:
             seen = sighting("a")
@@ -239,7 +229,8 @@ def test_an_endpoint_that_cannot_be_reached_is_told_so(
 ) -> None:
     caplog.set_level(logging.WARNING)
     dial = PoolDial(pool.address, pool.name, "a", SECRET)
-    with Registration(dial, host="127.0.0.1", port=free_port()):
+    port = int(free_address().rpartition(":")[2])
+    with Registration(dial, host="127.0.0.1", port=port):
         assert eventually(lambda: "the pool cannot reach the endpoint at" in caplog.text)
 
     assert not pool.endpoints
@@ -374,12 +365,12 @@ def test_leases_are_renewed_for_as_long_as_endpoints_attend(pool: EnvPool) -> No
 
 
 def test_a_session_finds_its_endpoint_where_it_has_come_back(pool: EnvPool) -> None:
-    with simulator(pool, "a") as first:
+    with simulator(pool, "a", address=free_address()) as first:
         pool.wait()
         sampler = runner(configure(ppo(), pool))
         chunks = sampler.sample(num_timesteps=10)
         assert first.num_sessions == 1
-    with simulator(pool, "a") as second:
+    with simulator(pool, "a", address=free_address()) as second:
         chunks += sampler.sample(num_timesteps=10)
 
         assert second.address != first.address
@@ -546,7 +537,7 @@ def test_training_goes_on_while_endpoints_are_killed_and_others_join(
         assert eventually(lambda: train().get("num_sessions_moved", 0) > 0)
         second.send_signal(signal.SIGTERM)
         train()
-        assert set(names(pool)) == {"first", "third"}
+        assert eventually(lambda: set(names(pool)) == {"first", "third"})
         algorithm.stop()
         for process in (third, back, second):
             process.terminate()

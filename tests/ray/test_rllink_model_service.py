@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +28,7 @@ from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
 from rlmesh_ray.rllib.rllink_intake import Intake
 from rlmesh_ray.rllib.rllink_recorder import Decision, EpisodeRecorder
 from rlmesh_ray.spaces.contract import AutoresetMode
+from tests.loopback.ports import free_address
 from tests.ray.reporting_simulators import (
     CART_POLE,
     Played,
@@ -259,7 +259,7 @@ def test_what_a_client_has_done_before_it_vanishes_is_kept(
 
 def test_a_route_that_closes_while_it_waits_leaves_nothing_behind(listen: Listen) -> None:
     runner = listen(configured(fragment=1))
-    model = RemoteModel(runner.service_address, predict_timeout_s=0.05)
+    model = RemoteModel(runner.service_address, predict_timeout_s=2.0)
     model.configure_route(contract())
     with pytest.raises(EndpointError, match="no answer"):
         model.predict(report(ZEROS))
@@ -484,8 +484,7 @@ def test_where_it_cannot_listen_is_said_on_the_driver() -> None:
 
 def test_a_port_that_is_taken_is_told_of_and_the_other_is_closed(listen: Listen) -> None:
     taken = listen(configured()).service_address
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        other = f"127.0.0.1:{free.getsockname()[1]}"
+    other = free_address()
 
     with pytest.raises(AddressError):
         listen(configured(address=other, service_address=taken))

@@ -289,7 +289,7 @@ def test_neither_closed_routes_nor_vanished_clients_leave_state_behind() -> None
             closing.close_route("a")
             closing.close()
             for _ in range(4):
-                policy.forgotten.get(timeout=10)
+                policy.forgotten.get(timeout=60)
             vanishing.close()
             assert len(policy._lanes) == 0, f"round {number}"
 

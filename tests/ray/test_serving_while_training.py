@@ -25,10 +25,11 @@ from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.rllib import ServeWeights, serve_latest
 from rlmesh_ray.rllib.newest_state import final_state
+from tests.loopback.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 OBSERVATIONS = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
 
 
@@ -131,6 +132,7 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
             result = algorithm.train()
             assert callback_of(algorithm).wait(TIMEOUT_S)
             assert server.policy_version == iteration
+            assert eventually(lambda: client.error or server.policy_version in client.versions)
             seen = len(client.versions)
         state = final_state(algorithm)
         algorithm.stop()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from rlmesh_ray.actors.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry import shared_registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
+from tests.loopback.eventually import eventually
 
 TOKEN = "a token for tests"
 TIMEOUT_S = 60.0
@@ -51,15 +51,6 @@ def told(registry: Any, endpoint_id: str) -> Any:
     """Return what the registry knows of an endpoint."""
     found = ray.get(registry.overview.remote())
     return next((each for each in found if each.record.endpoint_id == endpoint_id), None)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def status(*arguments: str) -> list[dict[str, Any]]:

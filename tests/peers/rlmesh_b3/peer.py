@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venvs" / "b3" / "bin" / "python"
 EDITION_TEXT = "rlmesh-0.1.0b3"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @contextmanager

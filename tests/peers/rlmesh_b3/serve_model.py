@@ -11,7 +11,9 @@ import time
 
 from rlmesh.numpy import Model  # type: ignore[import-not-found]  # of another virtual environment
 
-_WAIT_S = 10.0
+from tests.loopback.ports import free_address
+
+_WAIT_S = 60.0
 
 
 def act(observation: object) -> int:
@@ -31,9 +33,7 @@ def _tell_when_it_listens(port: int) -> None:
 
 def main() -> None:
     # b3 says neither when it listens nor which free port it took.
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = int(free_address().rpartition(":")[2])
     threading.Thread(target=_tell_when_it_listens, args=(port,), daemon=True).start()
     Model(act).serve(f"127.0.0.1:{port}")
 

@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 
+from tests.loopback.ports import free_address
 from tests.peers.rlmesh_released.policies import MODELS
 
-_WAIT_S = 10.0
+_WAIT_S = 60.0
 
 
 def _tell_when_it_listens(address: str) -> None:
@@ -31,16 +32,10 @@ def _tell_when_it_listens(address: str) -> None:
         threading.Event().wait(0.02)
 
 
-def _free_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def main() -> None:
     # It says neither when it listens nor which free port it took.
     name, *rest = sys.argv[1:]
-    address = rest[0] if rest else _free_address()
+    address = rest[0] if rest else free_address()
     threading.Thread(target=MODELS[name]().serve, args=(address,), daemon=True).start()
     _tell_when_it_listens(address)
     sys.stdin.read()

@@ -9,7 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-HANG_S = 1.5
+HANG_S = 5.0
+"""Longer than tests wait, by what a busy machine takes."""
 PLAIN_STEPS = 5
 
 

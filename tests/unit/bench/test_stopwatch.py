@@ -52,7 +52,7 @@ def test_threads_are_counted_together(capsys: Capture) -> None:
             raise SystemExit  # the threads would go on to the end of the tests
         return 1
 
-    time_threads([step, step], warm_up_s=0.001, seconds=0.01)
+    time_threads([step, step], warm_up_s=0.001, seconds=0.3)
     over.append(1)
 
     assert told(capsys)[-1]["answers"] > 0

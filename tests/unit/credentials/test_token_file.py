@@ -99,13 +99,13 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
 def test_what_is_refused_leaves_no_descriptor_open(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     refused = [TokenFile(tmp_path), TokenFile(tmp_path / "pipe"), written(tmp_path, "a", 0o644)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
 
     for file in refused * 5:
         with pytest.raises(ConfigurationError):
             file.read()
 
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what others have left may be closed
 
 
 @pytest.mark.parametrize("separator", ["\x0b", "\x0c", "\x1c", "\x1e"])
