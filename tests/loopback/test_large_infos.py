@@ -68,7 +68,7 @@ class Raw:
 
     def ask(self, request: EnvRequest) -> bytes:
         self._stream.send(wire.pack_request(request))
-        return self._stream.receive(20.0)
+        return self._stream.receive(100.0)
 
     def step(self) -> bytes:
         return self.ask(Step("step", self._action, 0))
