@@ -16,7 +16,6 @@ from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker
 
-_ATTACH_TIMEOUT_MS = 2_000
 _MOST_DIGITS = 20  # of a number that a line can have
 
 
@@ -60,7 +59,8 @@ class SessionLine:
         process = self._worker.process
         if process is None or self._worker.is_finishing:
             return None
-        deadline = Deadline.after(_ATTACH_TIMEOUT_MS)
+        # As long as a step: a worker that is stopped meanwhile must not cost the episodes.
+        deadline = Deadline.after(timeout_ms)
         reply = await self._worker.call(AttachCommand(tag_arrays), deadline)
         if not isinstance(reply, AttachReply):
             return None
