@@ -4,7 +4,7 @@ Both are known by what they have, so that neither library is needed. How a lane 
 stands in ``spaces.multi_agent``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeGuard
 
 import gymnasium
@@ -15,12 +15,13 @@ from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces import multi_agent
 from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
-_ALL = "__all__"
-
-ByAgent = Mapping[str, Any]
+ByAgent = Mapping[AgentId, Any]
 """Values by agent id; agents that have none are missing."""
+ByKey = Mapping[str, Any]
+"""Values by the agents' keys (``spaces.multi_agent.agent_keys``)."""
 
 
 class MultiAgentEnv(Protocol):
@@ -29,11 +30,9 @@ class MultiAgentEnv(Protocol):
     Besides, RLlib's has ``get_observation_space(agent)`` and ``get_action_space(agent)``, or dicts
     ``observation_spaces`` and ``action_spaces``, and tells the end of the whole episode under
     ``"__all__"``. PettingZoo's has ``observation_space(agent)`` and ``action_space(agent)``, and
-    ``agents``, those that still take part.
+    ``agents``, those that still take part. ``possible_agents`` are the ids of all agents that may
+    ever appear; where there are none, the spaces by agent name them, or ``get_agent_ids()``.
     """
-
-    possible_agents: Any
-    """Ids of all agents that may ever appear."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         """Start an episode; return observations and infos by agent."""
@@ -42,33 +41,35 @@ class MultiAgentEnv(Protocol):
         """Return observations, rewards, terminations, truncations and infos by agent."""
 
 
-class MultiAgentLane(gymnasium.Env[dict[str, Any], ByAgent]):
+class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     """One environment with several agents, in the form of a single one.
 
     Its reward is the sum of the agents', its episode ends when that of the whole environment
     does. Agents get an action if they were observed last and have not ended; what the action
-    holds for others is ignored.
+    holds for others is ignored. Spaces, values and infos have the agents' keys in place of ids
+    that are no strings.
 
     Args:
         env: Of either kind; owned from now on.
 
     Raises:
-        ConfigurationError: ``env`` does not tell all its agents, or not by strings, or is one of
-            PettingZoo's turn-based (AEC) environments.
+        ConfigurationError: ``env`` does not tell all its agents, or by other ids than
+            ``spaces.multi_agent.AgentId``, or is one of PettingZoo's turn-based (AEC) environments.
         UnsupportedSpaceError: An agent's space has no place in a contract.
     """
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self._ids = _agent_ids(env)
+        self._keys = multi_agent.agent_keys(_agent_ids(env))
         self._is_pettingzoo = callable(getattr(_inner(env), "observation_space", None))
-        observations = _specs(env, self._ids, "observation")
+        observations = _specs(env, self._keys, "observation")
         self._fillers = {key: multi_agent.filler(spec) for key, spec in observations.items}
-        self._acting: list[str] = []
+        self._acting: list[AgentId] = []
         self.observation_space = to_gymnasium(multi_agent.lane_observation(observations))
-        self.action_space = to_gymnasium(_specs(env, self._ids, "action"))
+        self.action_space = to_gymnasium(_specs(env, self._keys, "action"))
         own_metadata = getattr(env, "metadata", None) or {}
-        self.metadata = {**own_metadata, capabilities.MULTI_AGENT: {"agents": list(self._ids)}}
+        described = multi_agent.describe_agents(self._keys)
+        self.metadata = {**own_metadata, capabilities.MULTI_AGENT: described}
         self.spec = getattr(env, "spec", None)
         self.render_mode = getattr(env, "render_mode", None)
 
@@ -78,9 +79,9 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByAgent]):
         """Start an episode; agents that are not in it yet are not present."""
         observations, infos = self._env.reset(seed=seed, options=options)
         self._require_known(observations)
-        return self._observed(observations, {}, {}, {}), dict(infos or {})
+        return self._observed(observations, {}, {}, {}), self._by_key(infos or {})
 
-    def step(self, action: ByAgent) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: ByKey) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Let those act who are to.
 
         Raises:
@@ -88,14 +89,14 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByAgent]):
                 tell whether its episode is over.
         """
         observations, rewards, terminated, truncated, infos = self._env.step(
-            {agent: action[agent] for agent in self._acting}
+            {agent: action[self._keys[agent]] for agent in self._acting}
         )
         for by_agent in (observations, rewards, terminated, truncated):
             self._require_known(by_agent)
         is_terminated, is_truncated = self._ending(terminated, truncated)
         observed = self._observed(observations, rewards, terminated, truncated)
         reward = float(observed[multi_agent.REWARDS].sum())
-        return observed, reward, is_terminated, is_truncated, dict(infos or {})
+        return observed, reward, is_terminated, is_truncated, self._by_key(infos or {})
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return attribute ``name`` of the environment, or of its wrappers; nothing of this one."""
@@ -119,24 +120,29 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByAgent]):
             agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))
         ]
         return {
-            multi_agent.OBSERVATIONS: {**self._fillers, **observations},
+            multi_agent.OBSERVATIONS: {**self._fillers, **self._by_key(observations)},
             multi_agent.PRESENT: self._flags(dict.fromkeys(observations, True)),
-            multi_agent.REWARDS: np.array([float(rewards.get(key) or 0.0) for key in self._ids]),
+            multi_agent.REWARDS: np.array([float(rewards.get(one) or 0.0) for one in self._keys]),
             multi_agent.TERMINATED: self._flags(terminated),
             multi_agent.TRUNCATED: self._flags(truncated),
         }
 
+    def _by_key(self, by_agent: ByAgent) -> dict[Any, Any]:
+        """Return the same by key; infos that are of no agent stay where they are."""
+        return {self._keys.get(agent, agent): value for agent, value in by_agent.items()}
+
     def _flags(self, by_agent: ByAgent) -> NDArray[np.int8]:
-        return np.array([bool(by_agent.get(agent)) for agent in self._ids], np.int8)
+        return np.array([bool(by_agent.get(agent)) for agent in self._keys], np.int8)
 
     def _ending(self, terminated: ByAgent, truncated: ByAgent) -> tuple[bool, bool]:
         """Return how the whole environment's episode has ended, if it has."""
-        if _ALL in terminated:
-            return bool(terminated[_ALL]), bool(truncated.get(_ALL))
+        if ALL_AGENTS in terminated:
+            return bool(terminated[ALL_AGENTS]), bool(truncated.get(ALL_AGENTS))
         if not self._is_pettingzoo:
             raise ConfigurationError(
                 f"the terminateds that {self._env} returned, {dict(terminated)}, have no "
-                f"{_ALL!r}; it must tell whether the episode is over for the whole environment"
+                f"{ALL_AGENTS!r}; it must tell whether the episode is over for the whole "
+                "environment"
             )
         if not all(terminated.get(key) or truncated.get(key) for key in self._env.agents):
             return False, False
@@ -149,11 +155,11 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByAgent]):
             raise ConfigurationError(
                 f"{self._env} returned {type(by_agent).__name__} where a dict by agent is needed"
             )
-        strangers = by_agent.keys() - self._ids - {_ALL}
+        strangers = by_agent.keys() - self._keys.keys() - {ALL_AGENTS}
         if strangers:
             raise ConfigurationError(
                 f"{self._env} returned something for the agents {sorted(map(repr, strangers))}, "
-                f"which its possible_agents {list(self._ids)} lack; list there all that may appear"
+                f"which are none of {list(self._keys)}; list all that may appear in possible_agents"
             )
 
 
@@ -164,6 +170,14 @@ def is_multi_agent(env: object) -> TypeGuard[MultiAgentEnv]:
         hasattr(inner, "possible_agents")
         or hasattr(inner, "agent_iter")
         or callable(getattr(inner, "observation_space", None))
+        or _has_spaces_by_agent_only(inner)
+    )
+
+
+def _has_spaces_by_agent_only(env: Any) -> bool:
+    return not isinstance(getattr(env, "observation_space", None), gymnasium.Space) and (
+        callable(getattr(env, "get_observation_space", None))
+        or isinstance(getattr(env, "observation_spaces", None), Mapping)
     )
 
 
@@ -172,34 +186,59 @@ def _inner(env: object) -> Any:
     return env.unwrapped if isinstance(env, gymnasium.Env) else env
 
 
-def _agent_ids(env: object) -> tuple[str, ...]:
+def _agent_ids(env: object) -> tuple[AgentId, ...]:
     if hasattr(env, "agent_iter"):
         raise ConfigurationError(
             f"{env} is a PettingZoo AEC environment, which hands out turns; give a parallel one "
             "(its module's parallel_env(), or pettingzoo.utils.aec_to_parallel where turns do not "
             "matter), or wrap it in ray.rllib.env.wrappers.pettingzoo_env.PettingZooEnv"
         )
-    agent_ids = tuple(getattr(_inner(env), "possible_agents", None) or ())
+    agent_ids = _listed_agents(_inner(env))
     if not agent_ids:
         raise ConfigurationError(
-            f"{env} has no possible_agents; set them to a list of all agents that may ever appear"
+            f"{env} does not tell its agents: it has no possible_agents, and no observation_spaces "
+            "and action_spaces by agent; set possible_agents to a list of all agents that may ever "
+            "appear"
         )
     for agent_id in agent_ids:
-        if not isinstance(agent_id, str) or agent_id == _ALL:
+        if not multi_agent.is_agent_id(agent_id):
             raise ConfigurationError(
-                f"{env} has an agent {agent_id!r}; agents are named by strings, and {_ALL!r} "
-                "stands for all of them"
+                f"{env} has an agent {agent_id!r}; agents are named by "
+                f"{multi_agent.AGENT_ID_KINDS}, and {ALL_AGENTS!r} stands for all of them"
             )
     if len(set(agent_ids)) < len(agent_ids):
-        raise ConfigurationError(f"{env} lists an agent twice in possible_agents {agent_ids}")
+        raise ConfigurationError(f"{env} lists an agent twice: {agent_ids}")
     return agent_ids
 
 
-def _specs(env: object, agent_ids: tuple[str, ...], kind: str) -> DictSpec:
-    return DictSpec(tuple((agent_id, _spec(env, agent_id, kind)) for agent_id in agent_ids))
+def _listed_agents(env: Any) -> tuple[AgentId, ...]:
+    """Return the agents that ``env`` tells of, in its order; sets, which have none, are sorted."""
+    if listed := getattr(env, "possible_agents", None):
+        return _in_order(listed)
+    names = ("observation_spaces", "action_spaces"), ("observation_space", "action_space")
+    for observation, action in names:
+        first, second = getattr(env, observation, None), getattr(env, action, None)
+        # A Dict that only one of them is holds the parts of a value.
+        if isinstance(first, Mapping) and isinstance(second, Mapping):
+            return tuple(dict.fromkeys((*first, *second)))
+    get_agent_ids = getattr(env, "get_agent_ids", None)
+    return _in_order(get_agent_ids() if callable(get_agent_ids) else ())
 
 
-def _spec(env: object, agent_id: str, kind: str) -> SpaceSpec:
+def _in_order(agent_ids: Iterable[AgentId]) -> tuple[AgentId, ...]:
+    if not isinstance(agent_ids, (set, frozenset)):
+        return tuple(agent_ids)
+    try:
+        return tuple(sorted(agent_ids))
+    except TypeError:  # strings beside integers
+        return tuple(sorted(agent_ids, key=repr))
+
+
+def _specs(env: object, keys: Mapping[AgentId, str], kind: str) -> DictSpec:
+    return DictSpec(tuple((key, _spec(env, agent_id, kind)) for agent_id, key in keys.items()))
+
+
+def _spec(env: object, agent_id: AgentId, kind: str) -> SpaceSpec:
     space = _space(_inner(env), agent_id, kind)
     if not isinstance(space, gymnasium.Space):
         raise ConfigurationError(
@@ -214,7 +253,7 @@ def _spec(env: object, agent_id: str, kind: str) -> SpaceSpec:
         ) from error
 
 
-def _space(env: Any, agent_id: str, kind: str) -> object:
+def _space(env: Any, agent_id: AgentId, kind: str) -> object:
     """Return the space of an agent, however ``env`` tells it; None if it does not."""
     for name in (f"get_{kind}_space", f"{kind}_space"):
         method = getattr(env, name, None)

@@ -12,10 +12,9 @@ from rlmesh_ray.rllib.multi_agent_contract import AgentSpec
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
-from rlmesh_ray.spaces.multi_agent import filler_of_leaf
+from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId, filler_of_leaf
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
 
-ALL_AGENTS = "__all__"
 COMMON_INFO = "__common__"
 """Where RLlib has the infos that are of no agent."""
 
@@ -24,13 +23,13 @@ COMMON_INFO = "__common__"
 class AgentDicts:
     """What a step or a reset gave; one entry a lane everywhere, each by agent."""
 
-    observations: list[dict[str, Any]]
+    observations: list[dict[AgentId, Any]]
     """Of those who are present."""
-    rewards: list[dict[str, float]]
+    rewards: list[dict[AgentId, float]]
     """Of those who have acted, and of others if they are not 0."""
-    terminated: list[dict[str, bool]]
+    terminated: list[dict[AgentId, bool]]
     """Of those who are present, and of others if they have ended; with ``__all__``."""
-    truncated: list[dict[str, bool]]
+    truncated: list[dict[AgentId, bool]]
     """Likewise."""
     acting: NDArray[np.bool_]
     """Who is to act next: ``(num_lanes, num_agents)``; nobody where the episode is over."""
@@ -45,8 +44,9 @@ class AgentColumns:
 
     def __init__(self, agents: Sequence[AgentSpec]) -> None:
         self._ids = [agent.agent_id for agent in agents]
-        self._observations = _parts({agent.agent_id: agent.observation for agent in agents})
-        self._actions = _parts({agent.agent_id: agent.action for agent in agents})
+        self._keys = [agent.key for agent in agents]
+        self._observations = _parts(agents, [agent.observation for agent in agents])
+        self._actions = _parts(agents, [agent.action for agent in agents])
 
     def dicts(
         self,
@@ -66,7 +66,7 @@ class AgentColumns:
         *observed, presences, rewards, terminations, truncations = columns
         present = np.asarray(presences, np.bool_)
         ended = np.asarray(terminations, np.bool_), np.asarray(truncations, np.bool_)
-        observations: list[dict[str, Any]] = [{} for _ in terminated]
+        observations: list[dict[AgentId, Any]] = [{} for _ in terminated]
         for position, part in enumerate(self._observations):
             for lane in np.flatnonzero(present[:, position]).tolist():
                 observations[lane][part.agent_id] = part.value(observed, lane)
@@ -83,7 +83,7 @@ class AgentColumns:
 
     def actions(
         self,
-        actions: Sequence[Mapping[str, Any]],
+        actions: Sequence[Mapping[AgentId, Any]],
         acting: NDArray[np.bool_],
         is_ignored: NDArray[np.bool_],
     ) -> list[Column]:
@@ -110,19 +110,24 @@ class AgentColumns:
             ]
         return columns
 
-    def infos(self, infos: Mapping[str, Any]) -> dict[str, Any]:
+    def infos(self, infos: Mapping[str, Any]) -> dict[AgentId, Any]:
         """Return the infos of a lane by agent; what belongs to none stands in ``__common__``."""
-        own = {agent: infos[agent] for agent in self._ids if isinstance(infos.get(agent), Mapping)}
+        keys = {key for key in self._keys if isinstance(infos.get(key), Mapping)}
+        own: dict[AgentId, Any] = {
+            agent: infos[key]
+            for agent, key in zip(self._ids, self._keys, strict=True)
+            if key in keys
+        }
         given = infos.get(COMMON_INFO)
-        common = {key: value for key, value in infos.items() if key not in {*own, COMMON_INFO}}
+        common = {key: value for key, value in infos.items() if key not in {*keys, COMMON_INFO}}
         common |= given if isinstance(given, Mapping) else {}
         return {**own, COMMON_INFO: common} if common else own
 
-    def for_all(self, value: Any) -> dict[str, Any]:
+    def for_all(self, value: Any) -> dict[AgentId, Any]:
         """Return ``value`` for each agent."""
         return dict.fromkeys(self._ids, value)
 
-    def _require(self, given: Mapping[str, Any], acts: NDArray[np.bool_], lane: int) -> None:
+    def _require(self, given: Mapping[AgentId, Any], acts: NDArray[np.bool_], lane: int) -> None:
         """Refuse what would be made up for an agent, and what would be lost."""
         expected = [self._ids[position] for position in np.flatnonzero(acts)]
         if given.keys() == set(expected):
@@ -133,7 +138,7 @@ class AgentColumns:
                     f"has no action in lane {lane}; every agent that was observed last and has "
                     "not ended must act"
                 )
-                raise ConformanceError("structure", agent, reason)
+                raise ConformanceError("structure", str(agent), reason)
         stranger = next(agent for agent in given if agent not in expected)
         reason = (
             f"has an action in lane {lane}, but cannot act: it was not observed last, or has "
@@ -141,7 +146,7 @@ class AgentColumns:
         )
         raise ConformanceError("structure", str(stranger), reason)
 
-    def _by_agent(self, values: NDArray[Any], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    def _by_agent(self, values: NDArray[Any], mask: NDArray[np.bool_]) -> list[dict[AgentId, Any]]:
         """Return the elements that ``mask`` selects; both are ``(num_lanes, num_agents)``."""
         return [
             {agent: value for agent, value, is_in in zip(self._ids, row, own, strict=True) if is_in}
@@ -150,7 +155,7 @@ class AgentColumns:
 
     def _with_all(
         self, flags: NDArray[np.bool_], mask: NDArray[np.bool_], of_lanes: NDArray[np.bool_]
-    ) -> list[dict[str, bool]]:
+    ) -> list[dict[AgentId, bool]]:
         by_agent = self._by_agent(flags, mask)
         return [
             {**own, ALL_AGENTS: of_lane}
@@ -162,10 +167,10 @@ class AgentColumns:
 class _Part:
     """What belongs to one agent in a lane's columns."""
 
-    agent_id: str
+    agent_id: AgentId
     spec: SpaceSpec
     leaves: tuple[Leaf, ...]
-    """Their paths begin with the agent."""
+    """Their paths begin with the agent's key."""
     columns: slice
 
     def value(self, columns: Sequence[Column], lane: int) -> Any:
@@ -178,13 +183,14 @@ class _Part:
         )
 
 
-def _parts(specs: Mapping[str, SpaceSpec]) -> list[_Part]:
-    all_leaves = leaves(DictSpec(tuple(specs.items())))
+def _parts(agents: Sequence[AgentSpec], specs: Sequence[SpaceSpec]) -> list[_Part]:
+    keys = [agent.key for agent in agents]
+    all_leaves = leaves(DictSpec(tuple(zip(keys, specs, strict=True))))
     parts = []
     first = 0
-    for agent_id, spec in specs.items():
+    for agent, spec in zip(agents, specs, strict=True):
         end = first + len(leaves(spec))
-        parts.append(_Part(agent_id, spec, all_leaves[first:end], slice(first, end)))
+        parts.append(_Part(agent.agent_id, spec, all_leaves[first:end], slice(first, end)))
         first = end
     return parts
 

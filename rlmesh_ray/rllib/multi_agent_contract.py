@@ -1,12 +1,16 @@
 """Which agents a contract holds."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, lane_observation
+from rlmesh_ray.spaces.multi_agent import (
+    OBSERVATIONS,
+    AgentId,
+    described_agents,
+    lane_observation,
+)
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
 
@@ -14,7 +18,10 @@ from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 class AgentSpec:
     """One agent of a multi-agent environment."""
 
-    agent_id: str
+    agent_id: AgentId
+    """As the environment and RLlib have it."""
+    key: str
+    """What stands for it in the lane's spaces and infos."""
     observation: SpaceSpec
     action: SpaceSpec
 
@@ -29,27 +36,26 @@ def agents_of_lane(contract: EnvContract) -> tuple[AgentSpec, ...]:
         ContractMismatchError: Its metadata and spaces do not fit together as
             ``spaces.multi_agent`` says.
     """
-    described = contract.metadata.get(capabilities.MULTI_AGENT)
-    agent_ids = described.get("agents") if isinstance(described, Mapping) else None
+    keys = described_agents(contract.metadata.get(capabilities.MULTI_AGENT))
     space, actions = contract.observation_space, contract.action_space
     parts = dict(space.items) if isinstance(space, DictSpec) else {}
     observations = parts.get(OBSERVATIONS)
     if (
-        not agent_ids
+        not keys
         or not isinstance(observations, DictSpec)
         or not isinstance(actions, DictSpec)
-        or not _keys(observations) == _keys(actions) == agent_ids
+        or not _keys(observations) == _keys(actions) == list(keys.values())
         or space != lane_observation(observations)
     ):
         raise ContractMismatchError(
-            f"{contract.id} is said to have the agents {agent_ids}, but observation space {space} "
+            f"{contract.id} is said to have the agents {list(keys)}, but observation space {space} "
             f"and action space {actions} are not those of a lane that holds these agents; serve "
             "it with this package's EnvServer, or as that does"
         )
     return tuple(
-        AgentSpec(agent_id, observation, action)
-        for (agent_id, observation), (_, action) in zip(
-            observations.items, actions.items, strict=True
+        AgentSpec(agent_id, key, observation, action)
+        for (agent_id, key), (_, observation), (_, action) in zip(
+            keys.items(), observations.items, actions.items, strict=True
         )
     )
 

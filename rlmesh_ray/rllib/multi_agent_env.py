@@ -11,14 +11,15 @@ from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
 from rlmesh_ray.rllib.lane_env import LaneCall
 from rlmesh_ray.rllib.lane_session import LaneBatch, LaneSession, all_discarded, last_signal
-from rlmesh_ray.rllib.multi_agent_columns import ALL_AGENTS, AgentColumns
+from rlmesh_ray.rllib.multi_agent_columns import AgentColumns
 from rlmesh_ray.rllib.multi_agent_contract import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 from rlmesh_ray.waiting import Signal
 
-ByAgent = list[dict[str, Any]]
+ByAgent = list[dict[AgentId, Any]]
 """One dict by agent a lane."""
 
 
@@ -32,10 +33,12 @@ class AgentDirectory(MultiAgentEnv):
     def __init__(self, agents: Sequence[AgentSpec]) -> None:
         self.possible_agents = [agent.agent_id for agent in agents]
         self.agents = self.possible_agents
-        self.observation_spaces = {
+        self.observation_spaces: dict[Any, Any] = {
             agent.agent_id: to_gymnasium(agent.observation) for agent in agents
         }
-        self.action_spaces = {agent.agent_id: to_gymnasium(agent.action) for agent in agents}
+        self.action_spaces: dict[Any, Any] = {
+            agent.agent_id: to_gymnasium(agent.action) for agent in agents
+        }
         super().__init__()
 
 
@@ -97,7 +100,7 @@ class MultiAgentLaneGroup:
             first += session.num_lanes
         return self._taken(batches)
 
-    def send(self, actions: Sequence[Mapping[str, Any]]) -> None:
+    def send(self, actions: Sequence[Mapping[AgentId, Any]]) -> None:
         """Let the agents act that were observed last and have not ended.
 
         Args:

@@ -12,6 +12,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
 from rlmesh_ray.rllib.multi_agent_contract import agents_of_lane
+from rlmesh_ray.rllib.multi_agent_env import AgentDirectory
 from rlmesh_ray.rllib.multi_agent_env_runner import RLMeshMultiAgentEnvRunner
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
@@ -58,15 +59,11 @@ def sampler_for(config: AlgorithmConfig, contract: EnvContract) -> Sampler:
 
 
 def _multi_agent_sampler(config: AlgorithmConfig, contract: EnvContract) -> Sampler:
-    agents = agents_of_lane(contract)
+    directory = AgentDirectory(agents_of_lane(contract))
     return Sampler(
         runner_class=_runner_class(config, RLMeshMultiAgentEnvRunner),
-        observation_space=gymnasium.spaces.Dict(
-            {agent.agent_id: to_gymnasium(agent.observation) for agent in agents}
-        ),
-        action_space=gymnasium.spaces.Dict(
-            {agent.agent_id: to_gymnasium(agent.action) for agent in agents}
-        ),
+        observation_space=gymnasium.spaces.Dict(directory.observation_spaces),
+        action_space=gymnasium.spaces.Dict(directory.action_spaces),
         is_multi_agent=True,
     )
 

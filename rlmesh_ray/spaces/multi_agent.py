@@ -4,9 +4,13 @@ Its observation is a Dict of ``observations`` (a Dict by agent), and of four arr
 element an agent, in the order of that Dict: ``present``, ``rewards``, ``terminated`` and
 ``truncated``. Its action is a Dict by agent. An agent acts if it is present and has not ended;
 the entries of all others are fillers, which have no meaning.
+
+Keys of a Dict are strings; ids of agents need not be. ``agent_keys`` gives the key of each agent,
+and the contract's metadata (``describe_agents``) hold both, so that a client can have the ids back.
 """
 
 import struct
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, assert_never
 
 import numpy as np
@@ -30,6 +34,92 @@ REWARDS = "rewards"
 """Of the last step; 0 after a reset."""
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
+
+ALL_AGENTS = "__all__"
+"""The key that RLlib keeps for all agents together; no agent has this id."""
+AGENT_ID_KINDS = "strings, integers of 64 bits, and tuples of these"
+"""For messages: what agents may be named by."""
+
+AgentId = Hashable
+"""A string, an integer of 64 bits, a bool, or a tuple of these."""
+
+_KEYS, _IDS = "agents", "ids"
+_INT64 = range(-(2**63), 2**63)
+_MAX_ID_DEPTH = 8
+
+
+def is_agent_id(value: object, depth: int = 0) -> bool:
+    """Return whether an agent can have this id: metadata must be able to carry it."""
+    if isinstance(value, tuple):
+        return depth < _MAX_ID_DEPTH and all(is_agent_id(part, depth + 1) for part in value)
+    if isinstance(value, (int, np.integer)):
+        return int(value) in _INT64
+    return isinstance(value, (str, np.bool_)) and value != ALL_AGENTS
+
+
+def agent_keys(agent_ids: Iterable[AgentId]) -> dict[AgentId, str]:
+    """Return the key of each agent in a lane's Dicts and infos; no two agents share one.
+
+    The key of a string is the string itself; of 0 it is ``"0"``, of ``("car", 1)`` it is
+    ``"car_1"``, each followed by underscores where another agent has that key already.
+
+    Args:
+        agent_ids: All agents of a lane, each once.
+    """
+    agent_ids = list(agent_ids)
+    taken = {_text(_to_plain(one)) for one in agent_ids if isinstance(one, str)} | {ALL_AGENTS}
+    keys: dict[AgentId, str] = {}
+    for agent_id in agent_ids:
+        key = _text(_to_plain(agent_id))
+        if not isinstance(agent_id, str):
+            while key in taken:
+                key += "_"
+            taken.add(key)
+        keys[agent_id] = key
+    return keys
+
+
+def describe_agents(keys: Mapping[AgentId, str]) -> dict[str, Any]:
+    """Return what a contract's metadata say of a lane's agents, in plain values.
+
+    Args:
+        keys: Of all agents, in the order of the lane's arrays.
+    """
+    described: dict[str, Any] = {_KEYS: list(keys.values())}
+    if not all(isinstance(agent_id, str) for agent_id in keys):
+        described[_IDS] = [_to_plain(agent_id) for agent_id in keys]
+    return described
+
+
+def described_agents(described: object) -> dict[AgentId, str]:
+    """Return the agents' keys by id, as ``describe_agents`` has said them; none: it has not."""
+    told = described if isinstance(described, Mapping) else {}
+    keys = told.get(_KEYS)
+    plain_ids = told.get(_IDS, keys)
+    if not isinstance(keys, list) or not isinstance(plain_ids, list):
+        return {}
+    agent_ids = [_from_plain(value) for value in plain_ids]
+    are_such = all(map(is_agent_id, agent_ids)) and all(isinstance(key, str) for key in keys)
+    if not are_such or not len(set(keys)) == len(keys) == len(agent_ids) == len(set(agent_ids)):
+        return {}
+    return dict(zip(agent_ids, keys, strict=True))
+
+
+def _text(plain: object) -> str:
+    return "_".join(map(_text, plain)) if isinstance(plain, list) else str(plain)
+
+
+def _to_plain(agent_id: Any) -> Any:
+    """Return an id as metadata carry it: of subclasses, NumPy's and enums, what they equal."""
+    if isinstance(agent_id, tuple):
+        return [_to_plain(part) for part in agent_id]
+    if isinstance(agent_id, (bool, np.bool_)):
+        return bool(agent_id)
+    return str.__str__(agent_id) if isinstance(agent_id, str) else int(agent_id)
+
+
+def _from_plain(value: object) -> Any:
+    return tuple(map(_from_plain, value)) if isinstance(value, list) else value
 
 
 def lane_observation(observations: DictSpec) -> DictSpec:

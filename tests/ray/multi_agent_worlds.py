@@ -96,6 +96,30 @@ class Crossing:
         return OrderedDict(word=np.int64(self._random.integers(5)), place=place)
 
 
+NUMBERED = {3: "tram", ("light", 0): "light", 1: "car_1", 0: "car_0"}
+"""The crossing's agents by other ids."""
+_NUMBERS = {name: agent_id for agent_id, name in NUMBERED.items()}
+
+
+def _numbered(by_name: Any) -> Any:
+    return {_NUMBERS.get(name, name): value for name, value in by_name.items()}
+
+
+class NumberedCrossing(Crossing):
+    """The same, with integers and a tuple as ids, which stand nowhere but among the spaces."""
+
+    possible_agents = ()  # type: ignore[assignment]
+    observation_spaces: ClassVar[Any] = _numbered(Crossing.observation_spaces)
+    action_spaces: ClassVar[Any] = _numbered(Crossing.action_spaces)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return tuple(map(_numbered, super().reset(seed=seed, options=options)))
+
+    def step(self, actions: Any) -> Any:
+        by_name = {NUMBERED[agent_id]: action for agent_id, action in actions.items()}
+        return tuple(map(_numbered, super().step(by_name)))
+
+
 class Fragile(Crossing):
     """Raises in the third episode of its life."""
 

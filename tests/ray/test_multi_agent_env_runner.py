@@ -28,7 +28,14 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.rllib import RLMeshMultiAgentEnvRunner, configure, patience
 from rlmesh_ray.rllib.lane_session import LaneSession
 from rlmesh_ray.rllib.multi_agent_env import MultiAgentLaneGroup
-from tests.ray.multi_agent_worlds import Crossing, Fragile, Hopeless, Impostor
+from tests.ray.multi_agent_worlds import (
+    NUMBERED,
+    Crossing,
+    Fragile,
+    Hopeless,
+    Impostor,
+    NumberedCrossing,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("local_ray"),
@@ -41,6 +48,14 @@ AGENTS = Crossing.possible_agents
 
 class LocalCrossing(Crossing, MultiAgentEnv):
     """The same for RLlib, which asks for its own base class."""
+
+
+class LocalNumberedCrossing(NumberedCrossing, MultiAgentEnv):
+    possible_agents = tuple(NUMBERED)  # type: ignore[assignment]
+
+
+def policy_of(agent_id: Any, *_args: Any, **_kwargs: Any) -> Any:
+    return NUMBERED.get(agent_id, agent_id)
 
 
 def flattened(*_args: Any, **_kwargs: Any) -> FlattenObservations:
@@ -56,9 +71,7 @@ def ppo(num_envs: int, env: Any = LocalCrossing) -> PPOConfig:
         num_envs_per_env_runner=num_envs,
         env_to_module_connector=flattened,
     )
-    return config.multi_agent(
-        policies=set(AGENTS), policy_mapping_fn=lambda agent_id, *_args, **_kwargs: agent_id
-    )
+    return config.multi_agent(policies=set(AGENTS), policy_mapping_fn=policy_of)
 
 
 def build(kind: type[MultiAgentEnvRunner], config: AlgorithmConfig) -> Any:
@@ -221,6 +234,22 @@ def test_episodes_equal_those_of_rllibs_own_runner(
         for own in chunk.agent_episodes.values()
     )
     assert any("S" in chunk.env_t_to_agent_t["light"].data for chunk in chunks)
+
+
+def test_agents_are_named_as_in_their_environment_and_not_by_keys(
+    runner: Callable[..., RLMeshMultiAgentEnvRunner],
+) -> None:
+    theirs = build(MultiAgentEnvRunner, ppo(2, LocalNumberedCrossing))
+    expected = theirs.sample(num_timesteps=50, explore=True)
+    theirs.stop()
+    ours = runner(NumberedCrossing, num_envs=2)
+
+    actual = ours.sample(num_timesteps=50, explore=True)
+
+    assert_same_episodes(actual, expected)
+    assert {agent for chunk in actual for agent in chunk.agent_ids} == {("light", 0), 1, 0}
+    assert any("step" in info for chunk in actual for info in chunk.get_infos(agent_ids=0)[0])
+    assert ours.get_metrics()["num_agent_steps_sampled"].keys() == {"('light', 0)", "1", "0"}
 
 
 @pytest.mark.slow

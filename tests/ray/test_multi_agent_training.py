@@ -7,6 +7,7 @@ import pytest
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.multi_agent_env import make_multi_agent
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
 from ray.tune.registry import register_env
 
@@ -67,6 +68,32 @@ def test_two_policies_become_the_same_to_the_last_digit() -> None:
 
     assert through == without
     assert through[0][1].keys() == set(HUNTERS)
+
+
+@pytest.mark.slow
+def test_agents_that_rllib_names_by_integers_are_mapped_to_policies() -> None:
+    def cart_poles() -> Any:
+        return make_multi_agent("CartPole-v1")({"num_agents": 2})
+
+    config = PPOConfig().debugging(seed=3).env_runners(num_env_runners=0)
+    config.training(train_batch_size_per_learner=128, minibatch_size=64, num_epochs=1)
+    config.multi_agent(
+        policies={"even", "odd"},
+        policy_mapping_fn=lambda agent_id, *_args, **_kwargs: ("even", "odd")[agent_id % 2],
+    )
+
+    with EnvServer(cart_poles, num_envs=2) as server:
+        algorithm = configure(config, server.address).build_algo()
+        try:
+            result = algorithm.train()
+        finally:
+            algorithm.stop()
+
+    sampled = result["env_runners"]
+    assert sampled["num_env_steps_sampled"] >= 128
+    assert sampled["agent_episode_returns_mean"].keys() == {"0", "1"}
+    assert sampled["module_episode_returns_mean"].keys() == {"even", "odd"}
+    assert {"even", "odd"} <= result["learners"].keys()
 
 
 @pytest.mark.slow

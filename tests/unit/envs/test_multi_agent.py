@@ -230,9 +230,104 @@ def test_an_instance_is_hosted_like_any_other(env: Any) -> None:
     assert vector.single_action_space == spaces.Dict(Duel.action_spaces)
 
 
+class Inspected(EchoEnv):
+    """One agent, whose environment has names that those of several agents have, too."""
+
+    observation_spaces: ClassVar[Any] = {"part": POINT}
+
+    def get_observation_space(self) -> Any:
+        return self.observation_space
+
+
 def test_environments_of_one_agent_are_left_alone() -> None:
     assert not is_multi_agent(EchoEnv(SPACES["box"]))
+    assert not is_multi_agent(Inspected(SPACES["box"]))
     assert not is_multi_agent(Pair)
+
+
+NAMES = {"0": 0, "car_1": ("car", 1), "0_": "0_"}
+"""Ids of three agents, by their keys."""
+
+
+class Named:
+    """Its agents are named by an integer, a tuple and a string. Lists them nowhere but there."""
+
+    observation_spaces: ClassVar[Any] = {
+        agent: spaces.Discrete(2 + number) for number, agent in enumerate(NAMES.values())
+    }
+    action_spaces: ClassVar[Any] = dict.fromkeys(NAMES.values(), spaces.Discrete(4))
+
+    def __init__(self) -> None:
+        self.actions: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {("car", 1): 2, "0_": 3}, {("car", 1): {"fresh": True}, "__common__": {"n": 1}}
+
+    def step(self, actions: Any) -> Any:
+        self.actions.append(actions)
+        flags = {"__all__": False, 0: True}
+        return {0: 1, ("car", 1): 0}, {"0_": 2.0, 0: 1.0}, flags, {("car", 1): True}, {0: {"x": 1}}
+
+    def close(self) -> None:
+        pass
+
+
+def test_agents_of_any_name_have_their_keys_in_spaces_values_and_infos() -> None:
+    env: Any = Named()
+    lane = MultiAgentLane(env)
+    action = {"0": 1, "car_1": 2, "0_": 3}
+
+    first, first_infos = lane.reset()
+    observation, reward, _, _, infos = lane.step(action)
+    lane.step(action)
+
+    assert first in lane.observation_space
+    assert observation in lane.observation_space
+    np.testing.assert_array_equal(first["present"], [0, 1, 1])
+    assert first_infos == {"car_1": {"fresh": True}, "__common__": {"n": 1}}
+    assert observation["observations"] == {"0": 1, "car_1": 0, "0_": 0}
+    np.testing.assert_array_equal(observation["present"], [1, 1, 0])
+    np.testing.assert_array_equal(observation["rewards"], [1.0, 0.0, 2.0])
+    np.testing.assert_array_equal(observation["terminated"], [1, 0, 0])
+    np.testing.assert_array_equal(observation["truncated"], [0, 1, 0])
+    assert (reward, infos) == (3.0, {"0": {"x": 1}})
+    # The environment sees nothing of the keys; agents that have ended do not act.
+    assert env.actions == [{("car", 1): 2, "0_": 3}, {}]
+    assert lane.metadata[capabilities.MULTI_AGENT] == {
+        "agents": ["0", "car_1", "0_"],
+        "ids": [0, ["car", 1], "0_"],
+    }
+
+
+class Spaced(Registered):
+    """As Registered, whose spaces are Dicts by agent, and which lists no agents."""
+
+    observation_space = spaces.Dict(Duel.observation_spaces)  # type: ignore[assignment]
+    action_space = spaces.Dict(Duel.action_spaces)  # type: ignore[assignment]
+    possible_agents: Any = ()
+
+
+class Featured(Spaced):
+    """Only its observations are a Dict: that of one agent's features."""
+
+    action_space: Any = spaces.Discrete(2)
+
+
+class Grouped(Registered):
+    """Tells of its agents as RLlib's older environments do."""
+
+    possible_agents: Any = ()
+
+    def get_agent_ids(self) -> Any:
+        return {"b", "a"}
+
+
+@pytest.mark.parametrize("env", [Spaced(), Grouped(), gymnasium.wrappers.OrderEnforcing(Spaced())])
+def test_agents_that_are_not_listed_are_learned_from_the_spaces_or_asked_for(env: Any) -> None:
+    lane: Any = MultiAgentLane(env)
+
+    assert is_multi_agent(env)
+    assert list(lane.action_space.keys()) == ["a", "b"]
 
 
 def test_one_environment_for_several_lanes_is_refused() -> None:
@@ -277,9 +372,10 @@ class TurnBased(Pair):
 
 class Alone(Pair):
     possible_agents: Any = ()
+    observation_spaces: ClassVar[Any] = None
 
 
-class Unlisted(Pair):
+class Unlisted(Alone):
     """Like PettingZoo's environments that generate agents."""
 
     @property
@@ -287,8 +383,8 @@ class Unlisted(Pair):
         raise AttributeError("possible_agents")
 
 
-class Numbered(Duel):
-    possible_agents: Any = (0, 1)
+class Measured(Duel):
+    possible_agents: Any = (0.5, "a")
 
 
 class Twice(Duel):
@@ -310,9 +406,10 @@ class Reader(Duel):
     ("kind", "message"),
     [
         (TurnBased, r"AEC .* parallel_env\(\)"),
-        (Alone, "no possible_agents; set them"),
-        (Unlisted, "no possible_agents; set them"),
-        (Numbered, "agent 0; agents are named by strings"),
+        (Alone, "no possible_agents, .*; set possible_agents to a list"),
+        (Unlisted, "no possible_agents, .*; set possible_agents to a list"),
+        (Featured, "no possible_agents, .*; set possible_agents to a list"),
+        (Measured, "agent 0.5; agents are named by strings, integers"),
         (Twice, "lists an agent twice"),
         (Forgetful, "no action space for agent 'b' .* set action_spaces"),
         (Reader, "agent 'a', observation: .*Graph.* supported are .* such as a Box"),
@@ -333,7 +430,7 @@ def test_a_space_that_has_no_place_in_a_contract_keeps_its_own_error() -> None:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (({"c": 1}, {}, {"__all__": False}, {}, {}), "agents \\[\"'c'\"\\].*list there"),
+        (({"c": 1}, {}, {"__all__": False}, {}, {}), "agents \\[\"'c'\"\\].*list all that may"),
         (({}, {"c": 1}, {"__all__": False}, {}, {}), "possible_agents"),
         (({}, {}, {}, {}, {}), "have no '__all__'"),
         (([1], {}, {}, {}, {}), "returned list where a dict by agent"),
