@@ -26,6 +26,7 @@ from rlmesh_ray.rllib.checks import (
 from rlmesh_ray.rllib.endpoints import RolloutSource, Wish, common_contract, find_endpoints
 from rlmesh_ray.rllib.learner_threads import thread_warnings
 from rlmesh_ray.rllib.plan import PLAN_KEY, Access, RolloutPlan
+from rlmesh_ray.rllib.recording import require_recordable
 from rlmesh_ray.rllib.rllink_address import listen, names_rllink
 from rlmesh_ray.rllib.sampler import Sampler, sampler_for
 from rlmesh_ray.rllib.shares import Demand, deal
@@ -75,6 +76,9 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     learner in this process is warned of if torch has more threads than there are idle cores and
     nobody has chosen their number (``torch.set_num_threads``, ``OMP_NUM_THREADS``). It is not set
     here, since it is the whole process's.
+
+    ``config.offline_data(output=...)`` is honoured with its options, as by RLlib's own recording
+    runner (``RecordingEnvRunner``).
 
     What makes RLlib's connectors and modules is called once more here, to see whether they take
     the spaces; connectors get ``env=None`` and the spaces.
@@ -173,6 +177,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     if not sampler.is_multi_agent and _former_plan(config) is None:
         require_spaces(config, sampler)
     require_module(config, contract, sampler)
+    require_recordable(config, is_multi_agent=sampler.is_multi_agent)
     _apply(config, plan, sampler)
     warned += [*advice(config, plan, max_sessions=endpoints.max_sessions), *thread_warnings(config)]
     for sentence in warned:

@@ -1,7 +1,9 @@
 """RLMeshMultiAgentEnvRunner: RLlib's MultiAgentEnvRunner, with its lanes behind endpoints."""
 
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.agent_episodes import AgentEpisodes
 from rlmesh_ray.rllib.multi_agent_env import MultiAgentLaneEnv, MultiAgentLaneGroup
+from rlmesh_ray.rllib.recording import NO_SEVERAL_AGENTS
 
 
 class RLMeshMultiAgentEnvRunner(AgentEpisodes):
@@ -14,3 +16,13 @@ class RLMeshMultiAgentEnvRunner(AgentEpisodes):
 
     group_class = MultiAgentLaneGroup
     env_class = MultiAgentLaneEnv
+
+    def make_env(self) -> None:
+        """Open this runner's sessions; see ``SlotRunner``.
+
+        Raises:
+            ConfigurationError: Besides, the config wants to have recorded what is sampled.
+        """
+        if self.config.output:  # set after ``configure``, which refuses it, too
+            raise ConfigurationError(NO_SEVERAL_AGENTS)
+        super().make_env()

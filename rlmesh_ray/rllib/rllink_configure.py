@@ -13,6 +13,7 @@ from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.capacity import capacity_warnings
 from rlmesh_ray.rllib.learner_threads import thread_warnings
+from rlmesh_ray.rllib.recording import require_recordable
 from rlmesh_ray.rllib.rllink_env_runner import RLMeshRLlinkEnvRunner
 from rlmesh_ray.rllib.rllink_plan import RLLINK_KEY, RLlinkPlan
 from rlmesh_ray.rllib.rllink_spaces import SampleSpaces
@@ -96,7 +97,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
             all actors.
         AddressError: ``address`` is malformed, or open to strangers without a token.
     """
-    _require_new_stack(config)
+    _require_what_simulators_can_do(config)
     checked_address(address, token, open_to_strangers=open_to_strangers)
     where = parse_address(address)
     if where.path:
@@ -150,7 +151,7 @@ def _warn(config: AlgorithmConfig) -> None:
         warnings.warn(sentence, ConfigurationWarning, stacklevel=3)
 
 
-def _require_new_stack(config: AlgorithmConfig) -> None:
+def _require_what_simulators_can_do(config: AlgorithmConfig) -> None:
     if not config.enable_env_runner_and_connector_v2:
         raise ConfigurationError(
             "this config is of RLlib's old API stack; leave api_stack() at its defaults"
@@ -163,6 +164,12 @@ def _require_new_stack(config: AlgorithmConfig) -> None:
                 f"env_runners({kind}_connector=...) runs where the policy acts, which is in the "
                 "simulators: have them send and take what the module is made for"
             )
+    require_recordable(config)
+    if config.output and config.output_write_episodes:
+        raise ConfigurationError(
+            "offline_data(output=...) records whole episodes, which simulators send in parts; set "
+            "output_write_episodes=False"
+        )
 
 
 def _runner_class(config: AlgorithmConfig) -> type[Any]:

@@ -14,13 +14,13 @@ from gymnasium.vector.utils import batch_space
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
-from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.rllib.opening import announce_environment
+from rlmesh_ray.rllib.recording import RecordingEnvRunner
 from rlmesh_ray.rllib.rllink_acting import Acting, fit_for
 from rlmesh_ray.rllib.rllink_episodes import EpisodeChain
 from rlmesh_ray.rllib.rllink_intake import Intake
@@ -49,7 +49,7 @@ _OFF_POLICY_STEPS = 50
 """What a message brings where RLlib itself would take step by step."""
 
 
-class RLMeshRLlinkEnvRunner(SingleAgentEnvRunner):
+class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
     """Samples from simulators that connect to it, over RLlink.
 
     ``sample`` waits until enough has come, and not for ever: after ``RLlinkPlan.wait_s``, or half
