@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import gymnasium
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
@@ -17,6 +18,11 @@ from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.infos import lane_info
 
 _LOG = logging.getLogger(__name__)
+
+_LIST_TAKERS = (SyncVectorEnv, AsyncVectorEnv)
+"""Vectors that are known to take a list of seeds: what their reset raises is no refusal of it."""
+_REFUSALS = (gymnasium.error.Error, TypeError, ValueError, AssertionError)
+"""What vectors raise that take a single seed only."""
 
 
 class HostedVector:
@@ -75,11 +81,31 @@ class HostedVector:
         if not mask.all():
             own_options = {**(own_options or {}), "reset_mask": mask}
         self.final_infos = {}
-        self._observation, infos = self._vector.reset(
-            seed=_seed_argument(by_lane),  # type: ignore[arg-type]  # lists are the convention
-            options=own_options,
-        )
+        self._observation, infos = self._reset_vector(by_lane, own_options)
         return infos
+
+    def _reset_vector(
+        self, seeds: list[int | None], options: dict[str, object] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset the vector with a list of seeds, as gymnasium's SyncVectorEnv takes it.
+
+        Vectors that hold all lanes in one array, as gymnasium's CartPoleVectorEnv does, take a
+        single seed and refuse a list. They get the first of consecutive seeds, which is what a
+        client's ``reset(seed=7)`` sends as 7, 8, …
+        """
+        reset: Any = self._vector.reset
+        argument = None if all(seed is None for seed in seeds) else seeds
+        first = seeds[0]
+        is_consecutive = first is not None and seeds == list(range(first, first + len(seeds)))
+        if not is_consecutive or isinstance(self._vector.unwrapped, _LIST_TAKERS):
+            outcome = reset(seed=argument, options=options)
+        else:
+            try:
+                # A copy of the options: vectors take the mask out of them.
+                outcome = reset(seed=argument, options=None if options is None else dict(options))
+            except _REFUSALS:
+                outcome = reset(seed=first, options=options)
+        return cast("tuple[Any, dict[str, Any]]", outcome)
 
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
         """Step with one column of actions a leaf; ``store`` then writes the observations."""
@@ -195,18 +221,6 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
             f"{vector} declares metadata['autoreset_mode'] = {declared!r}; it must be a "
             "gymnasium.vector.AutoresetMode"
         ) from error
-
-
-def _seed_argument(seeds: list[int | None]) -> int | list[int | None] | None:
-    """Return what ``VectorEnv.reset`` takes.
-
-    Seeds that count up come from one number on the other side. Gymnasium's vectors count up
-    from it themselves, and those that step all lanes at once know no other way.
-    """
-    first = seeds[0]
-    if first is not None and seeds == list(range(first, first + len(seeds))):
-        return first
-    return None if all(seed is None for seed in seeds) else seeds
 
 
 def _copy(target: NDArray[Any], source: Any, name: str) -> None:

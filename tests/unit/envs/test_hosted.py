@@ -82,9 +82,17 @@ def test_a_partial_reset_uses_the_reset_mask() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "argument"),
-    [([7, 8, 9], 7), ([7, 7, 7], [7, 7, 7]), ([], None), ([1, None, 3], [1, None, 3])],
+    [
+        ([7, 8, 9], [7, 8, 9]),
+        ([7, 7, 7], [7, 7, 7]),
+        ([], None),
+        ([None, None, None], None),
+        ([1, None, 3], [1, None, 3]),
+    ],
 )
-def test_seeds_become_what_gymnasium_takes(seeds: list[int | None], argument: Any) -> None:
+def test_a_vector_gets_the_list_of_seeds_that_the_client_sent(
+    seeds: list[int | None], argument: Any
+) -> None:
     vector = CountingVector([lambda: EchoEnv(SPACES["box"])] * NUM_LANES)
     hosted = HostedVector(vector)
 
@@ -93,14 +101,45 @@ def test_seeds_become_what_gymnasium_takes(seeds: list[int | None], argument: An
     assert vector.last_arguments == (argument, None)
 
 
-def test_a_vector_with_one_seed_for_all_lanes_can_be_seeded() -> None:
+def test_a_vector_that_takes_one_seed_only_gets_the_first_of_consecutive_ones() -> None:
     hosted = HostedVector(gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point"))
     bare = gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point")
 
-    hosted.reset_lanes(range(2), [3, 4], None)
-    hosted.store()
+    for first in (3, 5):
+        hosted.reset_lanes(range(2), [first, first + 1], None)
+        hosted.store()
 
-    assert_identical(hosted.observations[0], bare.reset(seed=3)[0])
+        assert_identical(hosted.observations[0], bare.reset(seed=first)[0])
+
+
+def test_a_vector_that_takes_one_seed_only_refuses_others() -> None:
+    hosted = HostedVector(gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point"))
+
+    with pytest.raises(gymnasium.error.Error, match="must be a python integer"):
+        hosted.reset_lanes(range(2), [5, 9], None)
+
+
+class FailingVector(CountingVector):
+    """Counts its resets, which fail after ``num_good`` of them."""
+
+    num_good = 0
+    num_resets = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.num_resets += 1
+        if self.num_resets > self.num_good:
+            raise ValueError("the simulator has no licence")
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_reset_that_fails_with_a_list_of_seeds_is_not_repeated() -> None:
+    vector = FailingVector([lambda: EchoEnv(SPACES["box"])] * NUM_LANES)
+    hosted = HostedVector(vector)
+
+    with pytest.raises(ValueError, match="no licence"):
+        hosted.reset_lanes(range(NUM_LANES), [7, 8, 9], None)
+
+    assert vector.num_resets == 1
 
 
 def test_a_vector_that_ignores_the_reset_mask_is_found_out() -> None:
