@@ -17,6 +17,7 @@ from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.options import require_options, whole
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.conformance import structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
 from rlmesh_ray.spaces.infos import lane_info
@@ -73,6 +74,7 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
         self.observation_space = to_gymnasium(contract.observation_space)
         self.action_space = to_gymnasium(contract.action_space)
         self._action_leaves = leaves(contract.action_space)
+        self._action_checker = structure_checker(contract.action_space)
 
     @property
     def contract(self) -> EnvContract:
@@ -103,9 +105,12 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
         """Apply ``action``; see ``gymnasium.Env.step``.
 
         Raises:
-            ConformanceError: ``action`` has the wrong structure or dtype; nothing was sent.
-            RemoteEnvError: The environment raised or timed out, or the action is outside its
-                domain; where the error ``is_recoverable``, a reset may follow.
+            ConformanceError: ``action`` has the wrong structure or dtype, NaN, or an element
+                outside the domain of its Discrete, MultiDiscrete or MultiBinary; nothing was sent,
+                and the session goes on. A Box's bounds are the endpoint's affair
+                (``validation``).
+            RemoteEnvError: The environment raised or timed out, or the endpoint refused the action;
+                where the error ``is_recoverable``, a reset may follow.
             EndpointError: The session broke.
         """
         parts = flatten(self.contract.action_space, action)
@@ -113,6 +118,8 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
             (part,) if leaf.dtype is None else np.asarray(coerce(leaf, part, None))[np.newaxis]
             for leaf, part in zip(self._action_leaves, parts, strict=True)
         ]
+        # The endpoint would end the session for it.
+        self._action_checker.check(columns)
         result = self._client.step(columns)
         return (
             self._value(result.observation),

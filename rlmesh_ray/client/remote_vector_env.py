@@ -1,5 +1,6 @@
 """RemoteVectorEnv: an endpoint's lanes as a gymnasium vector environment."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,15 +14,22 @@ from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.own_process import StaysInProcess
 from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.client.results import ResetResult
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import ConformanceError, LocalProtocolError
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ConformanceError,
+    LocalProtocolError,
+    RemoteEnvError,
+)
 from rlmesh_ray.options import require_options, whole
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import coerce_batch
+from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.infos import merged_infos
 
 
 class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -79,7 +87,10 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         self.single_action_space = to_gymnasium(contract.action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._action_checker = structure_checker(contract.action_space)
         self._pending_step = ""
+        # Whether every lane has been reset, and no error has come since that may have ended it.
+        self._has_begun = False
 
     @property
     def contract(self) -> EnvContract:
@@ -99,13 +110,17 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
     def reset(
         self,
         *,
-        seed: int | Sequence[int] | None = None,
+        seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Start new episodes.
 
         Args:
-            seed: None, one for the first lane (lane i gets ``seed + i``), or one a lane.
+            seed: None, one for the first lane (lane i gets ``seed + i``), or one a lane, None for a
+                lane that shall keep its random numbers. A request holds a seed for each lane or
+                none at all, so lanes with a seed and lanes without are reset by a request each.
+                Where that is not possible (on the first reset, after an error, and at endpoints
+                that only reset all lanes) a lane without a seed gets a random one.
             options: Handed to the environment. ``{"reset_mask": mask}`` (num_envs,) bool
                 resets only those lanes, as in gymnasium; seeds still count all lanes.
 
@@ -114,7 +129,8 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
 
         Raises:
             ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
-            ConfigurationError: A seed is no whole number, or ``options`` are no mapping; likewise.
+            ConfigurationError: A seed is no whole number, there are more or fewer than lanes, or
+                ``options`` are no mapping; likewise.
             LocalProtocolError: A step is pending; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
@@ -127,8 +143,36 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         if mask is not None:
             lanes = _chosen_lanes(mask, self.num_envs)
             seeds = [seeds[lane] for lane in lanes] if seeds else []
-        result = self._client.reset(seeds=seeds, options=rest, lanes=lanes)
-        return self._value(result.observation), dict(result.infos)
+        try:
+            result, infos = self._reset(seeds, rest, lanes)
+        except RemoteEnvError:
+            self._has_begun = False
+            raise
+        self._has_begun = self._has_begun or not lanes
+        return self._value(result.observation), infos
+
+    def _reset(
+        self, seeds: list[int | None], options: dict[str, Any], lanes: list[int]
+    ) -> tuple[ResetResult, dict[str, Any]]:
+        """Reset ``lanes`` (empty: all), with a seed or None for each of them, or no seeds."""
+        given = [seed for seed in seeds if seed is not None]
+        if 0 < len(given) < len(seeds):
+            if self._has_begun and self.resets_single_lanes:
+                return self._reset_apart(seeds, options, lanes or range(self.num_envs))
+            given = [_random_seed() if seed is None else seed for seed in seeds]
+        result = self._client.reset(seeds=given, options=options, lanes=lanes)
+        return result, dict(result.infos)
+
+    def _reset_apart(
+        self, seeds: list[int | None], options: dict[str, Any], lanes: Sequence[int]
+    ) -> tuple[ResetResult, dict[str, Any]]:
+        """Reset those of ``lanes`` that have a seed, then the others."""
+        by_lane = dict(zip(lanes, seeds, strict=True))
+        seeded = {lane: seed for lane, seed in by_lane.items() if seed is not None}
+        unseeded = [lane for lane in lanes if lane not in seeded]
+        first = self._client.reset(seeds=list(seeded.values()), options=options, lanes=list(seeded))
+        result = self._client.reset(options=options, lanes=unseeded)
+        return result, merged_infos(first.infos, result.infos)
 
     def step(
         self, actions: Any
@@ -143,9 +187,12 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             (num_envs,) bool, infos.
 
         Raises:
-            ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
-            RemoteEnvError: The environment raised or timed out, or an action is outside its
-                domain; where the error ``is_recoverable``, a reset may follow.
+            ConformanceError: ``actions`` has the wrong structure or dtype, NaN, or an element
+                outside the domain of its Discrete, MultiDiscrete or MultiBinary; nothing was sent,
+                and the session goes on. A Box's bounds are the endpoint's affair
+                (``validation``).
+            RemoteEnvError: The environment raised or timed out, or the endpoint refused an action;
+                where the error ``is_recoverable``, a reset may follow.
             EndpointError: The session broke.
         """
         self.step_async(actions)
@@ -155,10 +202,13 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         """Send the actions; ``step_wait`` returns the result.
 
         Raises:
+            ConformanceError: See ``step``; nothing was sent.
             LocalProtocolError: A step is pending already; nothing was sent.
         """
         self._require_no_step()
         columns = coerce_batch(self.contract.action_space, actions, self.num_envs)
+        # The endpoint would end the session for it.
+        self._action_checker.check(columns)
         self._pending_step = self._client.send_step(columns)
 
     def step_wait(
@@ -172,7 +222,11 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         pending, self._pending_step = self._pending_step, ""
         if not pending:
             raise LocalProtocolError("step_wait() without step_async()")
-        result = self._client.receive_step(pending)
+        try:
+            result = self._client.receive_step(pending)
+        except RemoteEnvError:
+            self._has_begun = False
+            raise
         return (
             self._value(result.observation),
             result.rewards,
@@ -214,13 +268,23 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
     def _value(self, columns: Sequence[Any]) -> Any:
         return unflatten(self.contract.observation_space, columns)
 
-    def _seeds(self, seed: int | Sequence[int] | None) -> list[int]:
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None:
             return []
         if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str):
-            return [whole("seed", one) for one in seed]
+            seeds = [None if one is None else whole("seed", one) for one in seed]
+            if len(seeds) not in (0, self.num_envs):
+                raise ConfigurationError(
+                    f"seed has {len(seeds)} entries; give one a lane ({self.num_envs})"
+                )
+            return seeds
         first = whole("seed", seed)
         return [first + lane for lane in range(self.num_envs)]
+
+
+def _random_seed() -> int:
+    """Return a seed as good as those that an environment draws for itself, 31 bits."""
+    return secrets.randbelow(2**31)
 
 
 def _chosen_lanes(mask: Any, num_envs: int) -> list[int]:

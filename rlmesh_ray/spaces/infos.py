@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
@@ -50,6 +51,57 @@ def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, 
         elif any(flags):
             own[key], own[f"_{key}"] = _entries(value, lanes), np.array(flags, np.bool_)
     return own
+
+
+def merged_infos(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:
+    """Return the infos of a vector some of whose lanes have said ``first``, others ``second``.
+
+    Args:
+        first: See ``lane_info``.
+        second: Likewise; wins where both speak of a lane, or under a key without a mask.
+
+    Returns:
+        Values and masks over all lanes. Values that fit into no common array become an array of
+        objects, with None in lanes that have none. Lists under a key without a mask are joined.
+    """
+    merged = dict(first)
+    for key, value in second.items():
+        if key.startswith("_") and key[1:] in second and key[1:] in first:
+            continue
+        former = first.get(key)
+        masks = _mask(first, key), _mask(second, key)
+        if masks[0] is not None and masks[1] is not None and len(masks[0]) == len(masks[1]):
+            merged[key] = _merged(former, value, masks[0], masks[1])
+            merged[f"_{key}"] = masks[0] | masks[1]
+        elif isinstance(former, list) and isinstance(value, list):
+            merged[key] = [*former, *value]
+        else:
+            merged[key] = value
+            if f"_{key}" in second:
+                merged[f"_{key}"] = second[f"_{key}"]
+    return merged
+
+
+def _mask(infos: Mapping[str, object], key: str) -> NDArray[np.bool_] | None:
+    mask = np.asarray(infos.get(f"_{key}", ())) if key in infos else None
+    return mask if mask is not None and mask.dtype == np.bool_ and mask.ndim == 1 else None
+
+
+def _merged(
+    first: object, second: object, has_first: NDArray[np.bool_], has_second: NDArray[np.bool_]
+) -> object:
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return merged_infos(first, second)
+    is_array = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
+    if is_array and (first.shape, first.dtype) == (second.shape, second.dtype):  # type: ignore[attr-defined]
+        both = np.array(first)
+        both[has_second] = second[has_second]  # type: ignore[index]
+        return both
+    objects = np.full(len(has_first), None, object)
+    for lane in range(len(has_first)):
+        if has_first[lane] or has_second[lane]:
+            objects[lane] = _entry(second if has_second[lane] else first, lane)
+    return objects
 
 
 def _flag(infos: Mapping[str, object], key: str, lane: int) -> bool | None:

@@ -268,15 +268,15 @@ def test_a_wrong_action_is_refused_before_it_is_sent(cartpole: EnvServer) -> Non
 
 
 def test_an_action_outside_its_domain_is_never_delivered(cartpole: EnvServer) -> None:
-    env = RemoteVectorEnv(cartpole.address)
-    env.reset()
+    client = EnvClient(Dial(cartpole.address))
+    client.reset()
 
     with pytest.raises(RemoteEnvError, match="action") as caught:
-        env.step(np.array([0, 2]))
+        client.step([np.array([0, 2])])
 
     assert caught.value.code == "INVALID_ACTION"
     assert not caught.value.is_recoverable
-    env.close()
+    client.close()
 
 
 class Painter(Moody):

@@ -17,8 +17,10 @@ from gymnasium.wrappers.vector import (
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
 from rlmesh_ray.errors import (
     ConfigurationError,
+    ConformanceError,
     EndpointClosedError,
     LocalProtocolError,
+    RemoteEnvError,
     RlmeshError,
 )
 from rlmesh_ray.testing.equality import assert_identical
@@ -99,7 +101,7 @@ def test_a_closed_session_says_so_although_a_step_is_pending(remote: RemoteVecto
     [
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"seed": "a"}, "seed='a' must be a whole number"),
-        ({"seed": [1, None, 2]}, "seed=None must be a whole number"),
+        ({"seed": [1, None]}, "seed has 2 entries; give one a lane"),
         ({"seed": [1, 1.7, 2]}, "seed=1.7 must be a whole number"),
         ({"options": 5}, "options=5 must be a mapping"),
         ({"options": ["gravity"]}, "options=.* must be a mapping"),
@@ -110,6 +112,147 @@ def test_what_no_reset_takes_is_named(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         remote.reset(**arguments)
+
+
+def test_a_lane_without_a_seed_keeps_its_random_numbers(remote: RemoteVectorEnv) -> None:
+    local = cartpoles()
+    assert_identical(remote.reset(seed=[1, 2, 3]), local.reset(seed=[1, 2, 3]))
+
+    later: list[list[int | None]] = [[7, None, None], [None, 8, 9], [None, None, None]]
+    for seeds in later:
+        assert_identical(remote.reset(seed=seeds), local.reset(seed=seeds))
+
+
+def test_a_reset_mask_and_lanes_without_a_seed_go_together(remote: RemoteVectorEnv) -> None:
+    local = cartpoles()
+    remote.reset(seed=1)
+    local.reset(seed=1)
+
+    ours, theirs = (
+        env.reset(seed=[None, 5, 6], options={"reset_mask": np.array([True, False, True])})
+        for env in (remote, local)
+    )
+
+    assert_identical(ours, theirs)
+
+
+def test_the_first_reset_draws_for_lanes_without_a_seed(remote: RemoteVectorEnv) -> None:
+    first, _ = remote.reset(seed=[1, None, None])
+
+    expected: Any = cartpoles().reset(seed=1)[0]
+    np.testing.assert_array_equal(first[0], expected[0])
+    assert not np.array_equal(first[1], first[2])
+    again, _ = remote.reset(seed=[1, None, None])
+    np.testing.assert_array_equal(again[0], first[0])
+    assert not np.array_equal(again[1], first[1])
+
+
+class Named(gymnasium.Env[Any, Any]):
+    """Its infos say with which seed it has been reset; fails when it is told to."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {"seed": -1 if seed is None else seed, "options": dict(options or {})}
+
+    def step(self, action: Any) -> Any:
+        if action:
+            raise ValueError("told to fail")
+        return 0, 0.0, False, False, {}
+
+
+def test_the_infos_of_lanes_with_a_seed_and_of_those_without_come_together() -> None:
+    with EnvServer(Named, num_envs=2) as server:
+        env = RemoteVectorEnv(server.address)
+        env.reset()
+
+        _, infos = env.reset(seed=[None, 4], options={"level": 3})
+
+        assert infos["seed"].tolist() == [-1, 4]
+        assert infos["_seed"].tolist() == [True, True]
+        assert infos["options"]["level"].tolist() == [3, 3]
+        env.close()
+
+
+def test_after_an_error_lanes_without_a_seed_are_reset_as_well() -> None:
+    with EnvServer(Named, num_envs=2) as server:
+        env = RemoteVectorEnv(server.address)
+        env.reset()
+        with pytest.raises(RemoteEnvError, match="told to fail"):
+            env.step(np.array([0, 1]))
+
+        _, infos = env.reset(seed=[None, 4])
+
+        assert infos["seed"][1] == 4
+        assert infos["seed"][0] >= 0, "drawn: the request carries a seed a lane"
+        env.close()
+
+
+class Judge(gymnasium.Env[Any, Any]):
+    """Takes every action that reaches it."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, action_space: gymnasium.Space[Any]) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 1.0, False, False, {}
+
+
+BOX = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+MISTAKES: list[tuple[gymnasium.Space[Any], Any, Any, str]] = [
+    (gymnasium.spaces.Discrete(3), 1, 3, "value: 3 is above 2"),
+    (gymnasium.spaces.Discrete(3, start=-1), -1, -2, "value: -2 is below -1"),
+    (
+        gymnasium.spaces.MultiDiscrete([2, 3]),
+        np.array([1, 2]),
+        np.array([2, 2]),
+        "value: 2 is above 1",
+    ),
+    (gymnasium.spaces.MultiBinary(2), np.array([0, 1]), np.array([0, 2]), "value: 2 is above 1"),
+    (BOX, np.array([0.5, 9.0], np.float32), np.array([0.0, np.nan], np.float32), "value: is NaN"),
+    (
+        gymnasium.spaces.Dict({"arm": BOX, "say": gymnasium.spaces.Text(3)}),
+        {"arm": np.zeros(2, np.float32), "say": "far too long"},
+        {"arm": np.full(2, np.nan, np.float32), "say": "no"},
+        "arm: is NaN",
+    ),
+]
+
+
+@pytest.mark.parametrize(("space", "good", "bad", "message"), MISTAKES)
+def test_an_action_that_the_endpoint_would_refuse_costs_no_session(
+    space: gymnasium.Space[Any], good: Any, bad: Any, message: str
+) -> None:
+    with EnvServer(lambda: Judge(space)) as server:
+        env = RemoteEnv(server.address)
+        env.reset()
+
+        with pytest.raises(ConformanceError, match=rf"^{message} \(lane 0"):
+            env.step(bad)
+
+        # Bounds of a Box and lengths of a Text are the endpoint's affair, which delivers both.
+        assert env.step(good)[1] == 1.0
+        env.close()
+
+
+def test_an_action_outside_its_domain_is_named_with_its_lane(remote: RemoteVectorEnv) -> None:
+    remote.reset(seed=0)
+
+    with pytest.raises(ConformanceError, match=r"value: 2 is above 1 \(lane 1\)"):
+        remote.step(np.array([0, 2, 0]))
+
+    local = cartpoles()
+    local.reset(seed=0)
+    actions = np.array([0, 1, 0])
+    assert_identical(remote.step(actions), local.step(actions))
 
 
 @pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv, RemoteModel])

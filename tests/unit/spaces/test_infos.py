@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlmesh_ray.spaces.infos import lane_info, lanes_infos
+from rlmesh_ray.spaces.infos import lane_info, lanes_infos, merged_infos
 from rlmesh_ray.testing.equality import assert_identical
 
 
@@ -126,3 +126,45 @@ def test_a_value_without_an_entry_for_each_lane_is_kept_whole() -> None:
     infos = {"x": [1], "_x": [True, True]}
 
     assert lanes_infos(infos, (1,))["x"] == [1]
+
+
+def test_infos_of_some_lanes_and_of_others_become_those_of_all() -> None:
+    first = {
+        "speed": np.array([1.5, 0.0]),
+        "_speed": np.array([True, False]),
+        "physics": {"contacts": np.array([4, 0]), "_contacts": np.array([True, False])},
+        "_physics": np.array([True, False]),
+        "mine": np.array([1, 0]),
+        "_mine": np.array([True, False]),
+    }
+    second = {
+        "speed": np.array([0.0, 2.5]),
+        "_speed": np.array([False, True]),
+        "physics": {"contacts": np.array([0, 7]), "_contacts": np.array([False, True])},
+        "_physics": np.array([False, True]),
+        "yours": np.array([0, 2]),
+        "_yours": np.array([False, True]),
+    }
+
+    merged = merged_infos(first, second)
+
+    assert lane_info(merged, 0) == {"speed": 1.5, "physics": {"contacts": 4}, "mine": 1}
+    assert lane_info(merged, 1) == {"speed": 2.5, "physics": {"contacts": 7}, "yours": 2}
+    assert lane_info(first, 1) == {}, "what was given has not changed"
+
+
+def test_infos_of_other_kinds_are_merged_lane_by_lane() -> None:
+    first = {"goal": np.array([1, 0]), "_goal": np.array([True, False])}
+    second = {"goal": ["", "home"], "_goal": [False, True]}
+
+    merged = merged_infos(first, second)
+
+    assert [lane_info(merged, lane) for lane in (0, 1)] == [{"goal": 1}, {"goal": "home"}]
+
+
+def test_the_warnings_of_both_halves_are_kept() -> None:
+    key = "rlmesh.conformance.warning"
+
+    merged = merged_infos({key: ["low"], "note": "a"}, {key: ["high"], "note": "b"})
+
+    assert merged == {key: ["low", "high"], "note": "b"}
