@@ -51,9 +51,17 @@ class ContractLanes:
 
     Args:
         num_envs: The contract's.
+
+    Raises:
+        CodecError: There is no lane.
     """
 
     def __init__(self, num_envs: int) -> None:
+        if num_envs < 1:
+            raise CodecError(
+                f"ConfigureRoute's contract has num_envs = {num_envs}; set it to the number of the "
+                "environment's lanes, 1 or more"
+            )
         self.num_claimed = num_envs
 
     def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:

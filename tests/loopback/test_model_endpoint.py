@@ -390,6 +390,15 @@ def test_a_module_for_other_spaces_is_refused_when_the_route_is_configured() -> 
         model.configure_route(CONTRACT)
 
 
+def test_a_route_without_lanes_is_refused_when_it_is_configured(model: RemoteModel) -> None:
+    with pytest.raises(RemoteModelError, match="num_envs = 0; set it to the number") as caught:
+        model.configure_route(dataclasses.replace(CONTRACT, num_envs=0))
+
+    assert (caught.value.code, caught.value.is_recoverable) == ("INVALID_REQUEST", True)
+    model.configure_route(CONTRACT)
+    np.testing.assert_array_equal(model.predict(observations(-1, 0, 1, 2)), [0, 1, 2, 2])
+
+
 @pytest.mark.parametrize(
     ("env_indices", "reason"),
     [

@@ -173,3 +173,8 @@ def test_a_contract_s_lanes_keep_no_long_ids_either(num_rows: int) -> None:
     assert lanes.seated(longest) == longest
     with pytest.raises(CodecError, match="more than 1024 characters"):
         lanes.seated(longer)
+
+
+def test_a_contract_without_lanes_makes_no_route() -> None:
+    with pytest.raises(CodecError, match="num_envs = 0; set it to the number"):
+        ContractLanes(0)
