@@ -3,8 +3,9 @@
 RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rlmesh_ray.client.channel import Dial, Metadata
 from rlmesh_ray.client.env_exchange import EnvExchange
@@ -34,11 +35,14 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     StepDone,
 )
+from rlmesh_ray.protocol.outcomes import NOT_STARTED
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
 __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
+
+T = TypeVar("T")
 
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _NO_SENSE = "the answer does not fit the contract: {}"
@@ -56,6 +60,9 @@ class EnvClient:
         dial: The endpoint.
         step_timeout_s: How long to wait for any answer; the endpoint is told to give up a
             little earlier, so that a hanging environment is answered in band.
+        start_timeout_s: How long the environment of the session may take to start, before the
+            first reset or call, or the first reset after its worker died. Until then, requests
+            that the endpoint answers with a timeout because of that are sent again.
         shared_memory: Whether steps travel through memory that is shared with the endpoint's
             worker. None: where both are on one machine and the spaces have a fixed size, else as
             messages. True: there, or not at all.
@@ -71,10 +78,12 @@ class EnvClient:
         dial: Dial,
         *,
         step_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
         shared_memory: bool | None = None,
     ) -> None:
         self._dial = dial
         self._timeout_s = step_timeout_s
+        self._start_timeout_s = start_timeout_s
         connection = connect(dial)
         self.answer, self.contract = connection.answer, connection.contract
         self._tongue = connection.tongue
@@ -120,7 +129,9 @@ class EnvClient:
             RemoteProtocolError: The answer is none; that ends the session.
             EndpointError: The session broke.
         """
-        return self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
+        return self._when_started(
+            lambda: self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
+        )
 
     def send_reset(
         self,
@@ -315,7 +326,21 @@ class EnvClient:
         call = LaneCall(
             name, arguments, tuple(lanes), self._exchange.num_sent, self._server_timeout_ms
         )
-        return call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
+        return self._when_started(
+            lambda: call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
+        )
+
+    def _when_started(self, ask: Callable[[], T]) -> T:
+        """Return what ``ask`` returns, again and again while the environment is still starting."""
+        end_s = time.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                return ask()
+            except RemoteEnvError as error:
+                if error.code != "TIMEOUT" or not error.message.startswith(NOT_STARTED):
+                    raise
+                if time.monotonic() >= end_s:
+                    raise _never_started(error, self._start_timeout_s) from error
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
@@ -349,6 +374,18 @@ class EnvClient:
         except BaseException:
             self.close()
             raise
+
+
+def _never_started(error: RemoteEnvError, timeout_s: float) -> RemoteEnvError:
+    """Return what is raised when the environment has had its time to start."""
+    message = f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
+    return RemoteEnvError(
+        error.code,
+        message,
+        error.is_recoverable,
+        error.debug_info,
+        error.interrupted_episodes,
+    )
 
 
 def _told(kept: StepResult | RlmeshError) -> StepResult:

@@ -77,6 +77,7 @@ def open_lanes(
     dial: Dial,
     *,
     step_timeout_s: float,
+    start_timeout_s: float = 120.0,
     shared_memory: bool | None = None,
 ) -> LaneClient:
     """Open a session.
@@ -84,6 +85,7 @@ def open_lanes(
     Args:
         dial: The endpoint.
         step_timeout_s: How long to wait for any answer.
+        start_timeout_s: As for ``EnvClient``; without meaning for dm_env_rpc.
         shared_memory: As for ``EnvClient``.
 
     Raises:
@@ -92,9 +94,15 @@ def open_lanes(
         RlmeshError: As ``EnvClient`` or ``WorldClient`` does.
     """
     require_seconds("step_timeout_s", step_timeout_s)
+    require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
     if not speaks_dm_env_rpc(dial.address):
         _require_no_settings(dial)
-        return EnvClient(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
+        return EnvClient(
+            dial,
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+            shared_memory=shared_memory,
+        )
     if shared_memory:
         raise ConfigurationError(
             f"{dial.address}: dm_env_rpc carries everything in messages; leave out shared_memory"

@@ -46,6 +46,9 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         tls: For an endpoint that speaks TLS.
         connect_timeout_s: For the connection and the handshake.
         step_timeout_s: How long to wait for any answer.
+        start_timeout_s: How long the environment may take to start, before the first reset or
+            after its worker died; it does not count against ``step_timeout_s``. A dm_env_rpc
+            server starts it while the world is created, within ``connect_timeout_s``.
         edition_text: The edition's text that the endpoint implements, where it is not this
             package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
         shared_memory: Whether steps travel through memory shared with the endpoint. None: where
@@ -67,6 +70,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
         step_timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         shared_memory: bool | None = None,
         dm_env_rpc: DmEnvRpcSettings | None = None,
@@ -74,7 +78,12 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         # gymnasium closes what is not closed, also where nothing was opened.
         self.closed = True
         dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
-        self._client = open_lanes(dial, step_timeout_s=step_timeout_s, shared_memory=shared_memory)
+        self._client = open_lanes(
+            dial,
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+            shared_memory=shared_memory,
+        )
         self.closed = False
         contract = self._client.contract
         self.num_envs = contract.num_envs

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 from rlmesh_ray.protocol.messages import Infos
 
+NOT_STARTED = "the environment has not started within"
+"""How the message of a TIMEOUT begins when the environment is still starting: the request was not
+executed, the start goes on, and a client may send the request again."""
+
 
 class FailureKind(enum.Enum):
     """Why a host could not do what a legal request asked."""

@@ -20,7 +20,7 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.outcomes import NOT_STARTED, Failure, FailureKind
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.replies import arrives, take
@@ -133,7 +133,7 @@ class SessionWorker:
                 message = "still busy with an earlier request after"
                 await self._finished()
                 if self.process is None or not self.process.is_alive:
-                    message = "the environment has not started within"
+                    message = NOT_STARTED
                     before_another()
                     self.process = await self._pool.replace(self.process)
         except TimeoutError:

@@ -95,7 +95,7 @@ class WorkerPool:
         Raises:
             EnvStartError: The environment could not be created, or the endpoint is closing.
         """
-        if gone is not None:
+        if gone in self._out:  # not so when a caller that was cancelled comes again
             self.counts.note_worker_restart()
             self._out.discard(gone)
             await in_thread(gone.kill)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
+from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.lane_calls import call_lanes
 from rlmesh_ray.envs.channel import Channel, encode
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -399,6 +402,8 @@ def test_whatever_breaks_is_told_and_the_same_stream_goes_on(
 class SlowToStart(Slow):
     """Its constructor, its close or neither waits until ``gate`` is opened, as a file says."""
 
+    answer = 42
+
     def __init__(self, gate: str) -> None:
         super().__init__(gate)
         self._wait("constructor")
@@ -415,7 +420,10 @@ class SlowToStart(Slow):
 @pytest.fixture
 def start_server(gate: Path) -> Callable[[int], EnvServer]:
     return lambda max_sessions: EnvServer(
-        lambda: SlowToStart(str(gate)), max_sessions=max_sessions, step_grace_s=0.0
+        lambda: SlowToStart(str(gate)),
+        max_sessions=max_sessions,
+        step_grace_s=0.0,
+        allow_calls=("answer",),
     )
 
 
@@ -443,6 +451,79 @@ def test_the_first_reset_keeps_its_deadline_while_the_environment_starts(
         second.reset()
 
         assert second.count(second.step()) == 1
+
+
+def test_a_slow_start_of_the_environment_does_not_count_against_the_step_timeout(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with start_server(2) as server, closing(Session(server)) as first:
+        first.reset()
+        Path(f"{gate}.constructor").touch()
+        client = EnvClient(Dial(server.address), step_timeout_s=0.2)
+        with ThreadPoolExecutor() as pool, closing(client):
+            reset = pool.submit(client.reset)
+            assert eventually(lambda: server.statistics().errors.get("TIMEOUT", 0) >= 2)
+            gate.write_text("")
+
+            assert reset.result(20.0).episode_ids != ("",)
+
+
+def test_a_call_before_the_first_reset_waits_for_a_slow_start(
+    gate: Path, start_server: Callable[[int], EnvServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(None)
+        return call_lanes(*arguments)
+
+    monkeypatch.setattr(env_client, "call_lanes", counted)
+    with start_server(2) as server, closing(Session(server)) as first:
+        first.reset()
+        Path(f"{gate}.constructor").touch()
+        client = EnvClient(Dial(server.address), step_timeout_s=0.2)
+        with ThreadPoolExecutor() as pool, closing(client):
+            called = pool.submit(client.call, "answer")
+            assert eventually(lambda: len(calls) >= 3)
+            gate.write_text("")
+
+            assert called.result(20.0) == (42,)
+
+
+def test_an_environment_that_never_starts_is_given_up_after_start_timeout_s(
+    gate: Path, start_server: Callable[[int], EnvServer]
+) -> None:
+    with start_server(2) as server, closing(Session(server)) as first:
+        first.reset()
+        Path(f"{gate}.constructor").touch()
+        client = EnvClient(Dial(server.address), step_timeout_s=0.1, start_timeout_s=0.3)
+        with closing(client):
+            with pytest.raises(RemoteEnvError, match=r"within 0\.3 s; .* raise start_timeout_s"):
+                client.reset()
+            assert server.statistics().errors["TIMEOUT"] >= 3
+
+            gate.write_text("")
+            client.reset()
+
+
+class HangingReset(Slow):
+    """Hangs in the reset that is told so."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        outcome = super().reset(seed=seed, options=options)
+        if self._hangs:
+            with open(self._gate):
+                pass
+        return outcome
+
+
+def test_a_reset_that_hangs_keeps_its_deadline_whatever_a_start_may_take(gate: Path) -> None:
+    with EnvServer(lambda: HangingReset(str(gate)), step_grace_s=0.0) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=0.2)
+        with closing(client):
+            client.reset()
+            with pytest.raises(RemoteEnvError, match="no result within 180 ms"):
+                client.reset(options={"hangs": True})
 
 
 def test_a_session_without_a_worker_draws_nothing_closes_and_leaves_its_place(
