@@ -4,13 +4,18 @@ Descriptors do not pass through gRPC, so the endpoint listens on a unix socket, 
 abstract namespace: nothing is left of it, and only who shares this network namespace finds it.
 That a client gets descriptors there is the proof that it is on this machine. What lets it in is
 its session id, which only its handshake told, and which nobody can guess.
+
+Every user of the machine can connect. Connections that have not sent a session id are few, and
+a new one takes the place of the oldest; those of other users take none of this process's user.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 from rlmesh_ray.envs.lent_line import LentLine
@@ -27,9 +32,12 @@ TakeBack = Callable[[], Awaitable[None]]
 """Ends a session's line, after the step that is in progress; it may have none."""
 
 _GREETING_TIMEOUT_S = 5.0
-_MAX_GREETINGS = 64
+_MAX_SILENT = 16
+"""Connections that have not sent their greeting. Clients send it at once."""
 _BACKLOG = 64
 _PAUSE_S = 1.0
+_CREDENTIALS = struct.Struct("3i")
+"""What Linux tells of a peer: its process, user and group."""
 
 
 class LineDesk:
@@ -44,6 +52,8 @@ class LineDesk:
         self._is_possible = is_possible and can_seal()
         self._open: dict[str, tuple[Lend, TakeBack]] = {}
         self._greetings: set[asyncio.Task[None]] = set()
+        # Those that have not sent their greeting, the oldest first; whether each is another user's.
+        self._silent: dict[asyncio.Task[None], bool] = {}
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -92,12 +102,28 @@ class LineDesk:
                     _LOG.warning("no client can be given shared memory: %s", error)
                     await asyncio.sleep(_PAUSE_S)
                     continue
-                if len(self._greetings) >= _MAX_GREETINGS:
-                    client.close()
-                    continue
-                task = asyncio.ensure_future(self._greet(client))
-                self._greetings.add(task)
-                task.add_done_callback(self._greetings.discard)
+                self._admit(client)
+
+    def _admit(self, client: socket.socket) -> None:
+        """Listen to a new connection, if there is a place among the silent ones."""
+        is_other_user = user_of(client) not in (os.geteuid(), 0)
+        if len(self._silent) >= _MAX_SILENT:
+            other_users = (task for task, is_other in self._silent.items() if is_other)
+            oldest = next(other_users, None)
+            if oldest is None and not is_other_user:
+                oldest = next(iter(self._silent))
+            if oldest is None:
+                client.close()
+                return
+            del self._silent[oldest]
+            oldest.cancel()
+        task = asyncio.ensure_future(self._greet(client))
+        self._greetings.add(task)
+        self._silent[task] = is_other_user
+        # Also where it is cancelled before it has begun.
+        task.add_done_callback(lambda _: client.close())
+        task.add_done_callback(self._greetings.discard)
+        task.add_done_callback(lambda _: self._silent.pop(task, None))
 
     async def _greet(self, client: socket.socket) -> None:
         # Whoever says nothing, or hangs up, has no line; nobody else is held up.
@@ -105,6 +131,9 @@ class LineDesk:
             client.setblocking(False)
             async with asyncio.timeout(_GREETING_TIMEOUT_S):
                 greeting = wire.Greeting.unpack(await _receive(client, wire.GREETING_BYTES))
+            task = asyncio.current_task()
+            assert task is not None
+            self._silent.pop(task, None)
             session = self._open.get(greeting.session_id)
             line = await session[0](greeting.timeout_ms) if session is not None else None
             if line is None:
@@ -115,6 +144,15 @@ class LineDesk:
             except OSError:
                 line.cut()
                 raise
+
+
+def user_of(client: socket.socket) -> int:
+    """Return the id of the user whose process has connected; -1 if the kernel does not tell."""
+    try:
+        told = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except (OSError, AttributeError):
+        return -1
+    return int(_CREDENTIALS.unpack(told)[1])
 
 
 async def _receive(client: socket.socket, size: int) -> bytes:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import select
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
+from rlmesh_ray.server import line_desk
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.wire import line_v1 as wire
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
@@ -538,6 +540,97 @@ def test_a_session_without_a_reset_gets_nothing_at_the_desk() -> None:
 
         assert greet(server, client) == (wire.REFUSED, [])
         client.close()
+
+
+@contextlib.contextmanager
+def silent_connections(server: EnvServer, count: int) -> Iterator[list[socket.socket]]:
+    """Connect to the endpoint's socket for lines, and say nothing."""
+    with contextlib.ExitStack() as owned:
+        desks = [owned.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(count)]
+        for desk in desks:
+            desk.settimeout(20.0)
+            desk.connect(socket_for_lines(server))
+        yield desks
+
+
+def socket_for_lines(server: EnvServer) -> bytes:
+    name = shake_hands(Dial(server.address)).capabilities[capabilities.SHARED_MEMORY]
+    where = wire.socket_address(name)
+    assert where is not None
+    return where
+
+
+def is_open(desk: socket.socket) -> bool:
+    """Whether the other end, which says nothing either, has not closed the connection."""
+    return not select.select([desk], [], [], 0.0)[0]
+
+
+def test_silent_connections_keep_nobody_from_shared_memory() -> None:
+    with (
+        EnvServer(Lifelike) as server,
+        silent_connections(server, 65),
+        session(server) as client,
+    ):
+        client.step(NOTHING)
+
+        assert has_line(client)
+
+
+@pytest.fixture
+def patient_desk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the endpoint close no connection because it has been silent for long."""
+    monkeypatch.setattr(line_desk, "_GREETING_TIMEOUT_S", 600.0)
+
+
+def test_the_oldest_silent_connection_is_given_up_for_the_newest(patient_desk: None) -> None:
+    with EnvServer(Lifelike) as server, silent_connections(server, 17) as desks:
+        assert desks[0].recv(1) == b""
+        assert all(is_open(desk) for desk in desks[1:])
+
+
+def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
+    monkeypatch: pytest.MonkeyPatch, patient_desk: None
+) -> None:
+    users = iter([os.geteuid(), *[os.geteuid() + 1] * 30, 0])
+    monkeypatch.setattr(line_desk, "user_of", lambda _: next(users))
+    with EnvServer(Lifelike) as server, silent_connections(server, 32) as desks:
+        # Other users share the 15 places that are left: the last 15 of them, less one for root.
+        for desk in desks[1:17]:
+            assert desk.recv(1) == b""
+        assert all(is_open(desk) for desk in [desks[0], *desks[17:]])
+
+
+def test_other_users_are_turned_away_where_the_same_user_has_all_places(
+    monkeypatch: pytest.MonkeyPatch, patient_desk: None
+) -> None:
+    users = iter([*[os.geteuid()] * 16, os.geteuid() + 1])
+    monkeypatch.setattr(line_desk, "user_of", lambda _: next(users))
+    with EnvServer(Lifelike) as server, silent_connections(server, 17) as desks:
+        assert desks[16].recv(1) == b""
+        assert all(is_open(desk) for desk in desks[:16])
+
+
+OTHER_USER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+desks = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+for desk in desks:
+    desk.connect(bytes.fromhex(sys.argv[1]))
+assert desks[84].recv(1) == b"", "the last one that has to go"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_client_of_the_same_user_is_not_given_up_for_a_hundred_of_another(
+    patient_desk: None,
+) -> None:
+    with EnvServer(Lifelike) as server, silent_connections(server, 1) as (ours,):
+        script = [sys.executable, "-c", OTHER_USER, socket_for_lines(server).hex()]
+        subprocess.run(script, timeout=60, check=True)
+
+        assert is_open(ours)
 
 
 def test_nonsense_on_a_line_costs_its_sender_s_session_at_most() -> None:
