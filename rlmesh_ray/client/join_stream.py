@@ -1,5 +1,6 @@
 """One Join stream: frames out, frames in, and no wait without an end."""
 
+import contextlib
 import os
 import threading
 import time
@@ -15,6 +16,33 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
 )
 from rlmesh_ray.rpc import grpc
+
+
+_NO_ANSWER = "no answer within"
+
+
+@contextlib.contextmanager
+def naming_limit(limit_s: float, address: str) -> Iterator[None]:
+    """Have a timeout name the limit that the user has set, not what was left of it.
+
+    Args:
+        limit_s: That is shared by several waits.
+        address: For error messages.
+
+    Raises:
+        EndpointTimeoutError: As raised inside, with ``limit_s``.
+    """
+    try:
+        yield
+    except EndpointTimeoutError as error:
+        if not error.message.startswith(_NO_ANSWER):
+            raise
+        raise no_answer(limit_s, address) from error
+
+
+def no_answer(timeout_s: float, address: str) -> EndpointTimeoutError:
+    """Return the error of a request that was not answered in time."""
+    return EndpointTimeoutError(f"{_NO_ANSWER} {timeout_s:g} s", address)
 
 
 class JoinStream:
@@ -56,10 +84,8 @@ class JoinStream:
             except StopIteration:
                 raise EndpointLostError("the server ended the session", self._address) from None
             except grpc.RpcError as error:
-                if deadline.has_passed:
-                    raise EndpointTimeoutError(
-                        f"no answer within {timeout_s:g} s", self._address
-                    ) from error
+                if deadline.has_passed and timeout_s is not None:
+                    raise no_answer(timeout_s, self._address) from error
                 raise translate(error, self._address, is_open=self._has_answered) from error
         self._has_answered = True
         return frame

@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, no_answer
 from rlmesh_ray.client.model_tongue import Asked, ModelTongue, Told
 from rlmesh_ray.client.own_process import OwnProcess
 from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointLostError,
-    EndpointTimeoutError,
     RemoteModelError,
     RlmeshError,
 )
@@ -103,7 +102,7 @@ class ModelExchange:
         except TimeoutError:
             with self._lock:
                 self._futures.pop(asked.request_id, None)
-            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address) from None
+            raise no_answer(timeout_s, self._address) from None
         if told.failure is not None:
             raise self._error(told.failure)
         return told

@@ -17,6 +17,7 @@ from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.client.dm_env_rpc.value_check import ValueCheck
 from rlmesh_ray.client.dm_env_rpc.world_opening import open_world
 from rlmesh_ray.client.env_client import ResetResult, StepResult
+from rlmesh_ray.client.join_stream import naming_limit
 from rlmesh_ray.client.own_process import OwnProcess
 from rlmesh_ray.errors import (
     ConfigurationError,
@@ -71,7 +72,8 @@ class WorldClient:
         self._process = OwnProcess(dial.address)
         self._timeout_s = step_timeout_s
         self._settings = settings
-        opened = open_world(dial, settings)
+        with naming_limit(dial.timeout_s, dial.address):
+            opened = open_world(dial, settings)
         self._joining, self._carrier = opened.joining, opened.carrier
         self._seed, self._is_ours = opened.seed, opened.is_ours
         self.contract = opened.contract
@@ -160,7 +162,7 @@ class WorldClient:
         begun = self._oldest(request_id)
         if begun is None:
             raise LocalProtocolError("that request was a step", request_id)
-        with self._ending(RemoteEnvError):
+        with self._ending(RemoteEnvError), naming_limit(self._timeout_s, self.address):
             self._pending.popleft()
             observation = self._carrier.receive_reset(time.monotonic() + self._timeout_s)
             infos = self._values.check(observation)
@@ -195,7 +197,7 @@ class WorldClient:
         """
         if self._oldest(request_id) is not None:
             raise LocalProtocolError("that request was a reset", request_id)
-        with self._ending(RemoteEnvError):
+        with self._ending(RemoteEnvError), naming_limit(self._timeout_s, self.address):
             self._pending.popleft()
             try:
                 step = self._carrier.receive_step(time.monotonic() + self._timeout_s)
