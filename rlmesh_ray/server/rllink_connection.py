@@ -176,6 +176,7 @@ class Connection:
         return self._dialect.parse_request(body)
 
     async def _send(self, reply: m.Reply) -> None:
+        self._require_connected()
         self._writer.write(framed(self._dialect.pack_reply(reply)))
         # Not wait_for: before Python 3.12 it forgets a cancellation that comes with the result.
         async with asyncio.timeout(self._limits.frame_timeout_s):
@@ -183,12 +184,21 @@ class Connection:
 
     async def _cut_off(self, reason: str) -> None:
         await self._send(m.Failed(reason))
+        self._require_connected()
         if self._writer.can_write_eof():  # not with TLS
             self._writer.write_eof()
         # Else the kernel would throw the answer away with what has not been read.
         async with asyncio.timeout(self._limits.frame_timeout_s):
             while await self._reader.read(2**16):
                 pass
+
+    def _require_connected(self) -> None:
+        """Raise ConnectionResetError if the connection is broken, whoever hears of it first.
+
+        To write to it then is a RuntimeError on uvloop, and for asyncio's own loop a warning.
+        """
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection is broken")
 
 
 def _watch(line: Any) -> None:

@@ -1,6 +1,8 @@
 """The port for simulators, over real sockets: who talks, who dawdles, who talks rubbish."""
 
+import asyncio
 import contextlib
+import logging
 import random
 import socket
 import subprocess
@@ -26,6 +28,8 @@ from rlmesh_ray.errors import (
     RemoteError,
     RemoteProtocolError,
 )
+from rlmesh_ray.server import rllink
+from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.rllink import Answer, Limits, RLlinkServer
 from rlmesh_ray.testing.mutation import damaged
 from rlmesh_ray.wire.rllink import messages as m
@@ -178,6 +182,39 @@ def test_a_client_that_goes_while_it_waits_is_forgotten_at_once(
     trainer.wait_until(lambda: trainer.present == 0)
 
     assert trainer.held[0].cancelled()
+
+
+def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
+    serve: Callable[..., str],
+    trainer: Trainer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    class Noted(rllink.Connection):
+        def __init__(
+            self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+        ) -> None:
+            writers.append(writer)
+            super().__init__(reader, writer, limits)
+
+    monkeypatch.setattr(rllink, "Connection", Noted)
+    address = serve()
+    trainer.is_holding = True
+
+    def answer_and_break() -> None:
+        trainer.held[0].set_result(m.SetState(1, b""))
+        writers[0].transport.abort()  # as uvloop does when the kernel tells of a reset
+
+    with dial(address) as line, caplog.at_level(logging.INFO):
+        line.sendall(framed(JSON.pack_request(m.GetState())))
+        trainer.wait_until(lambda: len(trainer.held) == 1)
+        shared_loop().post(answer_and_break)
+        assert eventually(lambda: "has gone" in caplog.text or "exception" in caplog.text)
+
+    assert [record.levelname for record in caplog.records] == ["INFO"], caplog.text
+    trainer.wait_until(lambda: trainer.present == 0)
 
 
 def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer) -> None:
