@@ -17,7 +17,6 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.rpc import grpc
 
-
 _NO_ANSWER = "no answer within"
 
 

@@ -94,7 +94,7 @@ def _box(space: spaces.Box, path: Path) -> BoxSpec:
     return BoxSpec(space.shape, dtype.name, low, high)
 
 
-def _discrete(space: spaces.Discrete[Any], path: Path) -> DiscreteSpec:
+def _discrete(space: "spaces.Discrete[Any]", path: Path) -> DiscreteSpec:
     n, start = int(space.n), int(space.start)
     dtype: np.dtype[Any] = np.dtype(space.dtype)
     if max(n, start + n - 1) > min(_INT64_MAX, np.iinfo(dtype).max):

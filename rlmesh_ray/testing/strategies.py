@@ -40,7 +40,7 @@ def boxes(draw: st.DrawFn) -> spaces.Box:
 
 
 @st.composite
-def discretes(draw: st.DrawFn) -> spaces.Discrete[Any]:
+def discretes(draw: st.DrawFn) -> "spaces.Discrete[Any]":
     """Draw a Discrete of any integer dtype whose values fit it."""
     dtype: np.dtype[Any] = np.dtype(draw(st.sampled_from(_INTEGERS)))
     info = np.iinfo(dtype)

@@ -31,6 +31,7 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.server import rllink
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.rllink import Answer, Limits, RLlinkServer
+from rlmesh_ray.server.rllink_connection import Connection
 from rlmesh_ray.testing.mutation import damaged
 from rlmesh_ray.wire.rllink import messages as m
 from rlmesh_ray.wire.rllink.dialects import Dialect
@@ -192,7 +193,7 @@ def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
 ) -> None:
     writers: list[asyncio.StreamWriter] = []
 
-    class Noted(rllink.Connection):
+    class Noted(Connection):
         def __init__(
             self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
         ) -> None:
