@@ -19,12 +19,13 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test test-slow fuzz lint proto clean
+.PHONY: help setup demo test test-slow versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
+	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
 	@echo "make fuzz       fuzz every decoder, FUZZ_SECONDS=60 each"
 	@echo "make proto      regenerate the code under rlmesh_ray/wire/_pb"
 	@echo "make clean      remove the virtual environments and what the runs wrote"
@@ -103,6 +104,10 @@ fuzz: setup
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(NODE_MODULES)/.ready
 	$(PYTEST) -m slow --no-loadscope-reorder --durations=20
+
+# VERSIONS='--python 3.13 --kind lowest' chooses; what follows a -- goes to pytest.
+versions: setup
+	$(BIN)/python -m tests.versions $(VERSIONS)
 
 lint: setup
 	$(BIN)/ruff check .

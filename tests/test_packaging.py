@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.versions import declared, lowest_versions
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -27,3 +29,22 @@ def test_actors_has_one_import_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ImportError, match=r"import rlmesh_ray\.actors"):
         __import__("actors")
+
+
+def test_every_base_dependency_says_its_lowest_version() -> None:
+    lowest = lowest_versions(declared(), "3.11")
+
+    assert set(lowest) >= {"grpcio", "gymnasium", "numpy", "protobuf"}
+    assert len(lowest) == len({line.split(">=")[0] for line in declared()})
+
+
+def test_the_lowest_version_is_the_one_of_the_python_at_hand() -> None:
+    requirements = ["numpy>=1.26", "numpy>=2.1; python_version >= '3.13'", "rich>=13.9,<20"]
+
+    assert lowest_versions(requirements, "3.11") == {"numpy": "1.26", "rich": "13.9"}
+    assert lowest_versions(requirements, "3.13") == {"numpy": "2.1", "rich": "13.9"}
+
+
+def test_a_dependency_without_a_lowest_version_is_named() -> None:
+    with pytest.raises(ValueError, match="typer<2 has no lower bound"):
+        lowest_versions(["typer<2"], "3.11")

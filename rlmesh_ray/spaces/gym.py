@@ -50,13 +50,16 @@ def to_gymnasium(spec: SpaceSpec) -> Space:
     """Return a new space, equal to the one that ``spec`` was made from.
 
     A Text that allows every character, which gymnasium cannot say, gets its default charset.
+
+    Raises:
+        UnsupportedSpaceError: The installed gymnasium is too old for the space.
     """
     match spec:
         case BoxSpec():
             low, high = (bound.astype(spec.dtype) for bound in spec.bounds())
             return spaces.Box(low, high, spec.shape, np.dtype(spec.dtype).type)
         case DiscreteSpec():
-            return spaces.Discrete(spec.n, start=spec.start, dtype=np.dtype(spec.dtype).type)
+            return _discrete_space(spec)
         case MultiBinarySpec():
             return spaces.MultiBinary(spec.n)
         case MultiDiscreteSpec():
@@ -71,6 +74,18 @@ def to_gymnasium(spec: SpaceSpec) -> Space:
         case TupleSpec():
             return spaces.Tuple([to_gymnasium(part) for part in spec.items])
     assert_never(spec)
+
+
+def _discrete_space(spec: DiscreteSpec) -> Space:
+    if spec.dtype == "int64":
+        return spaces.Discrete(spec.n, start=spec.start)
+    try:
+        return spaces.Discrete(spec.n, start=spec.start, dtype=np.dtype(spec.dtype).type)
+    except TypeError as error:  # gymnasium up to 1.2.0
+        raise UnsupportedSpaceError(
+            f"a Discrete of the dtype {spec.dtype} needs gymnasium 1.2.1 or newer, and "
+            f"{gymnasium.__version__} is installed: pip install --upgrade gymnasium"
+        ) from error
 
 
 def _spec(space: Space, path: Path) -> SpaceSpec:
