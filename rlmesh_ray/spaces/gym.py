@@ -49,10 +49,9 @@ def from_gymnasium(space: Space) -> SpaceSpec:
 def to_gymnasium(spec: SpaceSpec) -> Space:
     """Return a new space, equal to the one that ``spec`` was made from.
 
-    A Text that allows every character, which gymnasium cannot say, gets its default charset.
-
-    Raises:
-        UnsupportedSpaceError: The installed gymnasium is too old for the space.
+    A Text that allows every character, which gymnasium cannot say, gets its default charset. So
+    does a Discrete of another dtype get int64 from gymnasium before 1.2.1; values that are sent or
+    received have the spec's dtype all the same.
     """
     match spec:
         case BoxSpec():
@@ -81,11 +80,8 @@ def _discrete_space(spec: DiscreteSpec) -> Space:
         return spaces.Discrete(spec.n, start=spec.start)
     try:
         return spaces.Discrete(spec.n, start=spec.start, dtype=np.dtype(spec.dtype).type)
-    except TypeError as error:  # gymnasium up to 1.2.0
-        raise UnsupportedSpaceError(
-            f"a Discrete of the dtype {spec.dtype} needs gymnasium 1.2.1 or newer, and "
-            f"{gymnasium.__version__} is installed: pip install --upgrade gymnasium"
-        ) from error
+    except TypeError:  # gymnasium before 1.2.1
+        return spaces.Discrete(spec.n, start=spec.start)
 
 
 def _spec(space: Space, path: Path) -> SpaceSpec:

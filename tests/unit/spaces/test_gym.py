@@ -123,3 +123,19 @@ def test_a_discrete_keeps_its_dtype() -> None:
     spec = from_gymnasium(spaces.Discrete(3, dtype=np.uint8))
 
     assert spec == DiscreteSpec(3, 0, "uint8")
+
+
+def test_a_gymnasium_without_dtypes_of_discrete_spaces_has_int64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Old(spaces.Discrete):  # as up to 1.2.0
+        def __init__(self, n: int, seed: int | None = None, start: int = 0) -> None:
+            super().__init__(n, seed=seed, start=start)
+
+    monkeypatch.setattr(spaces, "Discrete", Old)
+
+    for spec in (DiscreteSpec(3, -1), DiscreteSpec(3, -1, "int8")):
+        space = to_gymnasium(spec)
+
+        assert isinstance(space, Old)
+        assert (space.n, space.start, space.dtype) == (3, -1, np.int64)
