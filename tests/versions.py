@@ -31,6 +31,16 @@ NEED_TORCH = (
     "test_serving.py",
 )
 """Files of tests/loopback that are left out."""
+NEED_RAY = (
+    "test_bench_envs.py::test_a_peer_that_is_missing_is_said_first[subject1]",
+    "test_cli.py::test_a_checkpoint_acts_where_it_was_trained_and_nowhere_else",
+    "test_cli.py::test_a_folder_that_is_no_checkpoint_names_the_one_inside",
+    "test_cli.py::test_an_unknown_algorithm_is_named",
+    "test_cli.py::test_ray_leaves_the_signals_to_the_command",
+    "test_cli.py::test_train_on_nothing_is_told_in_one_line",
+    "test_cli.py::test_train_tells_how_it_goes_and_where_the_files_are",
+)
+"""Tests that are left out of the other files."""
 # The published dm_env_rpc was generated for protobuf 5, which the first versions of 6 warn of.
 WARNINGS = ("ignore:Protobuf gencode version:UserWarning",)
 
@@ -81,8 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for python in options.python
         for kind in options.kind
     }
-    left_out = ", ".join(NEED_TORCH)
-    _say("", f"Left out, since they need torch: {left_out}")
+    _say("", "Left out, since they need torch or Ray:", *NEED_TORCH, *NEED_RAY, "")
     _say(*(f"{name}: {outcome}" for name, outcome in outcomes.items()))
     return int(any(outcome.startswith("FAILED") for outcome in outcomes.values()))
 
@@ -121,6 +130,7 @@ def _pytest(arguments: Sequence[str]) -> Iterator[str]:
     for warning in WARNINGS:
         yield from ("-W", warning)
     yield from (f"--ignore=tests/loopback/{name}" for name in NEED_TORCH)
+    yield from (f"--deselect=tests/loopback/{name}" for name in NEED_RAY)
     yield from arguments or ("tests/loopback", "-n", "2", "--dist", "loadfile")
 
 

@@ -182,7 +182,7 @@ def test_a_client_that_goes_while_it_waits_is_forgotten_at_once(
 
     trainer.wait_until(lambda: trainer.present == 0)
 
-    assert trainer.held[0].cancelled()
+    assert eventually(trainer.held[0].cancelled)
 
 
 def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
