@@ -36,6 +36,7 @@ from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from rlmesh_ray.rllib.endpoints import endpoint_cpus
 from rlmesh_ray.rllib.patience import Patience
 from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.ports import free_address
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -96,6 +97,26 @@ def test_a_factory_that_fails_is_named_in_one_line() -> None:
         configure(ppo(), broken_factory)
 
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_bad_value_does_is_for_endpoints_that_are_started_here(pairs: EnvServer) -> None:
+    with pytest.raises(ConfigurationError, match=r"EnvServer\(on_bad_value=\.\.\.\)"):
+        configure(PPOConfig(), pairs.address, on_bad_value="truncate")
+    with pytest.raises(ConfigurationError, match="'zero' is not one of error, truncate"):
+        configure(PPOConfig(), "CartPole-v1", on_bad_value="zero")
+
+
+def test_a_fleet_that_the_config_starts_truncates_at_a_bad_value() -> None:
+    config = PPOConfig().env_runners(num_env_runners=0)
+    env = functools.partial(FaultyEnv, Fault.NAN, at_step=3)
+    config = configure(config, env, num_endpoints=1, num_envs=2, on_bad_value="truncate")
+    runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
+
+    episodes = runner.sample(num_episodes=2)
+
+    assert [(len(one), one.is_truncated) for one in episodes] == [(3, True), (3, True)]
+    assert "is NaN" in episodes[0].get_infos(-1)["rlmesh_ray.bad_value"]
+    runner.stop()
 
 
 def test_no_endpoints_are_not_taken_for_the_default() -> None:
