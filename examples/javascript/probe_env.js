@@ -47,7 +47,7 @@ export default class ProbeEnv {
     this.#steps += 1;
     return {
       ...this.#obey(command, echo),
-      reward: echo.box[0],
+      reward: Number.isFinite(echo.box[0]) ? echo.box[0] : 0,
       terminated: COMMANDS[command] === 'TERMINATE',
       truncated: COMMANDS[command] === 'TRUNCATE',
     };

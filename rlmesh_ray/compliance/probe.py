@@ -10,7 +10,7 @@ checked on all of them. This module is its description, for implementers in any 
 - ``OBSERVATION_SPACE``: ``steps`` counts the steps of the episode, ``noise`` depends on the
   seed and the step alone, ``echo`` is the last action without its command (at a reset
   ``REST``).
-- The reward is ``box[0]`` of the action.
+- The reward is ``box[0]`` of the action; 0 where that is infinite, since servers may warn of it.
 - Infos hold ``steps`` and ``command``, both integers.
 - ``options["command"]`` makes a reset do what a step would (FAIL, SLEEP and the observations).
 - Render mode ``rgb_array``: any picture.

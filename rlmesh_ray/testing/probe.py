@@ -4,6 +4,7 @@ Importing this module registers ``RLMeshProbe-v0``:
 ``rlmesh-ray serve-env rlmesh_ray.testing.probe:RLMeshProbe-v0``.
 """
 
+import math
 import time
 from typing import Any
 
@@ -53,10 +54,11 @@ class ProbeEnv(gymnasium.Env[Any, Any]):
         self._steps += 1
         command = Command(int(action["command"]))
         echo = {key: value for key, value in action.items() if key != "command"}
+        reward = float(action["box"][0])
         observation = self._obey(command, echo)
         return (
             observation,
-            float(action["box"][0]),
+            reward if math.isfinite(reward) else 0.0,
             command is Command.TERMINATE,
             command is Command.TRUNCATE,
             self._infos(command),

@@ -45,7 +45,8 @@ def test_every_error_is_in_the_tree_of_the_module_docstring(
 def test_every_error_says_what_happened(kind: type[errors.RlmeshError]) -> None:
     error = example(kind)
 
-    assert str(error.args[-1] if kind is errors.ConformanceError else error.args[0]) in str(error)
+    said = error.reason if isinstance(error, errors.ConformanceError) else error.args[0]
+    assert str(said) in str(error)
 
 
 def test_an_error_names_its_request_where_there_is_one() -> None:

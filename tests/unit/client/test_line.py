@@ -18,6 +18,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.waiting import BelledSocket, Waiting
 from rlmesh_ray.wire import line_v1 as frames
+from tests.loopback.eventually import eventually
 
 ACTION = [np.zeros(1, np.int64)]
 
@@ -72,8 +73,7 @@ def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
     with ThreadPoolExecutor(1) as pool:
         receiving = pool.submit(ends.line.receive, 60.0)
         quiet = Waiting(0.0)
-        while quiet.ready(ends.client_bell, timeout_s=0.0):
-            os.sched_yield()
+        assert eventually(lambda: not quiet.ready(ends.client_bell, timeout_s=0.0))
         ends.worker.send(frames.pack_answer(1, frames.DONE, 4) + b"body")
 
         assert receiving.result() == b"body"
