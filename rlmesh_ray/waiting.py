@@ -102,6 +102,10 @@ class BelledSocket:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
 
+    def ring(self) -> None:
+        """Ring the bell of this end."""
+        os.eventfd_write(self._bell, 1)
+
     def hang_up(self) -> None:
         """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
         with contextlib.suppress(OSError):

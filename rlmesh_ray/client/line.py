@@ -156,6 +156,8 @@ class Line:
                     # looked, and read, in between.
                     self._worker.hush()
                     was_rung = False
+                    if self._worker.is_readable:  # by now; others may watch the bell, too
+                        self._worker.ring()
                     continue
                 left_s = max(0.0, end_s - time.monotonic())
                 if not self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=left_s):

@@ -129,7 +129,8 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
                 lane that shall keep its random numbers. A request holds a seed for each lane or
                 none at all, so lanes with a seed and lanes without are reset by a request each.
                 Where that is not possible (on the first reset, after an error, and at endpoints
-                that only reset all lanes) a lane without a seed gets a random one.
+                that only reset all lanes) a lane without a seed gets a random one. A hosted vector
+                that ignores ``options["reset_mask"]`` cannot reset some lanes: the endpoint says so.
             options: Handed to the environment. ``{"reset_mask": mask}`` (num_envs,) bool
                 resets only those lanes, as in gymnasium; seeds still count all lanes.
 

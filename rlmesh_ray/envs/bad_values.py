@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
 from rlmesh_ray.errors import ConformanceError
@@ -50,6 +51,7 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._step_count = 0
+        self._found.clear()
         is_good = self._bad_observation(observation) is None
         self._last_good = copy.deepcopy(observation) if is_good else None
         return observation, info
@@ -62,12 +64,13 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         found = self._bad_observation(observation)
         if found is None and not is_finite:
             found = self._warning("reward", "", f"{float(reward)} is not finite (lane 0)")
-        if found is None or self._last_good is None:
+        if found is None:
             self._last_good = copy.deepcopy(observation)
+        if found is None or self._last_good is None:
             return observation, reward, is_terminated, is_truncated, info
         self._found.append(found)
         info = {**(info or {}), BAD_VALUE_KEY: found.text}
-        return self._ending(), reward if is_finite else 0.0, False, True, info
+        return self._ending(observation), reward if is_finite else 0.0, False, True, info
 
     def take_found(self) -> list[ConformanceWarning]:
         """Return what has ended episodes since the last call."""
@@ -87,8 +90,10 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         message = f"{place}, at step {self._step_count}: the episode was truncated"
         return ConformanceWarning(side, "truncated", path, message)
 
-    def _ending(self) -> Any:
+    def _ending(self, observation: Any) -> Any:
         last = copy.deepcopy(self._last_good)
         if isinstance(self.env, MultiAgentLane):
-            last[REWARDS][...] = 0.0  # those of the step before have been paid out
+            # The agents' rewards lie in the observation; each is paid once.
+            paid = observation[REWARDS]
+            last[REWARDS] = np.where(np.isfinite(paid), paid, 0.0)
         return last

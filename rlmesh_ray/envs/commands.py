@@ -142,7 +142,7 @@ class StepReply:
     """By lane: the last infos of each episode that ended on this step."""
     text_columns: TextColumns = ()
     num_deviations: int = 0
-    """How many values were out of their range, or have truncated an episode."""
+    """Kinds of values out of their range, by leaf, and episodes that a bad value has ended."""
 
     def __reduce__(self) -> tuple[type["StepReply"], tuple[object, ...]]:
         return StepReply, (self.infos, self.final_infos, self.text_columns, self.num_deviations)

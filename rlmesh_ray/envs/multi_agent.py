@@ -95,7 +95,8 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
             self._require_known(by_agent)
         is_terminated, is_truncated = self._ending(terminated, truncated)
         observed = self._observed(observations, rewards, terminated, truncated)
-        reward = float(observed[multi_agent.REWARDS].sum())
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            reward = float(self._paid(rewards).sum())
         return observed, reward, is_terminated, is_truncated, self._by_key(infos or {})
 
     def get_wrapper_attr(self, name: str) -> Any:
@@ -122,7 +123,8 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return {
             multi_agent.OBSERVATIONS: {**self._fillers, **self._by_key(observations)},
             multi_agent.PRESENT: self._flags(dict.fromkeys(observations, True)),
-            multi_agent.REWARDS: np.array([float(rewards.get(one) or 0.0) for one in self._keys]),
+            # NaN in an observation would cost the session; the lane's own reward says it.
+            multi_agent.REWARDS: np.nan_to_num(self._paid(rewards), posinf=np.inf, neginf=-np.inf),
             multi_agent.TERMINATED: self._flags(terminated),
             multi_agent.TRUNCATED: self._flags(truncated),
         }
@@ -130,6 +132,9 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     def _by_key(self, by_agent: ByAgent) -> dict[Any, Any]:
         """Return the same by key; infos that are of no agent stay where they are."""
         return {self._keys.get(agent, agent): value for agent, value in by_agent.items()}
+
+    def _paid(self, rewards: ByAgent) -> NDArray[np.float64]:
+        return np.array([float(rewards.get(one) or 0.0) for one in self._keys])
 
     def _flags(self, by_agent: ByAgent) -> NDArray[np.int8]:
         return np.array([bool(by_agent.get(agent)) for agent in self._keys], np.int8)

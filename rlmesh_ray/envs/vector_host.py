@@ -236,7 +236,11 @@ class VectorHost:
     def _refused(self, side: str, error: ConformanceError) -> Failure:
         place = ""
         if error.lane is not None:
-            place = f", at step {self._num_steps - self._began[error.lane]} of its episode"
+            step = self._num_steps - self._began[error.lane]
+            is_same_step = self.contract.autoreset_mode is AutoresetMode.SAME_STEP
+            if side == "observation" and is_same_step and error.lane in self._lanes.final_infos:
+                step = 0  # of the episode that has begun within this step
+            place = f", at step {step} of its episode"
         return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{place}")
 
     def _texts(self) -> TextColumns:

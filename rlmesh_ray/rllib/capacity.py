@@ -106,36 +106,33 @@ def _can_pack(groups: Iterable[ActorGroup], nodes: Sequence[Resources]) -> bool:
 
 def actor_groups(config: AlgorithmConfig) -> Iterator[ActorGroup]:
     """Yield the actors that RLlib starts for a config; what runs in the driver needs none."""
-    runner_settings = "num_cpus_per_env_runner"
     yield ActorGroup(
         "EnvRunner(s)",
         int(config.num_env_runners or 0),
         _runner_needs(config),
-        f"num_env_runners, {runner_settings}",
+        f"num_env_runners, {_options('env_runner', _runner_needs(config))}",
     )
     if config.evaluation_num_env_runners:
+        needs = _runner_needs(config.get_evaluation_config_object())
         yield ActorGroup(
             "evaluation EnvRunner(s)",
             int(config.evaluation_num_env_runners),
-            _runner_needs(config.get_evaluation_config_object()),
-            f"evaluation_num_env_runners, {runner_settings} in evaluation_config",
+            needs,
+            f"evaluation_num_env_runners, {_options('env_runner', needs)} in evaluation_config",
         )
     cpus = config.num_cpus_per_learner
     if cpus == "auto":
         cpus = 0 if config.num_gpus_per_learner else 1
     num_learners = int(config.num_learners or 0)
-    yield ActorGroup(
-        "Learner(s)",
-        num_learners,
-        _positive(
-            {
-                "CPU": cpus,
-                "GPU": config.num_gpus_per_learner,
-                **(config.custom_resources_per_learner or {}),
-            }
-        ),
-        "num_learners, num_cpus_per_learner",
+    needs = _positive(
+        {
+            "CPU": cpus,
+            "GPU": config.num_gpus_per_learner,
+            **(config.custom_resources_per_learner or {}),
+        }
     )
+    settings = f"num_learners, {_options('learner', needs)}"
+    yield ActorGroup("Learner(s)", num_learners, needs, settings)
     yield ActorGroup(
         "aggregator actor(s)",
         max(num_learners, 1) * int(config.num_aggregator_actors_per_learner or 0),
@@ -152,6 +149,13 @@ def _runner_needs(config: AlgorithmConfig) -> dict[str, float]:
             **(config.custom_resources_per_env_runner or {}),
         }
     )
+
+
+def _options(kind: str, needs: Resources) -> str:
+    """Return the options that set what an actor of a kind needs."""
+    options = {"CPU": f"num_cpus_per_{kind}", "GPU": f"num_gpus_per_{kind}"}
+    names = (options.get(name, f"custom_resources_per_{kind}") for name in needs)
+    return ", ".join(dict.fromkeys(names))
 
 
 def _positive(needs: Resources) -> dict[str, float]:

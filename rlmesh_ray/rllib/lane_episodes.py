@@ -1,5 +1,7 @@
 """The episodes of a runner whose lanes do not all move at once."""
 
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ray.rllib.core.columns import Columns
@@ -70,17 +72,20 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
             self._make_on_episode_callback("on_episode_start", lane, self._ongoing_episodes)
 
     def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
-        observations, actions = unbatch(arrived.observation), unbatch(lanes.actions)
-        infos = list(arrived.infos)
+        observations, infos = unbatch(arrived.observation), list(arrived.infos)
+        discarded = {lanes.slot.lanes[row]: cause for row, cause in arrived.discarded.items()}
+        for lane, cause in discarded.items():
+            if self._ongoing_episodes[lane].is_reset:
+                self._interrupt_lane(lane, cause)
+        actions = unbatch(lanes.actions)
         started = set()
         for row, lane in enumerate(lanes.slot.lanes):
             episode = self._ongoing_episodes[lane]
+            if lane in discarded:
+                continue
             if not episode.is_reset:
                 episode.add_env_reset(observation=observations[row], infos=infos[row])
                 started.add(lane)
-                continue
-            if row in arrived.discarded:
-                cut_short(episode, arrived.discarded[row])
                 continue
             extras = {key: column[row] for key, column in (lanes.extras or {}).items()}
             self._quota.timesteps += 1
@@ -93,21 +98,45 @@ class LaneEpisodes(SlotRunner, SingleAgentEnvRunner):
                 truncated=arrived.truncated[row],
                 extra_model_outputs={**extras, WEIGHTS_SEQ_NO: self._weights_seq_no},
             )
-        self._prepare(
-            lanes,
-            {
-                Columns.OBS: observations,
-                Columns.ACTIONS: actions,
-                Columns.REWARDS: arrived.rewards,
-                Columns.INFOS: infos,
-                Columns.TERMINATEDS: arrived.terminated,
-                Columns.TRUNCATEDS: arrived.truncated,
-            },
-        )
-        for row, lane in enumerate(lanes.slot.lanes):
-            if row in arrived.discarded:
-                self._interrupt_lane(lane, arrived.discarded[row])
-                continue
+        batched = {
+            Columns.OBS: observations,
+            Columns.ACTIONS: actions,
+            Columns.REWARDS: arrived.rewards,
+            Columns.INFOS: infos,
+            Columns.TERMINATEDS: arrived.terminated,
+            Columns.TRUNCATEDS: arrived.truncated,
+        }
+        with self._standing_in(lanes, discarded, batched):
+            self._prepare(lanes, batched)
+        self._tell_of_steps([lane for lane in lanes.slot.lanes if lane not in discarded], started)
+
+    @contextlib.contextmanager
+    def _standing_in(
+        self, lanes: Lanes, discarded: Collection[int], batched: dict[str, Any]
+    ) -> Iterator[None]:
+        """Let connectors see an episode in lanes whose step is discarded: they want one of each.
+
+        It is no part of any sample. What they write goes with it, and not into the last step of the
+        episode that has ended, which they have seen already.
+        """
+        fresh = {lane: self._ongoing_episodes[lane] for lane in discarded}
+        for lane in discarded:
+            row = lane - lanes.slot.lanes.start
+            stand_in = SingleAgentEpisode(
+                observation_space=self.env.single_observation_space,
+                action_space=self.env.single_action_space,
+            )
+            stand_in.add_env_reset(
+                observation=batched[Columns.OBS][row], infos=batched[Columns.INFOS][row]
+            )
+            self._ongoing_episodes[lane] = stand_in
+        yield
+        for lane, episode in fresh.items():
+            self._ongoing_episodes[lane] = episode
+
+    def _tell_of_steps(self, stepped: Sequence[int], started: Collection[int]) -> None:
+        """Call the callbacks after a step, and take the episodes that have ended with it."""
+        for lane in stepped:
             which = "on_episode_start" if lane in started else "on_episode_step"
             self._make_on_episode_callback(which, lane, self._ongoing_episodes)
             if self._ongoing_episodes[lane].is_done:

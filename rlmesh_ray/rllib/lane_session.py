@@ -164,21 +164,22 @@ class LaneSession:
             usable = [lane for lane in ended if lane not in discarded]
             observation = self._with_final_observations(observation, infos, usable)
         if discarded:
-            self._require_single_resets(discarded)
             lanes = list(discarded)
             result.rewards[lanes], result.terminated[lanes], result.truncated[lanes] = 0, 0, 1
         if self._mode is AutoresetMode.NEXT_STEP:
             self._ended = tuple(lane for lane in discarded if lane not in ended)
         else:
             self._ended = tuple(sorted({*ended, *discarded}))
+        if discarded:
+            self._require_single_resets(discarded)
         return LaneBatch(
             observation, result.rewards, result.terminated, result.truncated, infos, discarded
         )
 
     def _require_single_resets(self, discarded: Mapping[int, str]) -> None:
-        """Give the session up where it cannot reset the lanes of ``discarded`` alone."""
+        """Give the session up where it cannot reset the lanes that are to be reset alone."""
         is_able = capabilities.PARTIAL_RESET in self._client.answer.capabilities
-        if not is_able and len(discarded) < self.num_lanes:
+        if not is_able and 0 < len(self._ended) < self.num_lanes:
             raise unusable_step(*next(iter(discarded.items())))
 
     def _with_final_observations(

@@ -57,7 +57,7 @@ def excess_threads(threads: int, cores: int, idle: int) -> str | None:
     Args:
         threads: That torch would use.
         cores: That this process may use.
-        idle: How many of them nobody uses now.
+        idle: How many of them are idle now.
     """
     if threads <= max(idle, 1):
         return None
@@ -77,7 +77,7 @@ def num_cores() -> int:
 
 
 def idle_cores(cores: int, *, enough: int) -> int:
-    """Return how many cores nobody uses: the most that were seen within a second.
+    """Return how many cores are idle: the most that were seen within a second.
 
     Args:
         cores: That this process may use.

@@ -124,10 +124,15 @@ class LostAndMoved(EnvRunner):
                 cause,
                 key,
             )
-        error = unusable_step(lane, f"{cause}, again and again, and no step that could be used")
-        if is_all and lanes.slot.patience.failed(error, time.monotonic()) is None:
-            lanes.slot.patience.succeeded()  # whoever calls again gets another try
-            raise error
+        patience, error = lanes.slot.patience, unusable_step(lane, cause)
+        if is_all and patience.failed(error, time.monotonic()) is None:
+            num_steps = patience.num_failures
+            patience.succeeded()  # the next call of ``sample`` tries again
+            raise unusable_step(
+                lane,
+                f"{cause}, in {num_steps} steps in a row, and none of these brought another lane "
+                "anything; mend the environment",
+            ) from error
 
     # --- moves ---------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ That a client gets descriptors there is the proof that it is on this machine. Wh
 its session id, which only its handshake told, and which nobody can guess.
 
 Every user of the machine can connect. Connections that have not sent a session id are few, and
-a new one takes the place of the oldest; those of other users take none of this process's user.
+a new one takes the place of the oldest; a connection of another user never replaces one of the
+server's own user.
 """
 
 import asyncio

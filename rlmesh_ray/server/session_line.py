@@ -107,7 +107,7 @@ class SessionLine:
         return int(request_id[:_MOST_DIGITS])
 
     def overdue(self, number: int) -> Failure | None:
-        """Return why a request has failed that was given up in the middle; None: it was not."""
+        """Return the timeout failure of an overdue step; None: the step is not overdue."""
         is_late = self._line is not None and 0 < number <= self._line.control.begun
         return self._overdue if is_late else None
 

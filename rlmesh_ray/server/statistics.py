@@ -45,7 +45,7 @@ class EnvStatistics:
     """Requests that were answered with an error, by its code."""
     deviations: int
     """Values out of their range that were delivered all the same, or that have truncated an episode
-    (``on_bad_value``): at most one a step, kind and leaf."""
+    (``on_bad_value``): of the former at most one a step, kind and leaf."""
     worker_restarts: int
     """Worker processes that were replaced within a session, since they had ended or were killed."""
     step_s: Histogram

@@ -105,6 +105,17 @@ class Slippery(Ramp):
         return observation, reward if self.life % 5 else bad, *rest
 
 
+class SlipperyChoice(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observes its step count as a choice out of twenty."""
+
+    def __init__(self) -> None:
+        super().__init__(Slippery())
+        self.observation_space = spaces.Discrete(20)
+
+    def observation(self, observation: Any) -> Any:
+        return np.int64(observation[0])
+
+
 def slippery_ramps(mode: AutoresetMode) -> SyncVectorEnv:
     return SyncVectorEnv([Slippery] * 3, autoreset_mode=mode)
 

@@ -6,8 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.connectors.env_to_module.observation_preprocessor import (
+    SingleAgentObservationPreprocessor,
+)
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import RemoteEnvError
@@ -15,7 +20,7 @@ from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import assert_unbroken
 from tests.ray.multi_agent_worlds import Climb, Precipice
-from tests.ray.ramps import Bottomless, Slippery, slippery_ramps
+from tests.ray.ramps import Bottomless, Slippery, SlipperyChoice, slippery_ramps
 
 
 def nothing(**_: Any) -> None: ...
@@ -62,10 +67,42 @@ def test_an_episode_ends_before_such_a_reward_with_the_cause(
     assert metrics["num_episodes"].peek() == sum(chunk.is_terminated for chunk in chunks)
 
 
+class AddsThousand(SingleAgentObservationPreprocessor):
+    """Adds a thousand to each observation, once more each time that it sees it."""
+
+    def recompute_output_observation_space(self, observations: Any, _actions: Any) -> Any:
+        return Box(0.0, np.inf, observations.shape, observations.dtype)
+
+    def preprocess(self, observation: Any, episode: Any) -> Any:
+        return observation + 1000
+
+
+CONNECTORS: list[Any] = [
+    (AddsThousand, Slippery, lambda observations: observations[:, 0] - 1000),
+    (FlattenObservations, SlipperyChoice, lambda observations: observations.argmax(axis=1)),
+]
+
+
+@pytest.mark.parametrize(("connector", "env", "steps_of"), CONNECTORS)
+def test_connectors_see_the_last_observation_of_such_an_episode_once(
+    connector: Any, env: Any, steps_of: Any
+) -> None:
+    config = PPOConfig().env_runners(env_to_module_connector=lambda *_, **__: connector())
+    with EnvServer(env, num_envs=3) as server:
+        runner = runner_of(server, config)
+        chunks = [chunk for _ in range(4) for chunk in runner.sample(num_timesteps=50)]
+        runner.stop()
+
+    assert sum(INTERRUPTED_KEY in chunk.get_infos(-1) for chunk in chunks) > 10
+    for chunk in chunks:
+        seen = steps_of(chunk.get_observations())
+        np.testing.assert_array_equal(seen, seen[0] + np.arange(len(chunk) + 1))
+
+
 def test_an_environment_that_gives_nothing_else_ends_sampling_with_the_cause() -> None:
     with EnvServer(Bottomless, num_envs=2) as server:
         runner = runner_of(server, PPOConfig())
-        with pytest.raises(RemoteEnvError, match="gave nan as a reward, again and again"):
+        with pytest.raises(RemoteEnvError, match="gave nan as a reward, in 11 steps in a row"):
             runner.sample(num_timesteps=50)
         runner.stop()
 

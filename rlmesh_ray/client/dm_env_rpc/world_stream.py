@@ -55,7 +55,7 @@ class WorldStream:
             EndpointClosedError: The stream was closed.
         """
         self._look_for_surplus()
-        # First: whoever ends the session meanwhile must not take its answer for one too many.
+        # First: a thread that closes the session meanwhile counts the answer as an expected one.
         self._num_sent += 1
         self._stream.send(frame)
 

@@ -3,7 +3,6 @@
 import os
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,6 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.waiting import BelledSocket, Waiting
 from rlmesh_ray.wire import line_v1 as frames
-from tests.loopback.eventually import eventually
 
 ACTION = [np.zeros(1, np.int64)]
 
@@ -67,16 +65,27 @@ def test_a_bell_without_an_answer_is_not_taken_for_one(ends: Ends) -> None:
         ends.line.receive(0.05)
 
 
+def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
+    """Have the worker answer just before, or after, the client takes notice of its bell."""
+    hush = ends.line._worker.hush
+
+    def hush_and_answer() -> None:
+        ends.line._worker.hush = hush  # type: ignore[method-assign]
+        if before:
+            ends.worker.send(answer)
+        hush()
+        if not before:
+            ends.worker.send(answer)
+
+    ends.line._worker.hush = hush_and_answer  # type: ignore[method-assign]
+
+
 def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
     ends.line.send(1, ACTION, 1000)
     ends.ring()
-    with ThreadPoolExecutor(1) as pool:
-        receiving = pool.submit(ends.line.receive, 60.0)
-        quiet = Waiting(0.0)
-        assert eventually(lambda: not quiet.ready(ends.client_bell, timeout_s=0.0))
-        ends.worker.send(frames.pack_answer(1, frames.DONE, 4) + b"body")
+    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 4) + b"body", before=False)
 
-        assert receiving.result() == b"body"
+    assert ends.line.receive(60.0) == b"body"
     assert ends.line.is_open
 
 
@@ -88,6 +97,15 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
     ends.worker.send(frames.pack_answer(1, frames.DONE, 0))
     assert ends.line.wait(60.0)
     assert ends.line.receive(60.0) == b""
+
+
+def test_who_watches_the_bell_hears_of_an_answer_that_another_wait_has_found(ends: Ends) -> None:
+    ends.line.send(1, ACTION, 1000)
+    ends.ring()
+    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 0), before=True)
+
+    assert ends.line.wait(60.0)
+    assert Waiting(0.0).ready(ends.client_bell, timeout_s=0.0) == [ends.client_bell]
 
 
 def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends) -> None:

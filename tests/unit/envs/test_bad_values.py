@@ -148,6 +148,22 @@ def test_several_agents_are_truncated_together_and_no_reward_is_paid_twice() -> 
     observation, reward, _, truncated, info = env.step(action)
 
     assert observation["observations"]["a"].tolist() == [1.0]
-    assert observation["rewards"].tolist() == [0.0, 0.0]
+    assert observation["rewards"].tolist() == [1.0, 0.0]
     assert (reward, truncated) == (0.0, True)
     assert "reward: inf is not finite" in info[BAD_VALUE_KEY]
+
+
+def test_a_nan_reward_of_an_agent_is_the_lane_s_and_costs_no_session() -> None:
+    class NanReward(TwoAgents):
+        def step(self, actions: Any) -> Any:
+            observations, rewards, *rest = super().step(actions)
+            return observations, {**rewards, "a": np.nan, "b": np.inf}, *rest
+
+    lanes = build(make_source(NanReward).payload, 1)
+    (env,) = lanes.envs  # type: ignore[attr-defined]
+    env.reset()
+
+    observation, reward, *_ = env.step({"a": np.int64(0), "b": np.int64(0)})
+
+    assert observation["rewards"].tolist() == [0.0, np.inf]
+    assert np.isnan(reward)

@@ -258,6 +258,34 @@ def test_a_bad_observation_is_named_with_lane_leaf_and_step() -> None:
     )
 
 
+def test_under_same_step_the_observation_after_an_end_is_of_step_0() -> None:
+    class EndsThenNan(FaultyEnv):
+        """Ends at step 1; the episode after it begins with NaN."""
+
+        num_resets = 0
+
+        def reset(self, **kwargs: Any) -> Any:
+            self.num_resets += 1
+            if self.num_resets == 2:
+                self._at_step = 0
+            return super().reset(**kwargs)
+
+        def step(self, action: Any) -> Any:
+            *parts, _, truncated, infos = super().step(action)
+            return *parts, True, truncated, infos
+
+    vector = SyncVectorEnv(
+        [lambda: EndsThenNan(Fault.NAN, 9)] * 2, autoreset_mode=AutoresetMode.SAME_STEP.value
+    )
+    host, block = hosted(vector)
+    host.reset(ResetCommand())
+
+    reply = step(host, block, np.array([0, 0]))
+
+    assert isinstance(reply, Failure)
+    assert "at step 0 of its episode" in reply.message
+
+
 def test_steps_are_counted_in_each_episode() -> None:
     class Ends(FaultyEnv):
         """Ends at step 2; the second episode observes NaN at step 1."""

@@ -122,3 +122,15 @@ def test_the_actors_are_those_for_which_rllib_asks_tune(config: AlgorithmConfig)
             found[name] = found.get(name, 0.0) + group.count * amount
 
     assert {k: v for k, v in found.items() if v} == {k: v for k, v in asked.items() if v}
+
+
+def test_what_is_missing_names_the_options_that_ask_for_it() -> None:
+    config = (
+        PPOConfig()
+        .env_runners(num_env_runners=1, num_gpus_per_env_runner=1)
+        .learners(num_learners=1, num_gpus_per_learner=1, custom_resources_per_learner={"tpu": 1})
+    )
+    named = {group.name: group.settings for group in actor_groups(config)}
+
+    assert named["EnvRunner(s)"].endswith("num_cpus_per_env_runner, num_gpus_per_env_runner")
+    assert named["Learner(s)"].endswith("num_gpus_per_learner, custom_resources_per_learner")
