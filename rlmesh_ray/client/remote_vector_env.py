@@ -130,7 +130,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
                 none at all, so lanes with a seed and lanes without are reset by a request each.
                 Where that is not possible (on the first reset, after an error, and at endpoints
                 that only reset all lanes) a lane without a seed gets a random one. A hosted vector
-                that ignores ``options["reset_mask"]`` cannot reset some lanes: the endpoint says so.
+                that ignores ``options["reset_mask"]`` cannot reset some lanes, and fails.
             options: Handed to the environment. ``{"reset_mask": mask}`` (num_envs,) bool
                 resets only those lanes, as in gymnasium; seeds still count all lanes.
 

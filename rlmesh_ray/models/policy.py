@@ -96,8 +96,8 @@ class Traits:
     """Of one lane: the only one that the policy acts on; None: it takes several, or cannot tell.
     A server takes no larger messages than batches of it need."""
     checks_concurrently: bool = False
-    """``check_contract`` may be called in another thread than ``predict``, also while that runs. So
-    no new route waits for a batch; otherwise those for environments of a new kind do."""
+    """``check_contract`` may be called in another thread than ``predict``, also while that runs.
+    If not, the first route for an environment of a new kind waits for the running batch."""
 
 
 def traits_of(policy: Policy) -> Traits:

@@ -1,8 +1,8 @@
 """Whether a learner in the driver's process would use more threads than there are idle cores.
 
 torch divides its work evenly and waits for the slowest thread at every step: one thread without a
-core of its own stops all others. Ray gives actors as many threads as CPUs; to the driver's process
-nobody gives a number, and torch takes one a core. On two idle cores that is a third faster than
+core of its own stops all others. Ray gives actors as many threads as CPUs; in the
+driver's process torch takes one a core. On two idle cores that is a third faster than
 one thread; beside other busy processes a small network was seen twelve times slower.
 """
 
