@@ -41,7 +41,7 @@ class Metered:
             counts.sessions.note_error("TIMEOUT")
         env.note_worker_restart()
         lanes = env.open()
-        lanes.resets = 2
+        lanes.resets, lanes.deviations = 2, 3
         model.sessions.note_opened()
         model.note_waited(30_000)
         model.note_batch(16, 1_500_000)
