@@ -13,6 +13,7 @@ from rlmesh_ray.envs.bare_steps import MESSAGES
 from rlmesh_ray.envs.channel import Channel
 
 _REAP_TIMEOUT_S = 1.0
+_KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took more than a second
 
 
 class ChildProcess:
@@ -74,7 +75,7 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_REAP_TIMEOUT_S)
+                self._process.wait(_KILL_TIMEOUT_S)
             if self._process.stdin is not None:
                 self._process.stdin.close()
             self._hear_last_words()
