@@ -23,7 +23,7 @@ from rlmesh_ray.protocol.messages import (
 ENV: Checks[EnvSubject] = Checks()
 
 _TIMEOUT_MS = 300
-# Well before the environment wakes, whom nobody is to wait for; a busy machine answers late.
+# Well before the environment wakes; a busy machine answers late.
 _LATE_S = 0.9
 """What may pass between the deadline and its answer, transport included."""
 

@@ -41,7 +41,7 @@ class ValueCheck:
     def check(
         self, observation: list[Column], rewards: NDArray[np.float64] | None = None
     ) -> dict[str, object]:
-        """Return the infos that name what the session has not been told of yet.
+        """Return infos with a warning for each kind and leaf that has had none in this session.
 
         Args:
             observation: One column a leaf, over all lanes.
@@ -62,7 +62,7 @@ class ValueCheck:
         return self._untold(found) if found else {}
 
     def summarize(self) -> None:
-        """Log how many values were out of range, where that is more than was told."""
+        """Log how many values were out of range, if there were more than the warnings name."""
         if self.num_deviations > self._warnings.num_told:
             _LOG.warning(
                 "%s: %d values out of range in this session", self._address, self.num_deviations
