@@ -37,7 +37,8 @@ class WorkerProcess:
     """A running worker; made by ``start``, ended by ``close`` or ``kill``."""
 
     def __init__(self, process: ChildProcess, started: Started, block: Block) -> None:
-        self._process = process
+        self.process = process
+        """Who runs it; to be ended without waiting for its environment."""
         self._channel = process.channel
         self._own_block = block
         self.contract = started.contract
@@ -56,13 +57,22 @@ class WorkerProcess:
         """Rewards and flags, after a StepReply, until the next command."""
 
     @classmethod
-    def start(cls, source: EnvSource, *, policy: Policy, timeout_s: float | None = None) -> Self:
+    def start(
+        cls,
+        source: EnvSource,
+        *,
+        policy: Policy,
+        timeout_s: float | None = None,
+        process: ChildProcess | None = None,
+    ) -> Self:
         """Start a worker; blocks until its environment exists.
 
         Args:
             source: What it runs.
             policy: What it does with values that are out of their range.
             timeout_s: How long the environment may take; None: as long as it likes.
+            process: The process that becomes the worker, ended when the start fails; another
+                thread may end it to give the start up. None: a new one.
 
         Raises:
             EnvStartError: The environment could not be created.
@@ -73,7 +83,7 @@ class WorkerProcess:
                 f"environments cannot be hosted on {sys.platform}, which cannot share memory by "
                 "descriptor; use Linux, macOS or WSL"
             )
-        process = ChildProcess.start()
+        process = process or ChildProcess.start()
         try:
             started = _handshake(process, source, policy, timeout_s)
             return cls(process, started, _share_block(process.channel, started.contract))
@@ -84,7 +94,7 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         """Process id."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -171,11 +181,11 @@ class WorkerProcess:
         try:
             reply: Outcome = self._channel.receive()
         except (EOFError, OSError):
-            status = self._process.end()
+            status = self.process.end()
             return Failure(
                 FailureKind.CRASHED,
                 f"the environment's process {status}",
-                self._process.last_words,
+                self.process.last_words,
             )
         return reply
 
@@ -184,12 +194,12 @@ class WorkerProcess:
 
         Blocks until the system has ended it, which takes moments for large processes.
         """
-        self._process.end(0.0)
+        self.process.end(0.0)
 
     def close(self, timeout_s: float) -> None:
         """Let the worker close its environment and end; kill it after ``timeout_s``."""
         self.submit(StopCommand())
-        self._process.end(timeout_s)
+        self.process.end(timeout_s)
 
 
 def _handshake(

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from rlmesh_ray.envs.child_process import ChildProcess
 from rlmesh_ray.envs.commands import ClearCommand, ClearReply, RenewCommand, RenewReply
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
@@ -17,6 +18,8 @@ _CLEAR_TIMEOUT_S = 5.0  # environments write videos when a session ends, and hav
 _CLEARING_HEAD_START_S = 0.1  # a new process takes several times as long
 # What leaves is gone by then: its environment may try to close twice, and is killed.
 _PLACE_TIMEOUT_S = _CLEAR_TIMEOUT_S + 2 * _CLOSE_TIMEOUT_S
+
+_IS_CLOSING = "the endpoint is closing"
 
 
 class WorkerPool:
@@ -37,6 +40,8 @@ class WorkerPool:
         self._max_sessions = max_sessions
         self._num_sessions = 0
         self._out: set[WorkerProcess] = set()
+        # Of starts, until the loop has their worker: what is left of them ends with the pool.
+        self._starting: set[ChildProcess] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         # Starts and renewals that nobody waits for; whoever needs a worker next takes one over.
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
@@ -109,8 +114,9 @@ class WorkerPool:
             worker = await self._start_another()
         if self._is_closed:
             await in_thread(worker.kill)
-            raise EnvStartError("the endpoint is closing")
+            raise EnvStartError(_IS_CLOSING)
         self._out.add(worker)
+        self._starting.discard(worker.process)
         return worker
 
     def release(self, worker: WorkerProcess | None, *, is_idle: bool) -> None:
@@ -131,25 +137,35 @@ class WorkerPool:
         leaving.add_done_callback(self._leaving.discard)
 
     async def close(self) -> None:
-        """End all workers, also those of sessions that have not been released yet."""
+        """End all workers, also those that start and those of sessions not released yet."""
         self._is_closed = True
         spare, self._spare = self._spare, None
         if spare is not None:
             await in_thread(spare.close, _CLOSE_TIMEOUT_S)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=_CLOSE_TIMEOUT_S)
-        await asyncio.gather(*(in_thread(worker.kill) for worker in self._out))
+        processes = {worker.process for worker in self._out} | self._starting
+        await asyncio.gather(*(in_thread(process.end, 0.0) for process in processes))
 
     async def _start_another(self) -> WorkerProcess:
-        starting = (
-            self._orphans.pop()
-            if self._orphans
-            else in_thread(WorkerProcess.start, self._source, policy=self._policy)
-        )
+        starting = self._orphans.pop() if self._orphans else in_thread(self._start)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
             self._leave(starting)
+            raise
+
+    def _start(self) -> WorkerProcess:
+        """Start a worker that ``close`` can end; in a thread."""
+        process = ChildProcess.start()
+        self._starting.add(process)
+        if self._is_closed:  # after it was added: close has seen it, or is seen here
+            process.end(0.0)
+            raise EnvStartError(_IS_CLOSING)
+        try:
+            return WorkerProcess.start(self._source, policy=self._policy, process=process)
+        except BaseException:
+            self._starting.discard(process)
             raise
 
     def _leave(self, starting: "asyncio.Future[WorkerProcess]") -> None:
@@ -166,6 +182,7 @@ class WorkerPool:
             return
         if self._spare is None and not self._is_closed:
             self._spare = started.result()
+            self._starting.discard(self._spare.process)
         else:
             in_thread(started.result().kill)
 
@@ -202,9 +219,7 @@ class WorkerPool:
             await in_thread(worker.kill)
         finally:
             self._out.discard(worker)
-        if self._is_closed:
-            raise EnvStartError("the endpoint is closing")
-        return await in_thread(WorkerProcess.start, self._source, policy=self._policy)
+        return await in_thread(self._start)
 
     def _has_room_for_spare(self) -> bool:
         # An instance that was handed in cannot be made anew.

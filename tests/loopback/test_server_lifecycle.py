@@ -162,6 +162,21 @@ def test_clients_that_leave_while_their_worker_starts_start_no_more_than_one(
         stays.close()
 
 
+def test_a_worker_that_starts_ends_with_its_server(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(Exits, env_kwargs={"gate": str(gate)}) as server:
+        stays = RemoteEnv(server.address)
+        stays.reset()
+        os.mkfifo(gate)
+        leaves = EnvClient(Dial(server.address))
+        leaves.send_reset()
+        assert eventually(lambda: server.num_sessions == 2 and len(worker_pids()) == 2)
+        leaves._channel.close()
+        stays.close()
+
+    assert not worker_pids()
+
+
 def test_stop_does_not_wait_for_a_worker_that_never_starts(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     script = f"""
