@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 # How many files of tests run at a time. With three, two cores take a tenth less time, and some of
 # the tests' deadlines are missed now and then.
 TEST_WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
