@@ -21,24 +21,45 @@ MAY_SLEEP = {
 }
 
 
-def calls(path: Path) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield each call of a method: the last name of what it is called on, and its own."""
-    for node in ast.walk(ast.parse(path.read_text())):
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def calls(*nodes: ast.AST) -> Iterator[tuple[str, str, ast.Call]]:
+    """Yield each call of a method: what it is called on, and its name."""
+    for node in (inner for outer in nodes for inner in ast.walk(outer)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield ast.unparse(node.func.value).rpartition(".")[2], node.func.attr, node
+            yield ast.unparse(node.func.value), node.func.attr, node
+
+
+def unseeded_samples(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yield where a space is drawn from that neither its function seeds nor one named there."""
+    functions = {node.name: node for node in tree.body if isinstance(node, Function)}
+    seeding = {
+        name
+        for name, node in functions.items()
+        if any(method == "seed" and "space" in owner for owner, method, _ in calls(node))
+    }
+    for name, node in functions.items():
+        named = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+        if name not in seeding and not named & seeding:
+            for owner, method, call in calls(node):
+                if method == "sample" and owner.endswith("space") and not call.args:
+                    yield owner, call
 
 
 def faults(name: str, path: Path) -> Iterator[str]:
-    found = list(calls(path))
-    seeded = {owner for owner, method, _ in found if method == "seed"}
-    for owner, method, call in found:
+    tree = ast.parse(path.read_text())
+    for owner, call in unseeded_samples(tree):
+        yield f"{name}:{call.lineno}: call {owner}.seed(1) before {owner}.sample()"
+    for owner, method, call in calls(tree):
         is_bare = not call.args and not call.keywords
-        if method == "sample" and is_bare and owner.endswith("space") and owner not in seeded:
-            yield f"{name}:{call.lineno}: call {owner}.seed(1) before {owner}.sample()"
         if method in {"default_rng", "Random"} and is_bare:
             yield f"{name}:{call.lineno}: give {owner}.{method}() a seed"
         if owner in {"os", "time"} and method in {"sched_yield", "sleep"} and name not in MAY_SLEEP:
             yield f"{name}:{call.lineno}: wait by tests.loopback.eventually"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield f"{name}:{node.lineno}: import time, so that what sleeps is found"
 
 
 def test_nothing_is_left_to_luck() -> None:

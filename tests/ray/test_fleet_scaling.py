@@ -88,7 +88,7 @@ def test_an_endpoint_that_goes_refuses_who_comes_serves_who_is_there_and_ends_wi
     fleet.scale(2)
     address, token, actor = fleet.addresses[1], fleet.tokens[1], fleet.actors[1]
     pid = ray.get(actor.describe.remote())["pid"]
-    env = RemoteVectorEnv(address, token=token)
+    env = open_env(fleet, 1)
     env.reset(seed=0)
 
     fleet.scale(1)
