@@ -19,6 +19,7 @@ MAY_SLEEP = {
     "peers/test_javascript_client.py",
     "ray/autoscaled_fleet.py",
 }
+GUARD = "unit/conftest.py"
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -57,6 +58,8 @@ def faults(name: str, path: Path) -> Iterator[str]:
             yield f"{name}:{call.lineno}: give {owner}.{method}() a seed"
         if owner in {"os", "time"} and method in {"sched_yield", "sleep"} and name not in MAY_SLEEP:
             yield f"{name}:{call.lineno}: wait by tests.loopback.eventually"
+        if method == "setattr" and ast.unparse(call.args[0]) == "time" and name != GUARD:
+            yield f"{name}:{call.lineno}: other threads use time, too; set that of the module"
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             yield f"{name}:{node.lineno}: import time, so that what sleeps is found"

@@ -1,9 +1,10 @@
-import time
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
 import pytest
 
+from rlmesh_ray.bench import environments
 from rlmesh_ray.bench.catch_game import ROWS, CatchGame
 from rlmesh_ray.bench.drive import CATCH, FRAMES, STRAGGLERS
 from rlmesh_ray.bench.environments import Stragglers, environment, local_vector
@@ -42,7 +43,7 @@ def test_whoever_stands_below_the_ball_catches_it() -> None:
 
 def test_one_step_in_a_hundred_straggles(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(environments, "time", SimpleNamespace(sleep=waited.append))
     venv = Stragglers(8)
     venv.reset()
 

@@ -1,15 +1,17 @@
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from rlmesh_ray.bench import scaling_env
 from rlmesh_ray.bench.scaling_env import Simulator
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     durations: list[float] = []
-    monkeypatch.setattr(time, "sleep", durations.append)
+    # Not time.sleep itself, which threads that earlier tests have left running call, too.
+    monkeypatch.setattr(scaling_env, "time", SimpleNamespace(sleep=durations.append))
     return durations
 
 

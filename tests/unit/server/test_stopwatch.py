@@ -1,11 +1,12 @@
 """What a request has taken is told in parts, which make up the whole."""
 
 import itertools
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from rlmesh_ray.protocol.messages import EnvTimings
+from rlmesh_ray.server import stopwatch
 from rlmesh_ray.server.stopwatch import Stopwatch
 
 
@@ -13,7 +14,8 @@ from rlmesh_ray.server.stopwatch import Stopwatch
 def watch(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
     """Return one whose looks at the clock see 1, 2, 4, 8, ..."""
     looks = (2**number for number in itertools.count())
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(looks))
+    clock = SimpleNamespace(perf_counter_ns=lambda: next(looks))
+    monkeypatch.setattr(stopwatch, "time", clock)
     return Stopwatch()
 
 
