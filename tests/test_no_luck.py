@@ -48,18 +48,25 @@ def unseeded_samples(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
                     yield owner, call
 
 
+def faults_of_a_call(name: str, owner: str, method: str, call: ast.Call) -> Iterator[str]:
+    is_bare = not call.args and not call.keywords
+    if method in {"default_rng", "Random"} and is_bare:
+        yield f"give {owner}.{method}() a seed"
+    if method == "setattr" and ast.unparse(call.args[0]) == "time" and name != GUARD:
+        yield "other threads use time, too; replace that of the module"
+    if owner in {"os", "time"} and method in {"sched_yield", "sleep"} and name not in MAY_SLEEP:
+        yield "wait by tests.loopback.eventually"
+    if owner == "signal" and method in {"alarm", "setitimer"}:
+        yield "pytest-timeout has the timer; use signal.pthread_kill"
+
+
 def faults(name: str, path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     for owner, call in unseeded_samples(tree):
         yield f"{name}:{call.lineno}: call {owner}.seed(1) before {owner}.sample()"
     for owner, method, call in calls(tree):
-        is_bare = not call.args and not call.keywords
-        if method in {"default_rng", "Random"} and is_bare:
-            yield f"{name}:{call.lineno}: give {owner}.{method}() a seed"
-        if owner in {"os", "time"} and method in {"sched_yield", "sleep"} and name not in MAY_SLEEP:
-            yield f"{name}:{call.lineno}: wait by tests.loopback.eventually"
-        if method == "setattr" and ast.unparse(call.args[0]) == "time" and name != GUARD:
-            yield f"{name}:{call.lineno}: other threads use time, too; set that of the module"
+        for fault in faults_of_a_call(name, owner, method, call):
+            yield f"{name}:{call.lineno}: {fault}"
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             yield f"{name}:{node.lineno}: import time, so that what sleeps is found"

@@ -32,6 +32,17 @@ if not all(hasattr(_SingleThreadedRendezvous, name) for name in _PRIVATE):
     raise ImportError("this gRPC reads in another way")
 
 
+class _StateLock(type(threading.RLock())):  # type: ignore[misc]  # its class has no public name
+    """The lock of a call's state, in place of gRPC's ``threading.Condition``.
+
+    ``with`` takes it in one go. A Condition is written in Python: the handler of a signal may run
+    when it is locked and ``with`` has not begun yet, and what the handler raises leaves it locked.
+    """
+
+    def notify_all(self) -> None:
+        """Wake nobody: whoever reads such a call does not wait for its state."""
+
+
 class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has no types
     """A call with a completion queue of its own, which whoever reads empties; see ``begin``."""
 
@@ -51,6 +62,7 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
         """
         private: Any = channel
         state = _RPCState(_DUE_AT_FIRST, None, None, None, None)
+        state.condition = _StateLock()
         state.method, state.rpc_start_time = path, time.perf_counter()
         first = (
             (
@@ -89,8 +101,8 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
     def __next__(self) -> bytes:
         """Wait for the next message."""
         with self._reading:
-            message: bytes = self._asked() if self._is_asked() else self._next()
-        return message
+            self._ask()
+            return self._take()
 
     def poll(self) -> bool:
         """Return whether a message is here, without waiting; False while another thread reads."""
@@ -113,23 +125,26 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
         """Ask gRPC for the next message, once; return whether it is here or may come."""
         state = self._state
         with state.condition:
-            if self._is_asked() or state.code is not None:
-                return state.response is not None or state.code is None
-            # ``due`` first, as gRPC does: a signal may come between the two.
-            state.due.add(_KINDS.receive_message)
-            asking = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
-            is_asked = bool(self._call.operate(asking, None))
-            if not is_asked:
-                state.due.remove(_KINDS.receive_message)
-            return is_asked
+            if state.response is not None:
+                return True
+            if _KINDS.receive_message in state.due:
+                return state.code is None
+            return state.code is None and self._begin(
+                _KINDS.receive_message, cygrpc.ReceiveMessageOperation(_NO_FLAGS)
+            )
 
-    def _is_asked(self) -> bool:
-        """Tell whether ``poll`` has asked gRPC for the next message, or has it."""
-        return self._state.response is not None or _KINDS.receive_message in self._state.due
-
-    def _asked(self) -> Any:
-        message, self._state.response = self._state.response, None
-        return self._next_response() if message is None else message
+    def _take(self) -> bytes:
+        """Return the message that was asked for; wait for it."""
+        state = self._state
+        message: bytes | None
+        message, state.response = state.response, None
+        if message is None and (state.code is None or _KINDS.receive_message in state.due):
+            message = self._next_response()
+        if message is not None:
+            return message
+        if state.code is grpc.StatusCode.OK:
+            raise StopIteration
+        raise self
 
     def close(self) -> None:
         """End it, and take what gRPC still has to tell: until then, it keeps the call."""
@@ -142,10 +157,7 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
         try:
             event = super()._consume_next_event()
         except BaseException:
-            # The handler of a signal has raised: gRPC lets go of a call then, and to ask it for
-            # what was due would crash, or take for ever.
-            self.cancel()
-            self._state.due.clear()
+            self._abandon()
             raise
         with self._state.condition:
             self._send_next()
@@ -153,13 +165,30 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
 
     def _send_next(self) -> None:
         state = self._state
-        if not self._outbox or state.code is not None or _KINDS.send_message in state.due:
-            return
-        # As gRPC does for what it receives: what has been asked for is due, whoever interrupts us.
-        state.due.add(_KINDS.send_message)
-        sending = cygrpc.SendMessageOperation(self._outbox.popleft(), _NO_FLAGS)
-        if not self._call.operate((sending,), None):
-            state.due.remove(_KINDS.send_message)
+        if self._outbox and state.code is None and _KINDS.send_message not in state.due:
+            message = self._outbox.popleft()
+            self._begin(_KINDS.send_message, cygrpc.SendMessageOperation(message, _NO_FLAGS))
+
+    def _begin(self, kind: Any, operation: Any) -> bool:
+        """Have gRPC do ``operation``; return whether it takes it."""
+        try:
+            self._state.due.add(kind)
+            is_taken = bool(self._call.operate((operation,), None))
+            if not is_taken:
+                self._state.due.remove(kind)
+        except BaseException:
+            self._abandon()
+            raise
+        return is_taken
+
+    def _abandon(self) -> None:
+        """End the call and take nothing more from it: the handler of a signal has raised.
+
+        gRPC may have let go of the call, or not have been asked for what is due: to wait for that
+        would crash, or take for ever.
+        """
+        self.cancel()
+        self._state.due.clear()
 
 
 def _read_sockets() -> None:

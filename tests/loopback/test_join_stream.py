@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -296,17 +297,28 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(serve: Serve) -
 
     stream = serve(mute)
 
-    def receive_until_the_alarm() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        stream.receive(20.0)
+    main_thread = threading.get_ident()
 
-    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    def is_waiting() -> bool:
+        stack = traceback.extract_stack(sys._current_frames()[main_thread])
+        inner = stack[-1].name  # of DirectCall, of QueuedCall
+        return inner in {"_consume_next_event", "wait"} and "receive" in {
+            call.name for call in stack
+        }
+
+    def interrupt() -> None:
+        if eventually(is_waiting):
+            signal.pthread_kill(main_thread, signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    interrupting = threading.Thread(target=interrupt)
     try:
+        interrupting.start()
         with pytest.raises(KeyboardInterrupt):
-            receive_until_the_alarm()
+            stream.receive(20.0)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, former)
+        interrupting.join()
+        signal.signal(signal.SIGUSR1, former)
 
     stream.send(b"a")
     closing = threading.Thread(target=stream.close)
@@ -315,6 +327,41 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(serve: Serve) -
     assert not closing.is_alive()
     with pytest.raises(EndpointClosedError):
         stream.send(b"a")
+
+
+class Interrupted:
+    """A gRPC call; what it is asked for next is interrupted by Ctrl-C, before or after."""
+
+    def __init__(self, call: Any, *, is_asked: bool) -> None:
+        self._call = call
+        self._is_asked = is_asked
+
+    def operate(self, *arguments: Any) -> bool:
+        if self._is_asked:
+            self._call.operate(*arguments)
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("request_", ["send", "receive", "poll"])
+@pytest.mark.parametrize(
+    "serve", [pytest.param(DirectCall, marks=needs_direct_calls)], indirect=True, ids=["direct"]
+)
+def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
+    serve: Serve, request_: str, is_asked: bool
+) -> None:
+    stream = serve(echo)
+    call: Any = stream._call
+    call._call = Interrupted(call._call, is_asked=is_asked)
+
+    with pytest.raises(KeyboardInterrupt):
+        stream.send(b"a") if request_ == "send" else getattr(stream, request_)()
+
+    stream.close()
+    assert not call._state.due
 
 
 def test_nothing_is_left_of_streams_that_were_closed(serve: Serve) -> None:
