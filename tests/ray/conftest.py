@@ -1,6 +1,7 @@
 """Tests in this folder start Ray; what Ray and its dependencies warn about is not ours."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/ray/" in str(item.path):
             item.add_marker(pytest.mark.ray)
+            # Ray swallows what the handler of a signal raises in ray.get(): this ends the process.
+            own = item.get_closest_marker("timeout")
+            limit_s = own.args[0] if own is not None else float(item.config.getini("timeout"))
+            item.add_marker(pytest.mark.timeout(limit_s, method="thread"), append=False)
             for warning in THIRD_PARTY_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
@@ -45,6 +50,15 @@ def local_ray() -> Iterator[None]:
         _start_ray()
     yield
     ray.shutdown()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fleets_of_configs_end() -> Iterator[None]:
+    """End the fleets that ``configure`` keeps for as long as the process lives: they take CPUs."""
+    yield
+    endpoints = sys.modules.get("rlmesh_ray.rllib.endpoints")
+    while endpoints is not None and endpoints._FLEETS:
+        endpoints._FLEETS.pop().stop()
 
 
 def _start_ray() -> None:
