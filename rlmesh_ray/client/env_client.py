@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rlmesh_ray.client.channel import Dial, Metadata
-from rlmesh_ray.client.env_exchange import EnvExchange
+from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
@@ -358,7 +358,7 @@ class EnvClient:
 
     @property
     def _server_timeout_ms(self) -> int:
-        return max(1, int(self._timeout_s * 900))
+        return endpoint_timeout_ms(self._timeout_s)
 
     def _configure(self) -> None:
         """Name the edition, where the generation wants that before anything else."""

@@ -36,6 +36,11 @@ _CUT_OFF_TIMEOUT_S = 1.0
 ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
 
 
+def endpoint_timeout_ms(timeout_s: float) -> int:
+    """Return how long the endpoint may take: less than its client waits, to be heard in time."""
+    return max(1, int(timeout_s * 900))
+
+
 class EnvExchange:
     """What is asked and answered in one session: one thread sends, one receives.
 
@@ -125,18 +130,21 @@ class EnvExchange:
         try:
             frame = self._stream.receive(timeout_s)
             self.num_received += 1
-            return self.read(frame, request_id, kind)
+            return self.read(frame, request_id, kind, timeout_s)
         except BaseException as error:
             self.give_up_if_interrupted(error)
             raise
 
-    def read(self, frame: bytes, request_id: str, kind: type[ResponseT]) -> ResponseT:
+    def read(
+        self, frame: bytes, request_id: str, kind: type[ResponseT], timeout_s: float = 0.0
+    ) -> ResponseT:
         """Return the answer in ``frame``, wherever that came from.
 
         Args:
             frame: The answer's.
             request_id: The request's.
             kind: Of the answer.
+            timeout_s: That the user has set, if the endpoint was given one for the request.
 
         Raises:
             RemoteEnvError: As with ``receive``.
@@ -151,7 +159,7 @@ class EnvExchange:
                 f"the answer is for request {quoted(response.request_id)!r}", request_id
             )
         if isinstance(response, EnvFailed):
-            raise self._failed(response)
+            raise self._failed(response, timeout_s)
         if not isinstance(response, kind):
             name = type(response).__name__
             raise self.broken(f"{name} does not answer this request", request_id)
@@ -163,10 +171,11 @@ class EnvExchange:
         self.give_up(error)
         return error
 
-    def _failed(self, failed: EnvFailed) -> RemoteEnvError:
+    def _failed(self, failed: EnvFailed, timeout_s: float) -> RemoteEnvError:
+        own_limit = f"{timeout_s:g} s"
         error = RemoteEnvError(
             failed.code.name,
-            failed.message,
+            failed.message.replace(f"{endpoint_timeout_ms(timeout_s)} ms", own_limit),
             failed.is_recoverable,
             failed.debug_info,
             failed.interrupted_episodes,

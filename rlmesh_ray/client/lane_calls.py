@@ -74,5 +74,7 @@ def call_lanes(
     except CodecError as error:
         raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
     if isinstance(results, CallFailed):
-        raise RemoteEnvError(results.code.name, results.message, True, results.debug_info)
+        # What the endpoint was given is a little less than what the user has set.
+        message = results.message.replace(f"{call.timeout_ms} ms", f"{timeout_s:g} s")
+        raise RemoteEnvError(results.code.name, message, True, results.debug_info)
     return results

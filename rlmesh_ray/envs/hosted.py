@@ -35,6 +35,9 @@ class HostedVector:
         UnsupportedSpaceError: Its spaces have no place in a contract.
     """
 
+    lane_in_progress: int | None = None
+    """Vectors do not tell which of their lanes has raised."""
+
     def __init__(self, vector: VectorEnv[Any, Any, Any]) -> None:
         self._vector = vector
         self._num_lanes = vector.num_envs

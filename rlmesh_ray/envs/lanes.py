@@ -17,9 +17,10 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from rlmesh_ray.envs.lane_infos import merge_info
-from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError
 from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, leaves, unflatten
 from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.columns import written
 from rlmesh_ray.spaces.gym import from_gymnasium
 
@@ -79,6 +80,12 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def steps_subsets(self) -> bool:
         """Whether any of the lanes can be stepped alone: they do not reset themselves."""
         return not self._resets_itself
+
+    @property
+    def lane_in_progress(self) -> int | None:
+        """The lane whose environment is being stepped or reset, or has raised; None: no one's."""
+        done, lanes = len(self._fresh), self._fresh_lanes
+        return lanes[done] if done < len(lanes) else None
 
     def use(self, observations: list[Column], results: Results) -> None:
         """Write into these buffers from now on, such as those of a block."""
@@ -228,10 +235,25 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             ConformanceError: An observation has not the structure, shape or kind of its space;
                 the columns may hold some of the others.
         """
-        parts = by_leaf(self._spec, self._fresh)
-        for position, (leaf, values) in enumerate(zip(self._leaves, parts, strict=True)):
-            column = self.observations[position]
-            self.observations[position] = written(leaf, column, self._fresh_lanes, values)
+        try:
+            parts = by_leaf(self._spec, self._fresh)
+            for position, (leaf, values) in enumerate(zip(self._leaves, parts, strict=True)):
+                column = self.observations[position]
+                self.observations[position] = written(leaf, column, self._fresh_lanes, values)
+        except ConformanceError as error:
+            raise self._with_lane(error) from error
+
+    def _with_lane(self, error: ConformanceError) -> ConformanceError:
+        """Return ``error`` with the first lane whose observation is not fit."""
+        for lane, observation in zip(self._fresh_lanes, self._fresh, strict=True):
+            try:
+                for leaf, (value,) in zip(
+                    self._leaves, by_leaf(self._spec, [observation]), strict=True
+                ):
+                    coerce(leaf, value, None)
+            except ConformanceError as own:
+                return ConformanceError(own.kind, own.path, f"{own.reason} (lane {lane})", lane)
+        return error
 
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]

@@ -43,6 +43,10 @@ class Lanes(Protocol):
     results: Results
     final_infos: dict[int, dict[str, Any]]
 
+    @property
+    def lane_in_progress(self) -> int | None:
+        """See LaneVectorEnv."""
+
     def use(self, observations: list[Column], results: Results) -> None:
         """Write into these buffers from now on."""
 
@@ -120,11 +124,11 @@ class VectorHost:
     def reset(self, command: ResetCommand) -> ResetReply | Failure:
         """Start new episodes, in all lanes or in some."""
         lanes = command.lanes or self._all_lanes
+        for lane in lanes:
+            self._began[lane] = self._num_steps
         infos = self._lanes.reset_lanes(lanes, command.seeds, command.options)
         self._begun.update(lanes)
         self._over.difference_update(lanes)
-        for lane in lanes:
-            self._began[lane] = self._num_steps
         # There is nothing to look at yet in lanes that have never been reset.
         is_whole = len(self._begun) == len(self._all_lanes)
         try:
@@ -160,6 +164,12 @@ class VectorHost:
             found += env.take_found()
         infos = self._with_warnings(infos, found)
         return StepReply(infos, self._final_infos(), self._texts(), self._num_deviations())
+
+    @property
+    def place(self) -> str:
+        """Where the environment has raised, as the end of a sentence; empty if that is unknown."""
+        lane = self._lanes.lane_in_progress
+        return "" if lane is None else f" in lane {lane}{self._step_of(lane)}"
 
     def call(self, command: CallCommand) -> CallReply:
         """Call into the lanes, also before the first reset."""
@@ -236,12 +246,15 @@ class VectorHost:
     def _refused(self, side: str, error: ConformanceError) -> Failure:
         place = ""
         if error.lane is not None:
-            step = self._num_steps - self._began[error.lane]
             is_same_step = self.contract.autoreset_mode is AutoresetMode.SAME_STEP
             if side == "observation" and is_same_step and error.lane in self._lanes.final_infos:
-                step = 0  # of the episode that has begun within this step
-            place = f", at step {step} of its episode"
+                place = ", at step 0 of its episode"  # which has begun within this step
+            else:
+                place = self._step_of(error.lane)
         return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{place}")
+
+    def _step_of(self, lane: int) -> str:
+        return f", at step {max(self._num_steps - self._began[lane], 0)} of its episode"
 
     def _texts(self) -> TextColumns:
         return tuple(column for column in self._lanes.observations if isinstance(column, tuple))

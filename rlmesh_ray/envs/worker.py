@@ -148,7 +148,8 @@ class Worker:
             reply = self._handlers[type(command)](command)
             return frame_of_bare(reply) or encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-            return encode_reply(failure(error))
+            is_stepped = isinstance(command, (ResetCommand, StepCommand))
+            return encode_reply(failure(error, self._host.place if is_stepped else ""))
 
     def close(self) -> None:
         """Close the environment, once."""
@@ -164,7 +165,7 @@ class Worker:
                 return reply
             frame = encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-            frame = encode_reply(failure(error))
+            frame = encode_reply(failure(error, self._host.place))
         plain: StepReply | Failure = decode(frame)
         return plain
 
@@ -230,12 +231,17 @@ class Worker:
         return VectorHost(vector, start.policy, start.description)
 
 
-def failure(error: BaseException) -> Failure:
-    """Return what the parent is told about something that the environment raised."""
+def failure(error: BaseException, place: str = "") -> Failure:
+    """Return what the parent is told about something that the environment raised.
+
+    Args:
+        error: It.
+        place: In which lane and step, as the end of a sentence.
+    """
     report = traceback.TracebackException.from_exception(error)
     text = " ".join(str(report).split())
     name = type(error).__name__
-    message = f"{name}: {text}" if text else name
+    message = (f"{name}: {text}" if text else name) + (place and f",{place}")
     return Failure(FailureKind.RAISED, message, "".join(report.format()))
 
 

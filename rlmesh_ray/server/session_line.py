@@ -117,7 +117,9 @@ class SessionLine:
         if not self._worker.is_idle:
             return False  # a request on the stream waits for the worker, with its own deadline
         timeout_ms = self._line.control.timeout_ms
-        self._overdue = Failure(FailureKind.TIMEOUT, f"no result within {timeout_ms} ms")
+        self._overdue = self._worker.failed(
+            FailureKind.TIMEOUT, f"no result within {timeout_ms} ms"
+        )
         self.cut()
         self._worker.call_in_vain(DetachCommand())
         return True

@@ -1,13 +1,25 @@
-"""A session's begin and end in the log, and whether it ended as it should."""
+"""Sessions in the log: how they begin and end, and what their environments raise."""
 
 import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.counts import SessionCounts
 from rlmesh_ray.server.log_context import facts
 
 _LOG = logging.getLogger(__name__)
+
+_MAX_KINDS = 1000
+_PREFIXES = {
+    FailureKind.TIMEOUT: "a request took too long: ",
+    FailureKind.RAISED: "the environment raised an error: ",
+    FailureKind.BAD_OBSERVATION: "the environment returned a value that it must not: ",
+}
+_NUMBER = re.compile(r"\d+")
+_PLACE = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 
 
 class SessionLog:
@@ -68,3 +80,38 @@ class SessionLog:
             cause,
             extra=facts("session_ends", cause=cause, lasted_s=round(lasted_s, 3), **done),
         )
+
+
+class FailureLog:
+    """The failures of an endpoint's environments in its log: each kind once in full, then counted.
+
+    Of one kind are those that are raised at the same line, and those without a traceback that
+    differ in numbers only.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, failure: Failure) -> None:
+        """Log a failure, if it is the first of its kind or the 10th, 100th, 1000th, ..."""
+        places = _PLACE.findall(failure.debug_info)
+        kind = f"{failure.kind.name} {places[-1] if places else _NUMBER.sub('0', failure.message)}"
+        if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
+            kind = "others"
+        self._counts[kind] += 1
+        count = self._counts[kind]
+        fields = facts(
+            "environment_failed", kind=failure.kind.name.lower(), error=failure.message, count=count
+        )
+        if count > 1 and not _is_power_of_ten(count):
+            return
+        text = f"{_PREFIXES.get(failure.kind, '')}{failure.message}"
+        if count > 1:
+            text += f" (the {count}th time that this happens)"
+        elif failure.debug_info:
+            text += f"\n{failure.debug_info.rstrip()}"
+        _LOG.error("%s", text, extra=fields)
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).strip("0") == "1"

@@ -33,6 +33,14 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_LOOK_S = 1e-3
 """So long the loop may do nothing but wait for a worker, where it has nobody else to serve."""
 
+_ENVIRONMENTS_OWN = {
+    FailureKind.TIMEOUT,
+    FailureKind.RAISED,
+    FailureKind.CRASHED,
+    FailureKind.BAD_OBSERVATION,
+}
+"""Failures that the operator of the environment must hear of; the others are the client's."""
+
 _NOWHERE = np.zeros((), np.bool_)
 """Stands for an array of that, one a lane."""
 
@@ -101,14 +109,14 @@ class SessionWorker:
             self._looking.look(worker.advance)
         if not await arrives(worker, deadline.at_s):
             self._finishing = asyncio.ensure_future(self._finish(worker))
-            return Failure(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
+            return self.failed(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
         if is_alone:
             self._looking.learn()
         reply = await take(worker)
         self.is_idle = True
         self._count(worker, command, reply, time.monotonic_ns() - begun_ns)
-        if isinstance(reply, Failure) and reply.kind is FailureKind.CRASHED:
-            self.warn("%s%s", reply.message, reply.debug_info and f"\n{reply.debug_info}")
+        if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
+            self._report(reply)
         return reply
 
     def call_in_vain(self, command: Command) -> None:
@@ -138,9 +146,9 @@ class SessionWorker:
                     self.process = await self._pool.replace(self.process)
         except TimeoutError:
             # It goes on finishing or starting; the next Reset finds it.
-            return Failure(FailureKind.TIMEOUT, f"{message} {deadline.timeout_ms} ms")
+            return self.failed(FailureKind.TIMEOUT, f"{message} {deadline.timeout_ms} ms")
         except EnvStartError as error:
-            return Failure(FailureKind.CRASHED, str(error), error.traceback_text)
+            return self.failed(FailureKind.CRASHED, str(error), error.traceback_text)
         return None
 
     async def make_idle(self, deadline: Deadline) -> Failure | None:
@@ -150,7 +158,7 @@ class SessionWorker:
                 await self._finished()
         except TimeoutError:
             message = f"still busy with an earlier request after {deadline.timeout_ms} ms"
-            return Failure(FailureKind.TIMEOUT, message)
+            return self.failed(FailureKind.TIMEOUT, message)
         return None
 
     def release(self, *, is_idle: bool) -> None:
@@ -163,6 +171,16 @@ class SessionWorker:
             self._finishing.cancel()
         self._pool.counts.close(self.counts)
         self._pool.release(self.process, is_idle=self.is_idle and is_idle)
+
+    def failed(self, kind: FailureKind, message: str, debug_info: str = "") -> Failure:
+        """Return a failure of the environment, which the endpoint's log tells, too."""
+        failure = Failure(kind, message, debug_info)
+        self._report(failure)
+        return failure
+
+    def _report(self, failure: Failure) -> None:
+        with logged_as(*self._names):
+            self._pool.failures.note(failure)
 
     def warn(self, message: str, *values: object) -> None:
         """Tell the log what has gone wrong in this session."""

@@ -9,6 +9,7 @@ from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
 from rlmesh_ray.server.counts import EnvCounts
 from rlmesh_ray.server.loop import in_thread
+from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 
@@ -49,6 +50,8 @@ class WorkerPool:
         self._is_closed = False
         self.counts = EnvCounts()
         """What the sessions do that have its workers."""
+        self.failures = FailureLog()
+        """What their environments raise, for the log."""
         self.steps_subsets = False
         """Whether the workers can step some of their lanes; only after ``start``."""
 

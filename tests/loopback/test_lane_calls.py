@@ -328,7 +328,7 @@ def test_a_call_that_hangs_is_answered_and_a_reset_starts_over(
 
     with monkeypatch.context() as impatient:
         impatient.setattr(EnvClient, "_server_timeout_ms", 450)
-        with pytest.raises(RemoteEnvError, match="no result within 450 ms"):
+        with pytest.raises(RemoteEnvError, match="no result within"):
             client.call("hang")
     with pytest.raises(RemoteEnvError) as caught:
         client.step(actions(0, 0, 0))

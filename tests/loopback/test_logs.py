@@ -1,13 +1,20 @@
 """What the serving commands write to standard error for programs."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from typing import Any
 
-from rlmesh_ray import RemoteEnv
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
 
 SERVE = [sys.executable, "-m", "rlmesh_ray", "serve-env", "CartPole-v1", "--json"]
@@ -58,3 +65,45 @@ def test_sessions_that_go_well_are_not_told_to_people() -> None:
 
     assert "a session of" not in log
     assert "Ctrl-C" in log
+
+
+class Breaks(gymnasium.Env[Any, Any]):
+    """Raises in its third step, in its first, or returns a value of another shape."""
+
+    observation_space = spaces.Discrete(9)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if action == 1:
+            raise ValueError("out of fuel")
+        return np.zeros(2) if action == 2 else 1, 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
+    caplog: pytest.LogCaptureFixture, shared_memory: bool
+) -> None:
+    caplog.set_level(logging.ERROR, "rlmesh_ray.server")
+    with EnvServer(Breaks, num_envs=2) as server:
+        env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
+        for last in ([0, 1], [0, 1], [2, 0]):
+            env.reset()
+            env.step(np.array([0, 0]))
+            with pytest.raises(RemoteEnvError):
+                env.step(np.array(last))
+        env.close()
+
+    first, second = (record.getMessage() for record in caplog.records)
+    assert (
+        "the environment raised an error: ValueError: out of fuel, in lane 1, at step 2 " in first
+    )
+    assert 'raise ValueError("out of fuel")' in first
+    assert "a value that it must not: observation: " in second
+    assert "lane 0" in second
+    assert "at step 2 " in second

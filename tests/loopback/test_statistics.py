@@ -305,8 +305,9 @@ def test_what_goes_wrong_in_a_session_is_logged_with_its_name(log: Lines) -> Non
             env.step(0)
 
     (begin,) = log.events("session_begins")
-    (warning,) = log.warnings()
-    assert (warning["endpoint_id"], warning["session"]) == ("faulty", begin["session"])
+    (failure,) = log.events("environment_failed")
+    assert (failure["endpoint_id"], failure["session"]) == ("faulty", begin["session"])
+    assert failure["kind"] == "crashed"
 
 
 def test_two_sessions_of_one_client_have_two_names(log: Lines) -> None:

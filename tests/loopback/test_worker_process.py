@@ -233,7 +233,8 @@ def test_what_the_environment_raises_is_told_and_the_worker_lives(
     reply = step(worker, np.array([0]))
 
     assert isinstance(reply, Failure)
-    assert (reply.kind, reply.message) == (FailureKind.RAISED, message)
+    assert reply.kind is FailureKind.RAISED
+    assert reply.message == f"{message}, in lane 0, at step 1 of its episode"
     assert "_BREAKDOWNS[self._fault]()" in reply.debug_info
     assert worker.is_alive
     assert isinstance(ask(worker, ResetCommand()), ResetReply)
