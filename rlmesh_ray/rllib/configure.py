@@ -25,6 +25,7 @@ from rlmesh_ray.rllib.checks import (
 )
 from rlmesh_ray.rllib.endpoints import RolloutSource, Wish, common_contract, find_endpoints
 from rlmesh_ray.rllib.learner_threads import thread_warnings
+from rlmesh_ray.rllib.lost_and_moved import raise_for_broken_environment
 from rlmesh_ray.rllib.plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.recording import require_recordable
 from rlmesh_ray.rllib.rllink_address import listen, names_rllink
@@ -209,6 +210,10 @@ def _apply(config: AlgorithmConfig, plan: RolloutPlan, sampler: Sampler) -> None
     config.env_runners(
         env_runner_cls=sampler.runner_class, num_envs_per_env_runner=plan.lanes_per_runner
     )
+    former = config.callbacks_on_train_result or []
+    callbacks = [former] if callable(former) else list(former)
+    if raise_for_broken_environment not in callbacks:
+        config.callbacks(on_train_result=[*callbacks, raise_for_broken_environment])
 
 
 def _former_plan(config: AlgorithmConfig) -> RolloutPlan | None:

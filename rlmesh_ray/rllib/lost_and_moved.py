@@ -7,12 +7,14 @@ import abc
 import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME, EnvRunner
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED
 
-from rlmesh_ray.errors import EndpointClosedError, RlmeshError
+from rlmesh_ray.errors import EndpointClosedError, RemoteEnvError, RlmeshError
 from rlmesh_ray.rllib.lane_session import unusable_step
 from rlmesh_ray.rllib.lane_slot import LaneSlot, Phase
 from rlmesh_ray.rllib.quota import Quota
@@ -20,6 +22,8 @@ from rlmesh_ray.rllib.runner_lanes import Lanes
 from rlmesh_ray.rllib.seats import Seats
 
 _LOG = logging.getLogger(__name__)
+
+_ASK_S = 10.0
 
 NUM_EPISODES_INTERRUPTED_LIFETIME = "num_episodes_interrupted_lifetime"
 """Metric: episodes that a failure has cut short."""
@@ -37,6 +41,19 @@ class LostAndMoved(EnvRunner):
     _interrupted: list[Any]
     """Episodes that were cut short in this call of ``sample``."""
     _has_discarded = False
+    broken_environment: RemoteEnvError | None = None
+    """Why the last call of ``sample`` gave up; see ``raise_for_broken_environment``."""
+
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``func`` with this runner, as RLlib's runners do.
+
+        RLlib ends a runner that raises, after a minute, and another one takes its place. That
+        mends no environment.
+        """
+        try:
+            return super().apply(_catching(func), *args, **kwargs)
+        except _Caught as caught:
+            raise caught.error from None
 
     @abc.abstractmethod
     def _cut_short(self, lane: int, cause: Exception | str) -> Any | None:
@@ -64,10 +81,15 @@ class LostAndMoved(EnvRunner):
             self.metrics.log_value(key, num_cut, reduce="lifetime_sum")
         others_work = any(other.slot.phase is not Phase.OPENING for other in self._lanes)
         delay_s = slot.patience.failed(error, time.monotonic(), others_work=others_work)
+        num_raised = slot.patience.num_raised
         if delay_s is None:
             # Whoever calls again gets another try.
             slot.patience.succeeded()
+            slot.patience.finished_episode()
             slot.reopen(0.0)
+            if isinstance(error, RemoteEnvError) and num_raised > 1:
+                self.broken_environment = _broken(error, num_raised)
+                raise self.broken_environment from error
             raise error
         _LOG.warning(
             "worker %s, lanes %d to %d: %s; a new session is opened in %.2g s (failure %d)",
@@ -76,7 +98,7 @@ class LostAndMoved(EnvRunner):
             slot.lanes.stop - 1,
             error,
             delay_s,
-            slot.patience.num_failures,
+            max(slot.patience.num_failures, num_raised),
         )
         lanes.to_module = None
         lanes.shared_data = {}
@@ -124,15 +146,15 @@ class LostAndMoved(EnvRunner):
                 cause,
                 key,
             )
-        patience, error = lanes.slot.patience, unusable_step(lane, cause)
-        if is_all and patience.failed(error, time.monotonic()) is None:
+        patience = lanes.slot.patience
+        if is_all and patience.has_discarded():
             num_steps = patience.num_failures
             patience.succeeded()  # the next call of ``sample`` tries again
             raise unusable_step(
                 lane,
                 f"{cause}, in {num_steps} steps in a row, and none of these brought another lane "
                 "anything; mend the environment",
-            ) from error
+            )
 
     # --- moves ---------------------------------------------------------------------------
 
@@ -167,3 +189,60 @@ class LostAndMoved(EnvRunner):
         lanes.to_module = None
         lanes.shared_data = {}
         slot.reopen(0.0, in_background=True)
+
+
+def _broken(error: RemoteEnvError, num_raised: int) -> RemoteEnvError:
+    """Return the error of an environment that fails again and again."""
+    return RemoteEnvError(
+        error.code,
+        f"{error.message}; this environment has failed {num_raised} times since it last finished "
+        "an episode, and this is the last error; mend it (the traceback is in the endpoint's log "
+        "and in debug_info)",
+        error.is_recoverable,
+        error.debug_info,
+        error.interrupted_episodes,
+    )
+
+
+class _Caught(BaseException):
+    """Carries the error of a broken environment past what RLlib does for any Exception."""
+
+    def __init__(self, error: RemoteEnvError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _catching(func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(runner: LostAndMoved, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(runner, *args, **kwargs)
+        except RemoteEnvError as error:
+            if error is runner.broken_environment:
+                raise _Caught(error) from error
+            raise
+
+    return call
+
+
+def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
+    """Raise why the runners have given up, if an iteration brought nothing; a callback of RLlib.
+
+    RLlib logs what its runners raise, and asks them again for ever.
+
+    Raises:
+        RemoteEnvError: The environment fails again and again.
+    """
+    sampled = result.get(ENV_RUNNER_RESULTS, {}).get(NUM_ENV_STEPS_SAMPLED)
+    if sampled or algorithm.env_runner_group is None:
+        return
+    errors = algorithm.env_runner_group.foreach_env_runner(
+        _broken_environment_of, local_env_runner=False, healthy_only=False, timeout_seconds=_ASK_S
+    )
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _broken_environment_of(runner: Any) -> RemoteEnvError | None:
+    error: RemoteEnvError | None = runner.broken_environment
+    return error

@@ -29,8 +29,8 @@ class Patience:
     """Says when to try again, and when not to.
 
     An endpoint that is away is tried again for some time, at growing intervals; the first try
-    comes at once. An environment that raises is tried ten times in a row: it may be worn out, and
-    another try makes a new one, or it may be broken for good.
+    comes at once. An environment that raises is tried ten times until it finishes an episode: it
+    may be worn out, and another try makes a new one, or it may be broken for good.
 
     Args:
         give_up_after_s: How long an endpoint may stay away.
@@ -39,14 +39,19 @@ class Patience:
     def __init__(self, give_up_after_s: float = _GIVE_UP_AFTER_S) -> None:
         self._give_up_after_s = give_up_after_s
         self.num_failures = 0
-        """In a row."""
-        self._num_raised = 0
+        """Failures since the last success."""
+        self.num_raised = 0
+        """Those of the environment since it finished an episode."""
         self._since_s: float | None = None
 
     def succeeded(self) -> None:
         """Note that it works."""
-        self.num_failures = self._num_raised = 0
+        self.num_failures = 0
         self._since_s = None
+
+    def finished_episode(self) -> None:
+        """Note that the environment has finished an episode."""
+        self.num_raised = 0
 
     def failed(
         self, error: RlmeshError, now_s: float, *, others_work: bool = False
@@ -64,14 +69,21 @@ class Patience:
         if isinstance(error, _HOPELESS):
             return None
         if not isinstance(error, EndpointError):
-            self._num_raised += 1
-            return None if self._num_raised > _MAX_ENV_FAILURES else self._delay_s(_ENV_DELAY_S)
+            self.num_raised += 1
+            if self.num_raised > _MAX_ENV_FAILURES:
+                return None
+            return _delay_s(_ENV_DELAY_S, self.num_raised)
         if now_s - self._since_s > self._give_up_after_s and not others_work:
             return None
-        return self._delay_s(_FIRST_DELAY_S)
+        return _delay_s(_FIRST_DELAY_S, self.num_failures)
 
-    def _delay_s(self, first_s: float) -> float:
-        tries_before = self.num_failures - 1
-        if not tries_before:
-            return 0.0
-        return min(first_s * 2.0 ** (tries_before - 1), _LONGEST_DELAY_S)
+    def has_discarded(self) -> bool:
+        """Note a step of which nothing could be used; return whether that happened too often."""
+        self.num_failures += 1
+        return self.num_failures > _MAX_ENV_FAILURES
+
+
+def _delay_s(first_s: float, num_tries: int) -> float:
+    if num_tries <= 1:
+        return 0.0
+    return min(first_s * 2.0 ** (num_tries - 2), _LONGEST_DELAY_S)

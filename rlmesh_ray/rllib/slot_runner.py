@@ -231,13 +231,15 @@ class SlotRunner(LostAndMoved):
             return
         slot.phase = Phase.IDLE
         if phase is Phase.STEPPING:
-            num_before = self._quota.timesteps
+            num_before, num_over = self._quota.timesteps, self._quota.episodes
             self._add_steps(lanes, arrival.batch)
             is_none = self._quota.timesteps == num_before
             if arrival.batch.discarded:
                 self._count_discarded(lanes, arrival.batch.discarded, is_all=is_none)
             if not is_none:
                 slot.patience.succeeded()
+            if self._quota.episodes > num_over:
+                slot.patience.finished_episode()
         else:
             self._add_resets(lanes, arrival.batch)
 

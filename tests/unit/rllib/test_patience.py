@@ -56,6 +56,37 @@ def test_an_environment_that_raises_is_tried_ten_times_whatever_time_that_takes(
     assert delays[10] is None
 
 
+def test_steps_that_succeed_give_an_environment_that_raises_no_more_tries() -> None:
+    patience = Patience()
+
+    delays = []
+    for number in range(11):
+        patience.succeeded()
+        delays.append(patience.failed(RAISED, now_s=float(number)))
+
+    assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert delays[10] is None
+    assert patience.num_raised == 11
+
+
+def test_an_episode_that_is_finished_gives_an_environment_all_tries_again() -> None:
+    patience = Patience()
+    for _ in range(10):
+        patience.failed(RAISED, now_s=0.0)
+    patience.finished_episode()
+
+    assert patience.failed(RAISED, now_s=0.0) == 0.0
+
+
+def test_steps_of_which_nothing_can_be_used_are_too_many_in_a_row_after_ten() -> None:
+    patience = Patience()
+    assert not any(patience.has_discarded() for _ in range(10))
+    patience.succeeded()
+    assert not any(patience.has_discarded() for _ in range(10))
+
+    assert patience.has_discarded()
+
+
 def test_losses_and_errors_in_turns_do_not_go_on_for_ever() -> None:
     patience = Patience(give_up_after_s=1000.0)
     errors = [RAISED, EndpointLostError("the session broke", "host:1")] * 10
