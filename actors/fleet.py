@@ -53,7 +53,7 @@ class EnvFleet:
             endpoints run is named by an id, ``"module:Env-v0"``; nothing of it is imported here.
         num_endpoints: How many, at least 1; ``scale`` changes it.
         num_envs: Lanes of each session with each endpoint.
-        env_kwargs: Passed to ``gymnasium.make``; only with an id.
+        env_kwargs: Passed to ``gymnasium.make``, or to the factory.
         num_cpus: What Ray sets aside for each endpoint.
         max_sessions: See ``EnvServer``.
         validation: See ``EnvServer``.

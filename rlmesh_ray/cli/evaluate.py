@@ -15,6 +15,7 @@ from rlmesh_ray.cli.logs import muted
 from rlmesh_ray.cli.options import (
     DebugFlag,
     EditionText,
+    EnvKwargs,
     JsonFlag,
     TlsAuthority,
     TlsCertificate,
@@ -22,7 +23,9 @@ from rlmesh_ray.cli.options import (
     TlsKey,
     TokenFile,
     client_tls,
+    parse_env_kwargs,
     read_token,
+    search_current_folder,
 )
 from rlmesh_ray.cli.seconds import above_zero, zero_or_more
 from rlmesh_ray.errors import (
@@ -44,7 +47,9 @@ _OWN_MESSAGE_BYTES = 2**28
 EnvOption = Annotated[
     list[str],
     typer.Option(
-        "--env", metavar="ENV_OR_ADDRESS", help="A Gymnasium id, or an endpoint; repeatable."
+        "--env",
+        metavar="ENV_OR_ADDRESS",
+        help="A Gymnasium id or module:factory, or an endpoint; repeatable.",
     ),
 ]
 ModelOption = Annotated[
@@ -123,6 +128,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     episodes: EpisodesOption = 20,
     seed: SeedOption = None,
     num_envs: LanesOption = None,
+    env_kwargs: EnvKwargs = None,
     output: OutputOption = None,
     env_timeout: EnvTimeoutOption = 60.0,
     model_timeout: ModelTimeoutOption = 60.0,
@@ -154,6 +160,14 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         raise typer.BadParameter(str(error), param_hint="--seed") from error
     _require_addresses(env, edition_text, "--edition-text")
     _require_addresses(model, model_edition_text, "--model-edition-text")
+    kwargs = parse_env_kwargs(env_kwargs)
+    if kwargs is not None and all(looks_like_address(name) for name in env):
+        raise typer.BadParameter(
+            "for a Gymnasium id or a factory only; a running endpoint has its own",
+            param_hint="--env-kwargs",
+        )
+    for name in env:
+        search_current_folder(name)
     token = read_token(token_file)
     model_token = read_token(model_token_file) if model_token_file else token
     tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
@@ -162,7 +176,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         dials = [Dial(name, token, tls, edition_text=edition_text) for name in env]
         _check_endpoints([dial for dial in dials if looks_like_address(dial.address)], num_envs)
         lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
-        envs = [stack.enter_context(_served_env(dial, lanes)) for dial in dials]
+        envs = [stack.enter_context(_served_env(dial, lanes, kwargs)) for dial in dials]
         models = [
             stack.enter_context(
                 _served_model(Dial(name, model_token, tls, edition_text=model_edition_text))
@@ -233,8 +247,10 @@ def _check_endpoints(dials: "list[Dial]", num_envs: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _served_env(dial: "Dial", num_envs: int) -> "Iterator[Dial]":
-    """Return how to reach an environment, serving it first where it is an id."""
+def _served_env(
+    dial: "Dial", num_envs: int, env_kwargs: dict[str, object] | None
+) -> "Iterator[Dial]":
+    """Return how to reach an environment, serving it first where it is an id or a factory."""
     from rlmesh_ray.client.channel import Dial
 
     if looks_like_address(dial.address):
@@ -242,7 +258,7 @@ def _served_env(dial: "Dial", num_envs: int) -> "Iterator[Dial]":
         return
     from rlmesh_ray.server.env_server import EnvServer
 
-    with EnvServer(dial.address, num_envs=num_envs) as server:
+    with EnvServer(dial.address, num_envs=num_envs, env_kwargs=env_kwargs) as server:
         yield Dial(server.address)
 
 

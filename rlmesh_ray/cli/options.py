@@ -1,7 +1,9 @@
 """Options that commands of all kinds share, and what is made of them."""
 
 import enum
+import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,6 +84,16 @@ EditionText = Annotated[
 ]
 
 
+EnvKwargs = Annotated[
+    str | None,
+    typer.Option(
+        "--env-kwargs",
+        metavar="JSON",
+        help="Keyword arguments of gymnasium.make, or of the factory.",
+    ),
+]
+
+
 def read_token(file: Path | None) -> TokenSource | None:
     """Return where the token is: ``file``, or itself from the environment; None: there is none.
 
@@ -146,3 +158,33 @@ def require_alone(*files: Path | None) -> None:
             "Ray's variables name all files; leave out the other --tls options",
             param_hint="--tls-from-ray",
         )
+
+
+def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
+    """Return the keyword arguments that ``text`` holds as JSON.
+
+    Raises:
+        typer.BadParameter: It is not a JSON object.
+    """
+    if text is None:
+        return None
+    remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"not JSON ({error}); {remedy}", param_hint="--env-kwargs"
+        ) from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint="--env-kwargs")
+    return value
+
+
+def search_current_folder(env: str) -> None:
+    """Have modules in the current folder found, if ``env`` names one: ``module:...``.
+
+    A console script has its own folder on the path instead.
+    """
+    here = os.getcwd()
+    if ":" in env and here not in sys.path:
+        sys.path.insert(0, here)

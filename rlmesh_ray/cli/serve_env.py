@@ -12,6 +12,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import LogFormatOption
 from rlmesh_ray.cli.options import (
     DebugFlag,
+    EnvKwargs,
     JsonFlag,
     TlsCertificate,
     TlsFromRay,
@@ -19,7 +20,9 @@ from rlmesh_ray.cli.options import (
     TokenFile,
     Validation,
     client_tls,
+    parse_env_kwargs,
     read_token,
+    search_current_folder,
 )
 from rlmesh_ray.cli.registering import (
     AdvertiseOption,
@@ -44,7 +47,6 @@ from rlmesh_ray.cli.serving_options import (
     OnBadValue,
     OpenToStrangers,
     TlsClientAuthority,
-    parse_env_kwargs,
     server_tls,
 )
 from rlmesh_ray.errors import ConfigurationError
@@ -67,14 +69,14 @@ def _callable_names(names: list[str] | None) -> list[str] | None:
 
 
 EnvArgument = Annotated[
-    str, typer.Argument(metavar="ENV", help="A Gymnasium id, also as module:Env-v0.")
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
+    ),
 ]
 LanesOption = Annotated[
     int, typer.Option("--num-envs", min=1, help="Lanes that each session gets.")
-]
-KwargsOption = Annotated[
-    str | None,
-    typer.Option("--env-kwargs", metavar="JSON", help="Keyword arguments of gymnasium.make."),
 ]
 AutoresetOption = Annotated[
     Autoreset,
@@ -134,7 +136,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     env: EnvArgument,
     num_envs: LanesOption = 1,
     address: AddressToListen = "127.0.0.1:0",
-    env_kwargs: KwargsOption = None,
+    env_kwargs: EnvKwargs = None,
     autoreset: AutoresetOption = Autoreset.NEXT_STEP,
     max_sessions: SessionsOption = None,
     validation: ValidationOption = Validation.WARN,
@@ -168,6 +170,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             f"--address {env} says where"
         )
     kwargs = parse_env_kwargs(env_kwargs)
+    search_current_folder(env)
     # Ctrl-C while the environment starts ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
         from rlmesh_ray.server.env_server import EnvServer

@@ -1,7 +1,6 @@
 """Options of commands that serve something, and what is made of them."""
 
 import enum
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,23 +134,3 @@ def server_tls(
     tls = ServerTls(certificate, private_key, client_ca)
     tls.context()
     return tls
-
-
-def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
-    """Return the keyword arguments that ``text`` holds as JSON.
-
-    Raises:
-        typer.BadParameter: It is not a JSON object.
-    """
-    if text is None:
-        return None
-    remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(
-            f"not JSON ({error}); {remedy}", param_hint="--env-kwargs"
-        ) from error
-    if not isinstance(value, dict):
-        raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint="--env-kwargs")
-    return value

@@ -1,5 +1,7 @@
 """``rlmesh-ray train``: an RLlib algorithm over endpoints."""
 
+import json
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
     DebugFlag,
     EditionText,
+    EnvKwargs,
     JsonFlag,
     TlsAuthority,
     TlsCertificate,
@@ -18,7 +21,9 @@ from rlmesh_ray.cli.options import (
     TlsKey,
     TokenFile,
     client_tls,
+    parse_env_kwargs,
     read_token,
+    search_current_folder,
 )
 from rlmesh_ray.cli.time_left import Goal, words
 from rlmesh_ray.credentials.token_file import shown_token
@@ -38,7 +43,8 @@ EnvArgument = Annotated[
     str,
     typer.Argument(
         metavar="ENV_OR_ADDRESS",
-        help="A Gymnasium id (endpoints are started on Ray), or a running endpoint.",
+        help="A Gymnasium id or module:factory (endpoints are started on Ray), or a running "
+        "endpoint.",
     ),
 ]
 AlgoOption = Annotated[
@@ -90,6 +96,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     algo: AlgoOption = "PPO",
     num_endpoints: EndpointsOption = None,
     num_envs: LanesOption = None,
+    env_kwargs: EnvKwargs = None,
     num_env_runners: RunnersOption = 0,
     stop_return: ReturnOption = None,
     stop_iters: ItersOption = None,
@@ -110,11 +117,13 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     """
     if stop_return is None and stop_iters is None:
         stop_iters = _DEFAULT_ITERS
-    if looks_like_address(env) and (num_endpoints or num_envs):
+    if looks_like_address(env) and (num_endpoints, num_envs, env_kwargs) != (None, None, None):
         raise typer.BadParameter(
-            "for a Gymnasium id only; a running endpoint has its own width",
-            param_hint=["--num-endpoints", "--num-envs"],
+            "for a Gymnasium id or a factory only; a running endpoint has its own",
+            param_hint=["--num-endpoints", "--num-envs", "--env-kwargs"],
         )
+    kwargs = parse_env_kwargs(env_kwargs)
+    search_current_folder(env)
     source, tls = (
         read_token(token_file),
         client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
@@ -126,6 +135,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         algo=algo,
         num_endpoints=num_endpoints,
         num_envs=num_envs,
+        env_kwargs=kwargs,
         num_env_runners=num_env_runners,
         seed=seed,
         goal=Goal(stop_return, stop_iters),
@@ -145,6 +155,7 @@ class _Job:
     algo: str
     num_endpoints: int | None
     num_envs: int | None
+    env_kwargs: dict[str, object] | None
     num_env_runners: int
     seed: int | None
     goal: Goal
@@ -201,6 +212,7 @@ def _configure(config: "AlgorithmConfig", job: _Job) -> None:
         job.env,
         num_endpoints=job.num_endpoints,
         num_envs=(job.num_envs or _DEFAULT_LANES) if is_id else None,
+        env_kwargs=job.env_kwargs,
         token=job.token,
         tls=job.tls,
         edition_text=job.edition_text,
@@ -255,10 +267,14 @@ def _tell(console: Console, job: _Job, last: "Progress", curve: Path) -> None:
             "learning curve": curve,
         },
         [
-            f"evaluate --env {job.env} --model {checkpoint} --episodes 20",
+            f"evaluate --env {job.env}{_shown(job.env_kwargs)} --model {checkpoint} --episodes 20",
             f"serve-model {checkpoint}",
         ],
     )
+
+
+def _shown(env_kwargs: dict[str, object] | None) -> str:
+    return f" --env-kwargs {shlex.quote(json.dumps(env_kwargs))}" if env_kwargs else ""
 
 
 def _default_folder(env: str, algo: str) -> Path:

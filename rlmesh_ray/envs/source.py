@@ -1,6 +1,8 @@
 """What to run: environments as users give them, made ready to travel to a worker process."""
 
+import importlib
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,11 @@ AnyVectorEnv = VectorEnv[Any, Any, Any]
 HostedInstance = AnyEnv | AnyVectorEnv | MultiAgentEnv
 """An environment, with one lane or several, with one agent or several."""
 HostedEnv = str | Callable[..., HostedInstance] | HostedInstance
-"""A Gymnasium id, a factory, or an instance."""
+"""A Gymnasium id or ``module:factory``, a factory, or an instance."""
+
+
+_OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""``module:factory``; ids of Gymnasium look like that, too, where they have no version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ def make_source(
     Args:
         env: A Gymnasium id, such as ``"CartPole-v1"`` or ``"module:Env-v0"``; a factory that
             returns a gymnasium Env or VectorEnv, an RLlib MultiAgentEnv or a PettingZoo
-            ParallelEnv; or an instance of any, of which the worker gets a copy.
+            ParallelEnv, or where to import one, as ``"module:factory"``; or an instance of any of
+            these, of which the worker gets a copy.
         num_envs: How many lanes.
         env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
         resets_itself: Whether several lanes reset themselves, on the step after an episode's end,
@@ -156,8 +163,31 @@ class _FromId:
     env_id: str
     kwargs: dict[str, Any]
 
-    def __call__(self) -> AnyEnv:
-        return gymnasium.make(self.env_id, **self.kwargs)
+    def __call__(self) -> object:
+        factory = _factory_named(self.env_id)
+        if factory is not None:
+            return factory(**self.kwargs)
+        try:
+            return gymnasium.make(self.env_id, **self.kwargs)
+        except gymnasium.error.UnregisteredEnv as error:
+            module_name, _, name = self.env_id.partition(":")
+            if not _OWN_CODE.fullmatch(self.env_id):
+                raise
+            raise ConfigurationError(
+                f"module {module_name} has no function or class {name}, and registers no "
+                "environment of that id"
+            ) from error
+
+
+def _factory_named(name: str) -> Callable[..., object] | None:
+    """Return what ``module:factory`` names; None: it names no function or class of a module."""
+    if not _OWN_CODE.fullmatch(name):
+        return None
+    module_name, _, attributes = name.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute, None)
+    return found if callable(found) else None
 
 
 @dataclass(frozen=True)

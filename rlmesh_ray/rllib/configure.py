@@ -3,6 +3,7 @@
 import logging
 import secrets
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -44,6 +45,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     num_endpoints: int | None = None,
     num_envs: int | None = None,
     num_evaluation_endpoints: int | None = None,
+    env_kwargs: Mapping[str, object] | None = None,
     on_bad_value: str | None = None,
     token: TokenSource | None = None,
     tls: ClientTlsSource | None = None,
@@ -86,14 +88,14 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
 
     Args:
         config: Of the new API stack.
-        env: A Gymnasium id or a factory (a fleet of endpoints is started on Ray and lives as
-            long as this driver), an ``EnvFleet``, an ``EnvPool`` of endpoints that have registered
-            themselves, the address of an endpoint that somebody else has started
-            (``"rlmesh://HOST:PORT"``), or a list of fleets, pools and addresses, which may be
-            mixed. All endpoints must serve the same spaces at the same width; what they run on,
-            and with which packages, may differ. Or ``"rllink://HOST:PORT"``: where to listen
-            for simulators that run their own loop; see ``configure_rllink``, to which this hands
-            over.
+        env: A Gymnasium id, a factory or where to import one, as ``"module:factory"`` (a fleet of
+            endpoints is started on Ray and lives as long as this driver), an ``EnvFleet``, an
+            ``EnvPool`` of endpoints that have registered themselves, the address of an endpoint
+            that somebody else has started (``"rlmesh://HOST:PORT"``), or a list of fleets, pools
+            and addresses, which may be mixed. All endpoints must serve the same spaces at the same
+            width; what they run on, and with which packages, may differ. Or
+            ``"rllink://HOST:PORT"``: where to listen for simulators that run their own loop; see
+            ``configure_rllink``, to which this hands over.
         num_endpoints: For an id or factory: how many to start for training. Default: one a
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session
@@ -103,6 +105,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
             of those given, in the list's order, by default none. With none, the sessions of
             evaluation runners are with the endpoints of training.
+        env_kwargs: For an id or factory: keyword arguments of ``gymnasium.make``, or of the
+            factory.
         on_bad_value: For an id or factory: what its endpoints do with an observation that would be
             refused, such as NaN, and a reward that is not finite: ``"error"`` (the default) or
             ``"truncate"``; see ``EnvServer``.
@@ -141,6 +145,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             "num_endpoints": num_endpoints,
             "num_envs": num_envs,
             "num_evaluation_endpoints": num_evaluation_endpoints,
+            "env_kwargs": env_kwargs,
             "on_bad_value": on_bad_value,
             "tls": tls,
             "edition_text": edition_text,
@@ -150,7 +155,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     require_deadlines(config, step_timeout_s)
     require_evaluation_at_endpoints(config)
     demand = _demand(config)
-    wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints, on_bad_value)
+    wish = Wish(num_endpoints, num_envs, num_evaluation_endpoints, env_kwargs, on_bad_value)
     access = Access(token, tls, edition_text, dm_env_rpc)
     endpoints = find_endpoints(config, env, wish, demand, access)
     fleets = [each for each in endpoints.fleets if isinstance(each, EnvFleet)]

@@ -1,6 +1,6 @@
 """The endpoints that ``configure`` is given, or starts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class Wish:
     num_endpoints: int | None = None
     num_envs: int | None = None
     num_evaluation_endpoints: int | None = None
+    env_kwargs: Mapping[str, object] | None = None
     on_bad_value: str | None = None
 
 
@@ -94,12 +95,14 @@ def find_endpoints(
             "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
             "already have their own"
         )
-    if wish.on_bad_value is not None:
-        raise ConfigurationError(
-            "on_bad_value is for a Gymnasium id or a factory, whose endpoints are started here; "
-            "endpoints that run already have their own: EnvFleet(on_bad_value=...), "
-            "EnvServer(on_bad_value=...), serve-env --on-bad-value"
-        )
+    for name in ("env_kwargs", "on_bad_value"):
+        if getattr(wish, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigurationError(
+                f"{name} is for a Gymnasium id or a factory, whose endpoints are started here; "
+                f"endpoints that run already have their own: EnvFleet({name}=...), "
+                f"EnvServer({name}=...), serve-env {option}"
+            )
     num_evaluation = wish.num_evaluation_endpoints or 0
     endpoints = _given(env, num_evaluation, access)
     if num_evaluation < 0 or endpoints.num_training < 1:
@@ -134,6 +137,7 @@ def _new_fleet(
         env,
         num_endpoints=total,
         num_envs=width,
+        env_kwargs=wish.env_kwargs,
         num_cpus=endpoint_cpus(config, total),
         max_sessions=max_sessions,
         on_bad_value=wish.on_bad_value or "error",

@@ -59,7 +59,7 @@ class EnvServer:
         num_envs: Lanes of each session. One lane resets only when told to (autoreset mode
             DISABLED), several as ``autoreset`` says; a VectorEnv keeps its own width and mode.
         address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
-        env_kwargs: Passed to ``gymnasium.make``; only with an id.
+        env_kwargs: Passed to ``gymnasium.make``, or to the factory.
         autoreset: What several lanes do on the step after an episode's end, where they are single
             environments: ``"next_step"``, they reset; ``"disabled"``, nothing by themselves. Then
             clients that know how (rlmesh 0.1.0) may step each of them alone.

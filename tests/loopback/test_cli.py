@@ -153,6 +153,31 @@ def test_an_environment_of_the_operators_own_is_found_next_to_him(folder: Path) 
     assert events(done.stdout)[-1]["lengths"] == [9, 9, 9]
 
 
+def test_so_is_a_factory_and_keyword_arguments_are_for_it(here: Run, folder: Path) -> None:
+    (folder / "own_factory.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "from gymnasium.wrappers import TimeLimit\n"
+        "def short(steps):\n"
+        "    return TimeLimit(CartPoleEnv(), steps)\n"
+    )
+
+    done = here(
+        "evaluate", "--env", "own_factory:short", "--env-kwargs", '{"steps": 7}', "--model",
+        "own_policy:balance", "--episodes", "2", "--json",
+    )  # fmt: skip
+
+    assert events(done.stdout)[-1]["lengths"] == [7, 7]
+
+
+def test_keyword_arguments_for_a_running_endpoint_are_refused(here: Run) -> None:
+    done = here(
+        "evaluate", "--env", "127.0.0.1:1", "--model", "own_policy:balance",
+        "--env-kwargs", "{}", code=2,
+    )  # fmt: skip
+
+    assert "a running endpoint has its own" in done.stderr
+
+
 SERVE_ENV, SERVE_MODEL = ["serve-env", "CartPole-v1"], ["serve-model", "own_policy:balance"]
 
 

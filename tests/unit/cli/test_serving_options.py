@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from rlmesh_ray.cli.serving_options import parse_env_kwargs, server_tls
+from rlmesh_ray.cli.options import parse_env_kwargs
+from rlmesh_ray.cli.serving_options import server_tls
 from rlmesh_ray.errors import ConfigurationError
 
 

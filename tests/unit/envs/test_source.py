@@ -11,6 +11,8 @@ from rlmesh_ray.envs.source import EnvSource, build, make_source
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
 
+BOX = SPACES["box"]
+
 
 def sync_vector() -> SyncVectorEnv:
     return SyncVectorEnv([lambda: EchoEnv(SPACES["box"])] * 3)
@@ -35,6 +37,19 @@ def test_an_id_becomes_lanes() -> None:
 
 def test_an_id_may_name_the_module_that_registers_it() -> None:
     assert built(make_source("gymnasium.envs:CartPole-v1")).num_envs == 1
+
+
+def test_a_factory_may_be_named_with_its_module() -> None:
+    source = make_source("rlmesh_ray.testing.envs:EchoEnv", 2, {"observation_space": BOX})
+
+    assert built(source).single_observation_space == BOX
+    assert source.description == "rlmesh_ray.testing.envs:EchoEnv"
+
+
+@pytest.mark.parametrize("name", ["SPACES", "NoSuchEnv"])
+def test_a_name_that_leads_to_no_factory_is_refused_with_both_readings(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no function or class {name}, and registers no"):
+        built(make_source(f"rlmesh_ray.testing.envs:{name}"))
 
 
 def test_keyword_arguments_reach_gymnasium_make() -> None:
