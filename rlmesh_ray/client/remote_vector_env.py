@@ -13,7 +13,7 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.own_process import StaysInProcess
-from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.client.picture import decode_png, tiles
 from rlmesh_ray.client.results import ResetResult
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
@@ -24,10 +24,10 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.options import require_options, whole
-from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
+from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import to_gymnasium
 from rlmesh_ray.spaces.infos import merged_infos
 
@@ -36,8 +36,10 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
     """The lanes of one session with an endpoint.
 
     Spaces, width, render mode and autoreset mode are the endpoint's
-    (``metadata["autoreset_mode"]``). Arrays that are returned belong to the caller. To be used by
-    one thread at a time, in the process that has opened it.
+    (``metadata["autoreset_mode"]``), with one exception: a single lane that does not reset itself,
+    as endpoints have it, does so here on the step after an episode's end (``NEXT_STEP``), like
+    gymnasium's own vectors of one. Arrays that are returned belong to the caller. To be used by one
+    thread at a time, in the process that has opened it.
 
     Args:
         address: ``HOST:PORT`` or ``unix:PATH``, with or without ``rlmesh://`` or
@@ -87,9 +89,13 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         self.closed = False
         contract = self._client.contract
         self.num_envs = contract.num_envs
+        mode = contract.autoreset_mode
+        self._resets_here = self.num_envs == 1 and mode is AutoresetMode.DISABLED
+        if self._resets_here:
+            mode = AutoresetMode.NEXT_STEP
         self.metadata = {
             **contract.metadata,
-            "autoreset_mode": gymnasium.vector.AutoresetMode(contract.autoreset_mode.value),
+            "autoreset_mode": gymnasium.vector.AutoresetMode(mode.value),
         }
         self.render_mode = contract.render_mode or None
         self.single_observation_space = to_gymnasium(contract.observation_space)
@@ -98,6 +104,8 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._action_checker = structure_checker(contract.action_space)
         self._pending_step = ""
+        # Where the lane is reset here: whether it has ended, and whether its reset is pending.
+        self._has_ended = self._is_resetting = False
         # Whether every lane has been reset, and no error has come since that may have ended it.
         self._has_begun = False
 
@@ -159,6 +167,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             self._has_begun = False
             raise
         self._has_begun = self._has_begun or not lanes
+        self._has_ended = False
         return self._value(result.observation), infos
 
     def _reset(
@@ -219,7 +228,11 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         columns = coerce_batch(self.contract.action_space, actions, self.num_envs)
         # The endpoint would end the session for it.
         self._action_checker.check(columns)
-        self._pending_step = self._client.send_step(columns)
+        self._is_resetting, self._has_ended = self._has_ended, False
+        if self._is_resetting:
+            self._pending_step = self._client.send_reset()
+        else:
+            self._pending_step = self._client.send_step(columns)
 
     def step_wait(
         self,
@@ -233,10 +246,13 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         if not pending:
             raise LocalProtocolError("step_wait() without step_async()")
         try:
+            if self._is_resetting:
+                return self._first_step(self._client.receive_reset(pending))
             result = self._client.receive_step(pending)
         except RemoteEnvError:
             self._has_begun = False
             raise
+        self._has_ended = self._resets_here and bool(result.terminated[0] or result.truncated[0])
         return (
             self._value(result.observation),
             result.rewards,
@@ -244,6 +260,14 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             result.truncated,
             dict(result.infos),
         )
+
+    def _first_step(
+        self, result: ResetResult
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Return a reset as the step of a lane that resets itself."""
+        no = np.zeros(self.num_envs, np.bool_)
+        rewards = np.zeros(self.num_envs)
+        return self._value(result.observation), rewards, no, no.copy(), dict(result.infos)
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call a method of every lane's environment; see ``EnvClient.call``.
@@ -261,10 +285,18 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
         return self._client.call(name)
 
-    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]  # one picture for all
-        """Return a picture of all lanes, (height, width, 3) uint8, or None."""
+    def render(self) -> tuple[NDArray[np.uint8], ...] | None:  # type: ignore[override]  # a TypeVar
+        """Return one picture a lane, ``(height, width, 3) uint8``; None: there is none.
+
+        Endpoints of other implementations may send one picture for all lanes; each gets that.
+        """
         png = self._client.render()
-        return None if png is None else decode_png(png)
+        if png is None:
+            return None
+        picture = decode_png(png)
+        if self._has_begun and NDARRAY in self._client.answer.capabilities:
+            return tiles(picture, self.num_envs)
+        return (picture,) * self.num_envs
 
     def close_extras(self, **_kwargs: Any) -> None:
         """End the session; ``close`` calls this."""

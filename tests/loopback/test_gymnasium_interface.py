@@ -72,6 +72,72 @@ def test_vector_wrappers_give_what_they_give_round_a_local_vector(
     theirs.close()
 
 
+@pytest.mark.parametrize("scheme", ["", "dm_env_rpc://"])
+def test_one_lane_resets_itself_as_gymnasiums_vectors_of_one(scheme: str) -> None:
+    theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")])
+    theirs.action_space.seed(0)
+    with EnvServer("CartPole-v1") as server:
+        ours = RemoteVectorEnv(scheme + server.address)
+        assert ours.metadata["autoreset_mode"] is theirs.metadata["autoreset_mode"]
+        assert_identical(ours.reset(seed=5)[0], theirs.reset(seed=5)[0])
+
+        num_ends = 0
+        for _ in range(2 * NUM_STEPS):
+            actions = theirs.action_space.sample()
+            local: Any = theirs.step(actions)
+            assert_identical(ours.step(actions)[:4], local[:4])
+            num_ends += int(local[2][0])
+        ours.close()
+    theirs.close()
+
+    assert num_ends > 1
+
+
+def test_one_lane_that_was_reset_after_its_end_is_not_reset_once_more() -> None:
+    with EnvServer("CartPole-v1") as server:
+        env = RemoteVectorEnv(server.address)
+        env.reset(seed=5)
+        while not env.step(np.ones(1, np.int64))[2][0]:
+            pass
+
+        env.reset(seed=6)
+        reward = env.step(np.ones(1, np.int64))[1]
+        env.close()
+
+    assert reward.tolist() == [1.0]
+
+
+class Painted(gymnasium.Env[Any, Any]):
+    """Draws its seed."""
+
+    render_mode = "rgb_array"
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._seed = seed
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        return 0, 0.0, False, False, {}
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self._seed, np.uint8)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 3, 5])
+def test_a_vector_renders_one_picture_a_lane(num_lanes: int) -> None:
+    with EnvServer(Painted, num_envs=num_lanes) as server:
+        env = RemoteVectorEnv(server.address)
+        env.reset(seed=7)
+        pictures = env.render()
+        env.close()
+
+    assert pictures is not None
+    expected = [np.full((4, 6, 3), 7 + lane, np.uint8) for lane in range(num_lanes)]
+    assert_identical(list(pictures), expected)
+
+
 def test_a_pending_step_is_waited_for_before_anything_else(remote: RemoteVectorEnv) -> None:
     remote.reset(seed=0)
     actions = np.ones(NUM_LANES, np.int64)
