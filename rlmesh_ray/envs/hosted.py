@@ -38,6 +38,9 @@ class HostedVector:
     lane_in_progress: int | None = None
     """Vectors do not tell which of their lanes has raised."""
 
+    lane_without_reward: int | None = None
+    """Vectors give arrays of numbers."""
+
     def __init__(self, vector: VectorEnv[Any, Any, Any]) -> None:
         self._vector = vector
         self._num_lanes = vector.num_envs

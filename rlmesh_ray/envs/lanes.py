@@ -67,6 +67,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         # What the environments in these lanes gave and ``store`` has not yet looked at.
         self._fresh_lanes: Sequence[int] = ()
         self._fresh: list[object] = []
+        self._rewards: list[Any] = []
         self.final_infos: dict[int, dict[str, Any]] = {}
         """By lane: the last info of each episode that ended on the last step."""
         self.observations: list[Column] = empty_columns(self._spec, self.num_envs)
@@ -86,6 +87,11 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """The lane whose environment is being stepped or reset, or has raised; None: no one's."""
         done, lanes = len(self._fresh), self._fresh_lanes
         return lanes[done] if done < len(lanes) else None
+
+    @property
+    def lane_without_reward(self) -> int | None:
+        """The first lane whose environment gave None as its reward, which NumPy makes NaN."""
+        return self._rewards.index(None) if None in self._rewards else None
 
     def use(self, observations: list[Column], results: Results) -> None:
         """Write into these buffers from now on, such as those of a block."""
@@ -290,6 +296,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     def _give(self, rewards: list[Any]) -> None:
         """Write one reward a lane, converted as NumPy converts a single one."""
+        self._rewards = rewards
         try:
             self.results.rewards[...] = rewards
         except (TypeError, ValueError):  # among them one that NumPy takes for a sequence

@@ -4,6 +4,7 @@ What the environment raises passes through; what its values and the client's bre
 conformance rules comes back as a Failure (edition 2026.06, "Value Conformance").
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,6 +36,8 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 
+_LOG = logging.getLogger(__name__)
+
 
 class Lanes(Protocol):
     """A vector that is driven by columns: LaneVectorEnv or HostedVector."""
@@ -45,6 +48,10 @@ class Lanes(Protocol):
 
     @property
     def lane_in_progress(self) -> int | None:
+        """See LaneVectorEnv."""
+
+    @property
+    def lane_without_reward(self) -> int | None:
         """See LaneVectorEnv."""
 
     def use(self, observations: list[Column], results: Results) -> None:
@@ -86,12 +93,20 @@ class VectorHost:
         vector: Owned from now on.
         policy: How range deviations are dealt with.
         name: The contract's id, if the environment knows no better one.
+        logged: Sides, kinds and paths of the deviations that the log has of this environment; it
+            is added to. None: of none.
 
     Raises:
         UnsupportedSpaceError: The contract cannot express the environment's spaces.
     """
 
-    def __init__(self, vector: VectorEnv[Any, Any, Any], policy: Policy, name: str) -> None:
+    def __init__(
+        self,
+        vector: VectorEnv[Any, Any, Any],
+        policy: Policy,
+        name: str,
+        logged: set[tuple[str, str, str]] | None = None,
+    ) -> None:
         self._lanes: Lanes = vector if isinstance(vector, LaneVectorEnv) else HostedVector(vector)
         self._draws = vector.render_mode == "rgb_array"
         self._begun: set[int] = set()
@@ -108,6 +123,7 @@ class VectorHost:
         self._policy = policy
         self._warnings = WarningCounter()
         self._num_told = 0
+        self._logged = set() if logged is None else logged
         self._truncating = [
             env for env in getattr(vector, "envs", ()) if isinstance(env, TruncateOnBadValue)
         ]
@@ -229,8 +245,27 @@ class VectorHost:
             own = np.zeros_like(rewards)
             own[list(lanes)] = rewards[list(lanes)]
             rewards = own
-        found = check_rewards(rewards, self._policy)
+        try:
+            found = check_rewards(rewards, self._policy)
+        except ConformanceError:
+            self._require_rewards()
+            raise
+        if found:
+            self._require_rewards()
         return [ConformanceWarning.of("reward", deviation) for deviation in found]
+
+    def _require_rewards(self) -> None:
+        """Find out whether a reward that is no finite number is None.
+
+        Raises:
+            TypeError: It is.
+        """
+        lane = self._lanes.lane_without_reward
+        if lane is not None:
+            raise TypeError(
+                f"step() returned None as the reward; return a number (lane {lane}"
+                f"{self._step_of(lane)})"
+            )
 
     def _num_deviations(self) -> int:
         """Return how many have been found since this was asked last, also in resets."""
@@ -241,7 +276,21 @@ class VectorHost:
         self, infos: dict[str, Any], found: list[ConformanceWarning]
     ) -> dict[str, Any]:
         untold = self._warnings.untold(found) if found else found
+        for warning in untold:
+            self._log(warning)
         return {**infos, WARNING_KEY: untold} if untold else infos
+
+    def _log(self, warning: ConformanceWarning) -> None:
+        """Tell the operator of a kind of deviation, once as long as the process lives."""
+        what = (warning.side, warning.kind, warning.path)
+        if what not in self._logged:
+            self._logged.add(what)
+            _LOG.warning(
+                "%s: %s; it is delivered nevertheless, and later ones are counted only "
+                "(statistics().deviations)",
+                self.contract.id,
+                warning.text,
+            )
 
     def _refused(self, side: str, error: ConformanceError) -> Failure:
         place = ""

@@ -67,6 +67,7 @@ class Worker:
 
     def __init__(self, start: Start) -> None:
         self._start = start
+        self._logged: set[tuple[str, str, str]] = set()
         self._host = self._new_host()
         self._is_cleared = False
         # The worker's own, and the one in use: a line brings another.
@@ -228,7 +229,7 @@ class Worker:
             resets_itself=start.resets_itself,
             truncates_at=start.policy if start.truncates else None,
         )
-        return VectorHost(vector, start.policy, start.description)
+        return VectorHost(vector, start.policy, start.description, self._logged)
 
 
 def failure(error: BaseException, place: str = "") -> Failure:

@@ -209,6 +209,43 @@ def test_under_strict_a_reward_that_is_not_finite_is_refused(fault: Fault, text:
     )
 
 
+class Forgets(EchoEnv):
+    """Returns no reward."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, None, terminated, truncated, info
+
+
+@pytest.mark.parametrize("policy", [Policy.WARN, Policy.STRICT])
+def test_none_as_a_reward_is_an_error_of_the_environment(policy: Policy) -> None:
+    envs = [EchoEnv(SPACES["box"]), Forgets(SPACES["box"])]
+    host, block = hosted(LaneVectorEnv(envs), policy)
+    host.reset(ResetCommand())
+
+    with pytest.raises(TypeError, match=r"None as the reward.* \(lane 1, at step 1 of its"):
+        step(host, block, np.zeros_like(block.actions[0]))
+
+
+def test_under_warn_the_log_has_each_kind_and_path_once_whatever_the_session(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    logged: set[tuple[str, str, str]] = set()
+    for _ in range(2):
+        vector = lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2)
+        host = VectorHost(vector, Policy.WARN, "mine", logged)
+        block = create_block(host.contract)
+        host.use(Block(block, host.contract))
+        os.close(block)
+        host.reset(ResetCommand())
+        for _ in range(2):
+            host.step(StepCommand())
+
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("mine: reward: nan is not finite (lane 0); it is ")
+
+
 def test_under_off_a_reward_may_be_anything() -> None:
     host, block = hosted(lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2), Policy.OFF)
     host.reset(ResetCommand())
