@@ -27,8 +27,8 @@ LogFormatOption = Annotated[
         "--log-format",
         envvar=FORMAT_VARIABLE,
         show_envvar=True,
-        help="What goes to stderr: warnings as text, or one JSON object a line, with the begin and "
-        "end of each session.",
+        help="What goes to stderr, warnings and the begin and end of each session: text, or one "
+        "JSON object a line.",
     ),
 ]
 
@@ -50,7 +50,7 @@ def set_up(*, is_debug: bool) -> None:
 def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
     """Show this package's log on standard error; for servers, whose log is read."""
     if not is_verbose():
-        log_to_stderr(log_format)
+        log_to_stderr(log_format, with_sessions=True)
         return
     for handler in logging.getLogger().handlers:  # it shows everything already
         handler.addFilter(ContextFilter())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.registration import PoolDial, Registration
     from rlmesh_ray.client.tls import ClientTls
     from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.server.statistics import Statistics
 
 POOL_TOKEN_VARIABLE = "RLMESH_RAY_POOL_TOKEN"
 
@@ -230,6 +231,10 @@ class AttendingServer:
     def start(self) -> object:
         """Listen."""
         return self._server.start()
+
+    def statistics(self) -> "Statistics":
+        """Return what it has done."""
+        return self._server.statistics()
 
     def register(self) -> None:
         """Begin to register; does not wait for it."""

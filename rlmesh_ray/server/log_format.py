@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from typing import TextIO
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.log_context import ContextFilter
@@ -19,24 +20,30 @@ class LogFormat(enum.StrEnum):
     """What a line of the log is."""
 
     TEXT = "text"
-    """For people: warnings and errors."""
+    """For people: warnings and errors; the commands also show how sessions begin and end."""
     JSON = "json"
     """One object a line, also for the begin and end of each session."""
 
 
-def log_to_stderr(log_format: LogFormat, *, level: int | None = None) -> None:
+def log_to_stderr(
+    log_format: LogFormat, *, level: int | None = None, with_sessions: bool = False
+) -> None:
     """Write this package's records to standard error; the last call counts.
 
     Args:
         log_format: What a line is.
         level: From where on; default: warnings as text, what happens to sessions, too, as JSON.
+        with_sessions: Whether text has the begin and end of sessions, too.
     """
     if level is None:
         level = logging.INFO if log_format is LogFormat.JSON else logging.WARNING
     logger = logging.getLogger(_PACKAGE)
     for former in [one for one in logger.handlers if isinstance(one, _Handler)]:
         logger.removeHandler(former)
-    handler = _Handler(sys.stderr)
+    handler = _Handler()
+    if with_sessions and level > logging.INFO:
+        least, level = level, logging.INFO
+        handler.addFilter(lambda record: record.levelno >= least or _is_of_session(record))
     handler.setLevel(level)
     handler.addFilter(ContextFilter())
     handler.setFormatter(formatter_of(log_format))
@@ -67,8 +74,24 @@ def log_as_environment_says() -> None:
     log_to_stderr(log_format)
 
 
+def _is_of_session(record: logging.LogRecord) -> bool:
+    return getattr(record, "facts", {}).get("event") in ("session_begins", "session_ends")
+
+
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
-    """Told apart from those of others."""
+    """Told apart from those of others; writes to what is standard error at the moment.
+
+    A live line on a terminal takes its place, so that records stand above that.
+    """
+
+    @property
+    def stream(self) -> TextIO:
+        """Standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _stream: TextIO) -> None:
+        """Keep it: the base class sets its own."""
 
 
 class TextFormatter(logging.Formatter):

@@ -40,10 +40,11 @@ class SessionLog:
         done: Callable[[], Mapping[str, int]],
     ) -> None:
         self._counts = counts
+        self._peer = peer
         self._done = done
         self._begun_s = time.monotonic()
         _LOG.info(
-            "a session of %s begins, in %s",
+            "client %s opened a session (%s)",
             peer,
             language,
             extra=facts("session_begins", peer=peer, language=language),
@@ -68,13 +69,14 @@ class SessionLog:
         elif has_failed:
             cause = "a fault of the endpoint"
         else:
-            cause = "its client was silent" if is_silent else "its client has gone without Close"
+            cause = "the client was silent" if is_silent else "the client left without Close"
         if is_lost:
             self._counts.note_lost()
         done, lasted_s = self._done(), time.monotonic() - self._begun_s
         _LOG.log(
             logging.WARNING if is_lost else logging.INFO,
-            "the session ends after %.3g s and %s: %s",
+            "the session of client %s ended after %.3g s and %s: %s",
+            self._peer,
             lasted_s,
             " and ".join(f"{count} {name}" for name, count in done.items()),
             cause,

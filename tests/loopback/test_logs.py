@@ -60,10 +60,12 @@ def test_the_environment_of_the_process_may_ask_for_it_too() -> None:
     check(log_of_a_session(**{FORMAT_VARIABLE: "json"}))
 
 
-def test_sessions_that_go_well_are_not_told_to_people() -> None:
+def test_people_see_clients_come_and_go() -> None:
     log = log_of_a_session()
 
-    assert "a session of" not in log
+    begin, end = (line for line in log.splitlines() if "client ipv4:127.0.0.1:" in line)
+    assert "opened a session (rlmesh.protocol.v1)" in begin
+    assert "and 1 steps: closed" in end
     assert "Ctrl-C" in log
 
 

@@ -1,9 +1,13 @@
 """How servers live in the command line."""
 
+from dataclasses import replace
+
 import pytest
 
 from rlmesh_ray.cli import serving
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.server.counts import EnvCounts
+from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
 
 
 class Server:
@@ -27,6 +31,9 @@ class Server:
     def stop(self, grace_s: float = 1.0) -> None:
         self._story.append("stops")
 
+    def statistics(self) -> EnvStatistics:
+        return EnvCounts().statistics()
+
 
 def test_the_heap_is_settled_when_all_is_loaded_and_nobody_knows_the_address_yet(
     monkeypatch: pytest.MonkeyPatch,
@@ -38,3 +45,12 @@ def test_the_heap_is_settled_when_all_is_loaded_and_nobody_knows_the_address_yet
     serving.serve(Console(), Server(story), lambda: story.append("announces"))
 
     assert story == ["starts", "settles", "announces", "stops"]
+
+
+def test_one_line_says_what_an_endpoint_does() -> None:
+    before = replace(EnvCounts().statistics(), uptime_s=10.0, lane_steps=500)
+    sessions = SessionStatistics(open=2, opened=7)
+    errors = {"INTERNAL": 1, "TIMEOUT": 2}
+    now = replace(before, uptime_s=12.0, lane_steps=4500, sessions=sessions, errors=errors)
+
+    assert serving.summary(before, now) == "2 open of 7 sessions, 2,000 steps/s, 3 errors"

@@ -97,6 +97,21 @@ def test_people_see_warnings_only_and_programs_sessions_too(stderr: Stderr) -> N
     assert len(stderr.lines()) == 1
 
 
+def test_people_see_sessions_where_they_are_wanted_and_nothing_else_below_warnings(
+    stderr: Stderr,
+) -> None:
+    log_to_stderr(LogFormat.TEXT, with_sessions=True)
+
+    LOG.info("it stops", extra=facts("stopped"))
+    LOG.info("a client comes", extra=facts("session_begins"))
+    LOG.warning("a client is lost")
+
+    assert [line.partition(": ")[2] for line in stderr.lines()] == [
+        "a client comes",
+        "a client is lost",
+    ]
+
+
 def test_the_last_call_counts_and_other_handlers_stay(stderr: Stderr) -> None:
     other = logging.NullHandler()
     PACKAGE.addHandler(other)

@@ -12,9 +12,9 @@ from rlmesh_ray.server.session_log import FailureLog, SessionLog
     [
         ({"is_closed": True, "is_stopping": True}, "closed", False),
         ({"is_stopping": True}, "the endpoint stops", False),
-        ({"is_silent": True}, "its client was silent", True),
+        ({"is_silent": True}, "the client was silent", True),
         ({"has_failed": True}, "a fault of the endpoint", True),
-        ({}, "its client has gone without Close", True),
+        ({}, "the client left without Close", True),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
