@@ -16,7 +16,7 @@ front, which leaves gRPC as it is. The variables: ``doc/environment_variables.md
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 
 _OLDER_WAY = {
@@ -25,6 +25,9 @@ _OLDER_WAY = {
     # (client/channel.py), also on a busy machine. By itself gRPC would do so every 5 s.
     "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "500",
 }
+_QUIET = {"GRPC_VERBOSITY": "ERROR"}
+"""gRPC notes on standard error whenever a process with open calls forks, as Ray's start does, and
+whenever a server says goodbye. Neither is a fault."""
 _TRIED_WITH = "1.85."
 """Of grpcio; others may not know these names, and complain of what they do not know."""
 
@@ -37,21 +40,21 @@ def _is_tried() -> bool:
 
 
 @contextlib.contextmanager
-def _older_way() -> Iterator[None]:
-    """Have gRPC loaded so meanwhile, unless the user has said how it shall be loaded."""
-    if not _is_tried() or any(name in os.environ for name in _OLDER_WAY):
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables meanwhile, unless the user has set one of them."""
+    if any(name in os.environ for name in variables):
         yield
         return
-    os.environ.update(_OLDER_WAY)
+    os.environ.update(variables)
     try:
         yield
     finally:
         # Other programs that this one starts may have a gRPC of another version, as Ray has.
-        for name in _OLDER_WAY:
+        for name in variables:
             del os.environ[name]
 
 
-with _older_way():
+with _set(_OLDER_WAY if _is_tried() else {}), _set(_QUIET):
     import grpc
 
 __all__ = ["grpc"]

@@ -69,6 +69,24 @@ stream.close()
 """
 
 
+# Forks while a stream is open, as the start of Ray does.
+FORKS = """
+import os
+
+from rlmesh_ray import EnvServer, RemoteEnv
+
+if __name__ == "__main__":
+    with EnvServer("CartPole-v1") as server, RemoteEnv(server.address) as env:
+        env.reset()
+        for _ in range(10):
+            child = os.fork()
+            if not child:
+                os._exit(0)
+            os.waitpid(child, 0)
+        env.step(0)
+"""
+
+
 @contextlib.contextmanager
 def started_server(**variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that serves, with these of gRPC's variables, and its address."""
@@ -131,3 +149,20 @@ def test_pings_are_answered_while_a_client_waits_for_nothing() -> None:
         )
 
     assert (client.stdout.split(), client.stderr) == (["before", "after"], "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is nothing to fork with")
+@pytest.mark.parametrize("verbosity", [None, "INFO"])
+def test_a_fork_with_open_calls_is_no_noise_unless_the_user_wants_it(verbosity: str | None) -> None:
+    chosen = {} if verbosity is None else {"GRPC_VERBOSITY": verbosity}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        env=environment_with(chosen),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert ("skipping fork() handlers" in done.stderr) == (verbosity is not None)
+    assert verbosity is not None or not done.stderr
