@@ -63,6 +63,13 @@ def test_serve_and_query(fleet_run: tuple[str, Path], tmp_path: Path) -> None:
     assert "5 steps earned 5.0 a lane" in output
 
 
+def test_own_environments(tmp_path: Path) -> None:
+    output = run("own_environments.py", folder=tmp_path)
+
+    assert output.splitlines()[0] == "{'battery': (8, 1), 'camera': (8, 1, 16, 3)}"
+    assert "40 steps forth earned" in output
+
+
 # train_on_fleet.py starts, trains and ends in the same way; the command trains on an address.
 @pytest.mark.slow
 @pytest.mark.ray
