@@ -10,6 +10,7 @@ DM_ENV_RPC_VENV := .venvs/dm_env_rpc
 REMOTE_GYM_VENV := .venvs/remote_gym
 RLLINK_EXTRA := .venvs/rllink
 METRICS_EXTRA := .venvs/ray_metrics
+SIMULATORS_VENV := .venvs/simulators
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time. With three, two cores take a tenth less time, and some of
@@ -19,12 +20,13 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worke
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test test-slow versions fuzz lint proto clean
+.PHONY: help setup demo test test-slow nightly versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
+	@echo "make nightly    host, step and train real simulators; writes docs/simulators.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
 	@echo "make fuzz       fuzz every decoder, FUZZ_SECONDS=60 each"
 	@echo "make proto      regenerate the code under rlmesh_ray/wire/_pb"
@@ -80,6 +82,12 @@ $(METRICS_EXTRA)/.ready: tests/peers/ray_metrics/requirements.txt $(VENV)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(METRICS_EXTRA) -r $<
 	@touch $@
 
+# Simulators that others wrote, at the versions of their requirements, with the base install.
+$(SIMULATORS_VENV)/.ready: tests/simulators/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(SIMULATORS_VENV)
+	$(SIMULATORS_VENV)/bin/pip install --quiet --disable-pip-version-check -e . -r $<
+	@touch $@
+
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -104,6 +112,11 @@ fuzz: setup
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
     $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(NODE_MODULES)/.ready
 	$(PYTEST) -m slow --no-loadscope-reorder --durations=20
+
+# SIMULATORS='pong minigrid' chooses.
+nightly: setup $(SIMULATORS_VENV)/.ready
+	@mkdir -p docs
+	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/simulators.md
 
 # VERSIONS='--python 3.13 --kind lowest' chooses; what follows a -- goes to pytest.
 versions: setup
