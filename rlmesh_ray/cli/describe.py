@@ -3,6 +3,7 @@
 import math
 
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.describe import space_lines
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,
@@ -13,23 +14,6 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
     TupleSpec,
 )
-
-
-def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
-    """Return one line a leaf: its place in the space and what it is."""
-    if isinstance(spec, DictSpec):
-        return [
-            line
-            for key, part in spec.items
-            for line in space_lines(part, f"{name}.{key}" if name else key)
-        ]
-    if isinstance(spec, TupleSpec):
-        return [
-            line
-            for index, part in enumerate(spec.items)
-            for line in space_lines(part, f"{name}.{index}" if name else str(index))
-        ]
-    return [f"{name}: {_leaf_text(spec)}" if name else _leaf_text(spec)]
 
 
 def space_json(spec: SpaceSpec) -> dict[str, object]:
@@ -76,31 +60,6 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
         "observation": "\n".join(space_lines(contract.observation_space)),
         "action": "\n".join(space_lines(contract.action_space)),
     }
-
-
-def _leaf_text(spec: SpaceSpec) -> str:
-    match spec:
-        case BoxSpec(shape, dtype):
-            low, high = spec.bounds()
-            if low.size == 0:
-                return f"Box {_shape(shape)} {dtype}"
-            if len({*low.flat}) > 1 or len({*high.flat}) > 1:
-                return f"Box {_shape(shape)} {dtype}, each element with bounds of its own"
-            return f"Box {_shape(shape)} {dtype} within [{low.flat[0]:g}, {high.flat[0]:g}]"
-        case DiscreteSpec(n, start, _):
-            return f"Discrete {start}…{start + n - 1}"
-        case MultiBinarySpec():
-            return f"MultiBinary {_shape(spec.shape)}"
-        case MultiDiscreteSpec(nvec, shape, _):
-            return f"MultiDiscrete {_shape(shape)} below {', '.join(map(str, nvec))}"
-        case TextSpec(shortest, longest, charset):
-            letters = f"{len(charset)} characters" if charset else "any character"
-            return f"Text of length {shortest}…{longest}, {letters}"
-    raise TypeError(f"{type(spec).__name__} is not a leaf")
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))})"
 
 
 def _bound(values: list[float]) -> object:

@@ -32,6 +32,7 @@ from rlmesh_ray.models.torch_module import torch_device
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.batch import empty_columns, unflatten
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.describe import difference
 from rlmesh_ray.spaces.gym import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.spec import SpaceSpec
 
@@ -104,12 +105,19 @@ class RllibPolicy:
         Raises:
             ContractMismatchError: They differ.
         """
-        theirs = (to_gymnasium(contract.observation_space), to_gymnasium(contract.action_space))
-        if theirs != self._spaces:
+        theirs = {
+            "observation_space": contract.observation_space,
+            "action_space": contract.action_space,
+        }
+        differences = [
+            f"{name}: {_difference(ours, spec)}"
+            for (name, spec), ours in zip(theirs.items(), self._spaces, strict=True)
+            if to_gymnasium(spec) != ours
+        ]
+        if differences:
             raise ContractMismatchError(
-                f"the checkpoint was trained on observations {self._spaces[0]} and actions "
-                f"{self._spaces[1]}, but {contract.id} has observations {theirs[0]} and actions "
-                f"{theirs[1]}: serve a checkpoint that was trained on this environment"
+                f"the checkpoint was trained on other spaces than {contract.id} has: "
+                f"{'; '.join(differences)}; serve a checkpoint that was trained on this environment"
             )
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
@@ -176,6 +184,12 @@ def _told(space: Space) -> SpaceSpec | None:
         return from_gymnasium(space)
     except UnsupportedSpaceError:
         return None
+
+
+def _difference(trained_on: Space, found: SpaceSpec) -> str:
+    known = _told(trained_on)
+    in_detail = difference(known, found) if known is not None else ""
+    return in_detail or f"{to_gymnasium(found)} where {trained_on} is expected"
 
 
 def _samples_as_known(module: Any) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.describe import space_lines
 from rlmesh_ray.spaces.multi_agent import (
     OBSERVATIONS,
     AgentId,
@@ -48,9 +49,10 @@ def agents_of_lane(contract: EnvContract) -> tuple[AgentSpec, ...]:
         or space != lane_observation(observations)
     ):
         raise ContractMismatchError(
-            f"{contract.id} is said to have the agents {list(keys)}, but observation space {space} "
-            f"and action space {actions} are not those of a lane that holds these agents; serve "
-            "it with this package's EnvServer, or as that does"
+            f"{contract.id} is said to have the agents {list(keys)}, but its observation space "
+            f"({', '.join(space_lines(space))}) and its action space "
+            f"({', '.join(space_lines(actions))}) are not those of a lane that holds these agents; "
+            "serve it with this package's EnvServer, or as that does"
         )
     return tuple(
         AgentSpec(agent_id, key, observation, action)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.spaces.spec import SpaceSpec
+from rlmesh_ray.spaces.describe import difference
+from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
 
 class AutoresetMode(enum.Enum):
@@ -39,13 +40,35 @@ def require_same_contract(expected: EnvContract, found: EnvContract, address: st
     """Compare what RLlib relies on: width, autoreset mode and spaces.
 
     Raises:
-        ContractMismatchError: Something differs; the message names it and both sides.
+        ContractMismatchError: Something differs; the message names what differs, on both sides.
     """
-    for name in ("num_envs", "autoreset_mode", "observation_space", "action_space"):
-        ours, theirs = getattr(expected, name), getattr(found, name)
-        if ours != theirs:
-            raise ContractMismatchError(
-                f"{address} serves {found.id} with {name} = {theirs}, but {expected.id} with "
-                f"{ours} is expected; all endpoints of one algorithm must serve the same "
-                "environment at the same width"
+    differences = [
+        f"{name} = {theirs} where {ours} is expected"
+        for name, ours, theirs in (
+            ("num_envs", expected.num_envs, found.num_envs),
+            ("autoreset_mode", expected.autoreset_mode.value, found.autoreset_mode.value),
+        )
+        if ours != theirs
+    ]
+    if spaces := space_difference(expected, found):
+        differences.append(spaces)
+    if differences:
+        raise ContractMismatchError(
+            f"{address} serves {found.id} otherwise than {expected.id} is served elsewhere: "
+            f"{'; '.join(differences)}; all endpoints of one algorithm must serve the same "
+            "environment at the same width"
+        )
+
+
+def space_difference(expected: EnvContract, found: EnvContract) -> str:
+    """Return where the spaces of two contracts differ; empty where they are equal."""
+    ours, theirs = (
+        DictSpec(
+            (
+                ("observation_space", contract.observation_space),
+                ("action_space", contract.action_space),
             )
+        )
+        for contract in (expected, found)
+    )
+    return difference(ours, theirs)

@@ -11,7 +11,7 @@ from rlmesh_ray.client.evaluation.schedule import Schedule
 from rlmesh_ray.client.evaluation.sites import Place
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.errors import ContractMismatchError, EvaluationInterruptedError, RemoteError
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import EnvContract, space_difference
 
 # Polled: patience runs out without anybody saying so, and on Windows no signal ends a wait.
 _POLL_S = 0.5
@@ -142,12 +142,14 @@ class Board:
             if self._contract is None:
                 self._contract = (env.address, own)
             address, first = self._contract
-        for name in ("id", "observation_space", "action_space"):
-            if getattr(own, name) != getattr(first, name):
-                raise ContractMismatchError(
-                    f"{env.address} serves {own.id!r} and {address} serves {first.id!r}: their "
-                    f"{name.replace('_', ' ')}s differ; evaluate them one by one"
-                )
+        differs = space_difference(first, own)
+        if own.id != first.id:
+            differs = f"{own.id!r} where {first.id!r} is expected"
+        if differs:
+            raise ContractMismatchError(
+                f"{env.address} serves another environment than {address}: {differs}; "
+                "evaluate them one by one"
+            )
 
     def note_open(self) -> None:
         """Start the clock, if nobody has."""
