@@ -139,7 +139,7 @@ def _everything(context: typer.Context, vs: list[Anybody] | None, *, quick: bool
     """Measure subject after subject, until one is interrupted; return the last exit code."""
     peers, runners, rivals = _known(Peer, vs), _known(SamplingRival, vs), _known(Rival, vs)
     # What is missing is said before anything is measured.
-    require_rllib()
+    require_rllib("bench")
     chosen = tuple(peers or (Peer if vs is None else ()))
     installations().check(SteppingPlan(rows=rows_of(chosen), peers=chosen))
     # What takes minutes; the others take hours, and are learnt when they are asked for.
@@ -235,7 +235,7 @@ def learning(
     """
     from rlmesh_ray.bench.learning import compare
 
-    require_rllib()
+    require_rllib("bench learning")
     plan = LearningPlan(
         tasks=tuple(dict.fromkeys(only or Task)),
         repetitions=repetitions,
@@ -260,5 +260,5 @@ def recovery(
     """
     from rlmesh_ray.cli.bench_recovery import measure_recovery
 
-    require_rllib()
+    require_rllib("bench recovery")
     return measure_recovery(context.obj, kills, seed)

@@ -127,7 +127,7 @@ def sampling(  # the command line; every option stands alone
     """
     from rlmesh_ray.bench.sampling import measure_sampling
 
-    require_rllib()
+    require_rllib("bench sampling")
     effort = _QUICK_SAMPLING if quick else _SAMPLING
     plan = SamplingPlan(
         rivals=tuple(dict.fromkeys(vs or Rival)),

@@ -136,7 +136,7 @@ def scaling(  # noqa: PLR0913  # the command line; every option stands alone
         simulation=Simulation(lanes=lanes, step_s=step_ms / 1000),
         control=ControlSize(endpoints=control_endpoints),
     )
-    require_rllib()
+    require_rllib("bench scaling")
     require_matplotlib()
     heard = _Heard(context.obj)
     report = FindingsReport(

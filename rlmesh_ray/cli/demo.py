@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     set_up(is_debug=is_debug)
     try:
-        require_rllib()
+        require_rllib("the demo")
         with interrupt_on_sigterm(), connected_ray(console, _NUM_ENDPOINTS + 2, address="local"):
             return _run(console, plan)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import is_verbose
@@ -16,17 +16,24 @@ from rlmesh_ray.errors import ConfigurationError
 _PROBE_TIMEOUT_S = 5.0
 
 
-def require_rllib() -> None:
+def require_rllib(
+    command: str, packages: Sequence[str] = ("ray", "torch"), *, instead: str = ""
+) -> None:
     """Refuse to go on in the base install.
 
+    Args:
+        command: What needs the packages, for the message.
+        packages: Which it needs.
+        instead: What does without them, as the message's end.
+
     Raises:
-        ConfigurationError: Ray or torch is not installed.
+        ConfigurationError: One of them is not installed.
     """
-    missing = [name for name in ("ray", "torch") if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"training needs {' and '.join(missing)}, which the base install does not have: "
-            "pip install '.[rllib]' in a checkout of rlmesh-ray"
+            f"{command} needs {' and '.join(missing)}, which the base install does not have: "
+            f"pip install '.[rllib]' in a checkout of rlmesh-ray{instead}"
         )
 
 

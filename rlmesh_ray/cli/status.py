@@ -22,6 +22,11 @@ _NONE = (
     "cluster, and nothing is registered with a pool"
 )
 
+_WITHOUT_RAY = (
+    "; it asks a Ray cluster, also with --ray-address. Without Ray, ask the endpoints themselves: "
+    "rlmesh-ray inspect ADDRESS"
+)
+
 RayAddressOption = Annotated[
     str | None,
     typer.Option(
@@ -58,7 +63,7 @@ def status(
 
         sys.stdout.write(render())
         return
-    require_rllib()
+    require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
     with joined_ray(ray_address):
         if not watch:
             console.show(_shown(_look(console)))

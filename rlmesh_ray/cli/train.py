@@ -168,7 +168,7 @@ class _Job:
 def _run(console: Console, job: _Job) -> None:
     from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 
-    require_rllib()
+    require_rllib("train")
     from rlmesh_ray.cli.logs import quiet_rllib
     from rlmesh_ray.cli.training_view import TrainingView
     from rlmesh_ray.models.torch_threads import limit_torch_threads

@@ -221,7 +221,7 @@ class Registration:
                 return EndpointTimeoutError(f"no answer in {_ANSWER_S:g} s", address)
             if is_registered:
                 return EndpointLostError("the connection to the registrar has broken", address)
-            return _as_registrar(translate(error, address))
+            return _as_registrar(translate(error, address), self._dial)
         except CodecError as error:
             return EndpointLostError(f"the answer makes no sense here ({error})", address)
         finally:
@@ -280,10 +280,11 @@ class _Refused(ConfigurationError):
         self.kind = kind
 
 
-def _as_registrar(error: EndpointError) -> EndpointError:
+def _as_registrar(error: EndpointError, dial: Dial) -> EndpointError:
     if not isinstance(error, AccessDeniedError):
         return error
+    wanted = "a token, and none was given" if dial.token is None else "another token"
     return AccessDeniedError(
-        "the registrar wants another token: give the pool's own secret (--pool-token-file)",
+        f"the registrar wants {wanted}: give the pool's own secret (--pool-token-file)",
         error.address,
     )

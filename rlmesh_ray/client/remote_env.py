@@ -11,11 +11,12 @@ from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.own_process import StaysInProcess
 from rlmesh_ray.client.picture import decode_png
+from rlmesh_ray.client.several_agents import naming_agents
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.options import require_options, whole
-from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
+from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.conformance import structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
@@ -122,13 +123,10 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
                 where the error ``is_recoverable``, a reset may follow.
             EndpointError: The session broke.
         """
-        parts = flatten(self.contract.action_space, action)
-        columns = [
-            (part,) if leaf.dtype is None else np.asarray(coerce(leaf, part, None))[np.newaxis]
-            for leaf, part in zip(self._action_leaves, parts, strict=True)
-        ]
-        # The endpoint would end the session for it.
-        self._action_checker.check(columns)
+        try:
+            columns = self._columns(action)
+        except ConformanceError as error:
+            raise naming_agents(error, self.contract) from error.__cause__
         result = self._client.step(columns)
         return (
             self._value(result.observation),
@@ -155,6 +153,16 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """End the session."""
         self._client.close()
+
+    def _columns(self, action: Any) -> list[Column]:
+        parts = flatten(self.contract.action_space, action)
+        columns: list[Column] = [
+            (part,) if leaf.dtype is None else np.asarray(coerce(leaf, part, None))[np.newaxis]
+            for leaf, part in zip(self._action_leaves, parts, strict=True)
+        ]
+        # The endpoint would end the session for it.
+        self._action_checker.check(columns)
+        return columns
 
     def _value(self, columns: list[Any]) -> Any:
         return unflatten(self.contract.observation_space, [column[0] for column in columns])

@@ -15,6 +15,7 @@ from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.own_process import StaysInProcess
 from rlmesh_ray.client.picture import decode_png, tiles
 from rlmesh_ray.client.results import ResetResult
+from rlmesh_ray.client.several_agents import naming_agents
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import (
@@ -225,9 +226,12 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             LocalProtocolError: A step is pending already; nothing was sent.
         """
         self._require_no_step()
-        columns = coerce_batch(self.contract.action_space, actions, self.num_envs)
-        # The endpoint would end the session for it.
-        self._action_checker.check(columns)
+        try:
+            columns = coerce_batch(self.contract.action_space, actions, self.num_envs)
+            # The endpoint would end the session for it.
+            self._action_checker.check(columns)
+        except ConformanceError as error:
+            raise naming_agents(error, self.contract) from error.__cause__
         self._is_resetting, self._has_ended = self._has_ended, False
         if self._is_resetting:
             self._pending_step = self._client.send_reset()

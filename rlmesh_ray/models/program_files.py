@@ -73,6 +73,12 @@ def load_program(file: Path, device: str) -> "torch.nn.Module":
 
 def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
     """Tell the kinds of files apart by their tables of contents."""
+    if file.suffix.lower() == ".onnx":
+        raise ConfigurationError(
+            f"{file} is an ONNX file, which is not supported: export the module with "
+            "torch.jit.save (TorchScript) or torch.export.save and name that file, or write a "
+            "module:factory that runs the ONNX model"
+        )
     if not zipfile.is_zipfile(file):
         raise ConfigurationError(f"{file} is no policy; name {KINDS}")
     with zipfile.ZipFile(file) as archive:

@@ -88,11 +88,7 @@ def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
         load_rest = _rest_of_checkpoint if is_algorithm else _rest_by_default
         parts = load_rest(checkpoint, module, device)
     except Exception as error:
-        raise PolicyError(
-            f"the RLlib checkpoint {checkpoint}, written by Ray {_ray_version(checkpoint)}, cannot "
-            f"be loaded with Ray {ray.__version__} ({type(error).__name__}: {error}); use the Ray "
-            "version and the Python modules that it was trained with"
-        ) from error
+        raise _unloadable(checkpoint, error) from error
     _check_pieces(checkpoint, parts)
     return parts
 
@@ -199,6 +195,25 @@ def _env_steps(runner: Path) -> int:
 def _unpickle(file: Path) -> Any:
     with file.open("rb") as stream:
         return cloudpickle.load(stream)
+
+
+def _unloadable(checkpoint: Path, error: Exception) -> PolicyError:
+    cause, written = f"{type(error).__name__}: {error}", _ray_version(checkpoint)
+    if written != ray.__version__:
+        return PolicyError(
+            f"the RLlib checkpoint {checkpoint}, written by Ray {written}, cannot be loaded with "
+            f"Ray {ray.__version__} ({cause}); use the Ray version and the Python modules that it "
+            "was trained with"
+        )
+    if isinstance(error, ImportError | AttributeError):
+        return PolicyError(
+            f"the RLlib checkpoint {checkpoint} needs Python code that is not here ({cause}); use "
+            "the Python modules that it was trained with"
+        )
+    return PolicyError(
+        f"the RLlib checkpoint {checkpoint} is damaged or incomplete ({cause}); copy the whole "
+        "folder again, or name another checkpoint"
+    )
 
 
 def _ray_version(checkpoint: Path) -> str:

@@ -50,6 +50,7 @@ class Endpoint:
         on_stop: Ends what the services are made of; called once, after the last call.
         probe: Tells the health of what the services are made of.
         endpoint_id: Names it in the log; None: a name is drawn.
+        kind: What it calls itself when it turns a call away, such as ``"gateway"``.
 
     Raises:
         AddressError: ``address`` is malformed, or open to strangers without a token.
@@ -67,6 +68,7 @@ class Endpoint:
         on_stop: Callable[[], None],
         probe: Probe = always_serving,
         endpoint_id: str | None = None,
+        kind: str = "endpoint",
     ) -> None:
         self.endpoint_id = endpoint_id or new_endpoint_id()
         """Its name in the log."""
@@ -74,7 +76,7 @@ class Endpoint:
         self._has_token = token is not None
         self._admission = Admission()
         # The first one is the outermost: strangers do not learn that an endpoint drains.
-        gate = [] if token is None else [TokenGate(token)]
+        gate = [] if token is None else [TokenGate(token, kind)]
         self._interceptors = [LogGate(self.endpoint_id), *gate, self._admission]
         # Before anything starts: gRPC would report a bad file as an address that cannot be bound.
         self._listener = Listener(self._wanted, resolved_tls(tls))

@@ -15,7 +15,9 @@ from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.known_tokens import KnownTokens
 
 _SCHEME = "Bearer "
-_UNKNOWN = "this endpoint wants another token (token=…, --token-file)"
+_HOW = "--token-file or the variable RLMESH_RAY_TOKEN of rlmesh-ray, token=… in Python"
+_MISSING = "this {} wants a token, and the call shows none; give it one: " + _HOW
+_UNKNOWN = "this {} wants another token than the call shows; give it the right one: " + _HOW
 _SEVERAL = "this call shows several tokens; show one"
 
 
@@ -24,13 +26,15 @@ class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
 
     Args:
         token: The endpoint's, or the file with its tokens.
+        kind: What refuses, in messages: ``"endpoint"``, ``"gateway"`` or ``"registrar"``.
 
     Raises:
         ConfigurationError: ``token`` is nothing that a call can carry, or its file cannot be used.
     """
 
-    def __init__(self, token: TokenSource) -> None:
+    def __init__(self, token: TokenSource, kind: str = "endpoint") -> None:
         self._known = KnownTokens(token)
+        self._kind = kind
 
     async def intercept_service(
         self,
@@ -48,13 +52,14 @@ class TokenGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         # Clients of ``rlmesh-wire-v1`` show it alone.
         role = self._known.role_of(str(*shown).removeprefix(_SCHEME).encode())
         if role is None:
-            return _refusal(grpc.StatusCode.UNAUTHENTICATED, _UNKNOWN)
+            reason = (_UNKNOWN if any(shown) else _MISSING).format(self._kind)
+            return _refusal(grpc.StatusCode.UNAUTHENTICATED, reason)
         wanted = role_wanted(details.method)
         if role < wanted:
             return _refusal(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"{details.method} wants a token of the role {wanted.label}, and this one is a "
-                f"{role.label}'s",
+                f"at this {self._kind} {details.method} wants a token of the role {wanted.label}, "
+                f"and this one is a {role.label}'s",
             )
         return await continuation(details)
 

@@ -78,6 +78,7 @@ class GatewayServer:
             open_to_strangers=open_to_strangers,
             on_stop=self._close,
             probe=self._watch.health,
+            kind="gateway",
         )
 
     @property

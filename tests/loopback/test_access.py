@@ -243,6 +243,25 @@ def test_a_probe_asks_for_health_and_a_client_has_sessions(
         env.close()
 
 
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [
+        (
+            None,
+            "this endpoint wants a token, and the call shows none; give it one: --token-file or",
+        ),
+        ("other", "this endpoint wants another token than the call shows; give it the right one: "),
+    ],
+)
+def test_who_is_turned_away_learns_how_to_give_a_token(token: str | None, words: str) -> None:
+    with env_server("the-token") as server, pytest.raises(AccessDeniedError) as refused:
+        RemoteEnv(server.address, token=token)
+
+    assert words in refused.value.message
+    assert "RLMESH_RAY_TOKEN" in refused.value.message
+    assert "the-token" not in str(refused.value)
+
+
 # --- rotation --------------------------------------------------------------------------
 
 

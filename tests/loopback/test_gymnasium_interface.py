@@ -1,11 +1,12 @@
 """Remote environments are gymnasium's: its checker and its wrappers take them for their own."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers.vector import (
@@ -14,10 +15,11 @@ from gymnasium.wrappers.vector import (
     RecordEpisodeStatistics,
 )
 
-from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
+from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
+    ContractMismatchError,
     EndpointClosedError,
     LocalProtocolError,
     RemoteEnvError,
@@ -361,3 +363,45 @@ def test_returned_arrays_belong_to_the_caller(remote: RemoteVectorEnv) -> None:
     second[:] = 0.0
 
     np.testing.assert_array_equal(first, kept)
+
+
+class Duel:
+    """What RLlib's MultiAgentEnv has."""
+
+    possible_agents: ClassVar[Any] = ["scout", "carrier"]
+    observation_spaces: ClassVar[Any] = {name: Discrete(2) for name in ("scout", "carrier")}
+    action_spaces: ClassVar[Any] = {name: Discrete(2) for name in ("scout", "carrier")}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"scout": 0, "carrier": 1}, {}
+
+    def step(self, actions: Any) -> Any:
+        nobody = dict.fromkeys(self.possible_agents, False)
+        rewards = dict.fromkeys(self.possible_agents, 1.0)
+        return {"scout": 0, "carrier": 1}, rewards, {"__all__": False, **nobody}, nobody, {}
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def test_an_action_of_one_agent_for_a_lane_of_several_is_refused_with_their_names() -> None:
+    with EnvServer(Duel) as server:
+        env, vector = RemoteEnv(server.address), RemoteVectorEnv(server.address)
+        for remote, action in ((env, {"a": 1}), (vector, np.zeros(1, np.int64))):
+            remote.reset()
+            with pytest.raises(ConformanceError, match=r"'scout', 'carrier'.*multi-agent runner"):
+                remote.step(action)
+            remote.step({"scout": action_of(remote), "carrier": action_of(remote)})
+            remote.close()
+
+
+def action_of(env: RemoteEnv | RemoteVectorEnv) -> Any:
+    return np.ones(1, np.int64) if isinstance(env, RemoteVectorEnv) else 1
+
+
+def test_lanes_of_several_agents_are_not_evaluated_and_the_agents_are_named() -> None:
+    with (
+        EnvServer(Duel) as server,
+        pytest.raises(ContractMismatchError, match=r"evaluated here: .*'scout', 'carrier'.*config"),
+    ):
+        evaluate(server.address, lambda observations: observations, episodes=1)

@@ -404,14 +404,17 @@ def test_whoever_is_refused_replaces_nobody(registrar: Registrar, book: Book) ->
 # --- who is not let in ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("secret", ["secret", None])
+@pytest.mark.parametrize(
+    ("secret", "wanted"), [("secret", "another token"), (None, "a token, and none was given")]
+)
 def test_who_does_not_know_the_secret_is_not_let_in(
-    registrar: Registrar, book: Book, secret: str | None
+    registrar: Registrar, book: Book, secret: str | None, wanted: str
 ) -> None:
     with registration(dial(registrar, secret=secret)) as (started, _):
         found = failure(started)
 
     assert isinstance(found, AccessDeniedError)
+    assert f"the registrar wants {wanted}: " in str(found)
     assert "--pool-token-file" in str(found)
     assert book.events.empty()
 

@@ -10,6 +10,7 @@ from rlmesh_ray.client.evaluation.roster import Roster
 from rlmesh_ray.client.evaluation.schedule import Schedule
 from rlmesh_ray.client.evaluation.sites import Place
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.several_agents import named_agents
 from rlmesh_ray.errors import ContractMismatchError, EvaluationInterruptedError, RemoteError
 from rlmesh_ray.spaces.contract import EnvContract, space_difference
 
@@ -132,12 +133,14 @@ class Board:
         return True
 
     def agree(self, env: RemoteVectorEnv) -> None:
-        """Make sure that all endpoints serve the same environment.
+        """Make sure that all endpoints serve the same environment, of one agent.
 
         Raises:
             ContractMismatchError: This one does not.
         """
         own = env.contract
+        if agents := named_agents(own):
+            raise ContractMismatchError(f"{env.address} cannot be evaluated here: {agents}")
         with self._changed:
             if self._contract is None:
                 self._contract = (env.address, own)

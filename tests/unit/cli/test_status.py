@@ -6,6 +6,7 @@ import pytest
 
 from rlmesh_ray.cli import status
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.main import main
 
 
 @pytest.fixture
@@ -27,3 +28,17 @@ def test_a_single_look_that_is_interrupted_has_not_succeeded(context: Any) -> No
 
 def test_ctrl_c_is_how_watching_ends(context: Any) -> None:
     status.status(context, watch=True)
+
+
+def test_without_ray_it_says_that_it_needs_ray_and_what_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As importlib finds nothing in the base install.
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    assert main(["status", "--ray-address", "127.0.0.1:1"]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith("error: status needs ray, which the base install does not have: pip")
+    assert error.endswith("ask the endpoints themselves: rlmesh-ray inspect ADDRESS\n")
+    assert main(["status", "--dashboard"]) == 0

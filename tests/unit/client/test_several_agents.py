@@ -1,0 +1,36 @@
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.client.several_agents import named_agents, naming_agents
+from rlmesh_ray.errors import ConformanceError
+from rlmesh_ray.protocol.capabilities import MULTI_AGENT
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.multi_agent import agent_keys, describe_agents
+from rlmesh_ray.spaces.spec import DiscreteSpec
+
+ERROR = ConformanceError("structure", "", "has no key 'a'", 1)
+
+
+def contract(*agents: Any) -> EnvContract:
+    told = {MULTI_AGENT: describe_agents(agent_keys(agents))} if agents else {}
+    return EnvContract(
+        "Duel", DiscreteSpec(2), DiscreteSpec(2), 2, AutoresetMode.NEXT_STEP, metadata=told
+    )
+
+
+def test_the_error_about_an_action_names_the_agents_and_what_can_be_used() -> None:
+    error = naming_agents(ERROR, contract("a", ("car", 1)))
+
+    assert str(error).startswith("value: has no key 'a'; the action of a lane has an entry for")
+    assert "holds several agents ('a', ('car', 1)); use RLlib's multi-agent runner" in str(error)
+    assert (error.kind, error.path, error.lane) == ("structure", "", 1)
+
+
+def test_the_error_of_a_lane_with_one_agent_stays_as_it_is() -> None:
+    assert naming_agents(ERROR, contract()) is ERROR
+
+
+@pytest.mark.parametrize(("count", "end"), [(8, "'7');"), (11, "'7' and 3 more);")])
+def test_a_crowd_is_counted(count: int, end: str) -> None:
+    assert end in named_agents(contract(*map(str, range(count))))
