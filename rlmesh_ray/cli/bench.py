@@ -25,12 +25,13 @@ from rlmesh_ray.cli.bench_options import (
     SecondsOption,
 )
 from rlmesh_ray.cli.bench_scaling import scaling
+from rlmesh_ray.cli.commands import Command, CommandGroup
 from rlmesh_ray.cli.local_ray import require_rllib
 from rlmesh_ray.cli.options import DebugFlag, JsonFlag
 
 T = TypeVar("T", bound=enum.StrEnum)
 
-app = typer.Typer()
+app = typer.Typer(cls=CommandGroup)
 
 
 class Rival(enum.StrEnum):
@@ -164,13 +165,13 @@ def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
     return [values[str(name)] for name in names if str(name) in values]
 
 
-app.command()(sampling)
-app.command()(stepping)
-app.command()(growth)
-app.command()(scaling)
+app.command(cls=Command)(sampling)
+app.command(cls=Command)(stepping)
+app.command(cls=Command)(growth)
+app.command(cls=Command)(scaling)
 
 
-@app.command()
+@app.command(cls=Command)
 def serving(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     vs: VsOption = None,
@@ -216,7 +217,7 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
     return report.follow(measure(plan, bench, report.note))
 
 
-@app.command()
+@app.command(cls=Command)
 def learning(
     context: typer.Context,
     only: TasksOption = None,
@@ -246,7 +247,7 @@ def learning(
     return report.follow(compare(plan, report.note))
 
 
-@app.command()
+@app.command(cls=Command)
 def recovery(
     context: typer.Context,
     kills: KillsOption = 20,

@@ -42,6 +42,7 @@ BROKEN = 3
 _NOT_CHECKED = 1
 _INTERRUPTED = 130
 
+_CHECKS = "Checks"
 _LANES_OF_A_MODEL = 2
 _PROBE = "serve-env rlmesh_ray.testing.probe:RLMeshProbe-v0 --num-envs 2"
 
@@ -49,6 +50,7 @@ ValidationOption = Annotated[
     Validation,
     typer.Option(
         "--validation",
+        rich_help_panel=_CHECKS,
         help="For an environment's endpoint only: its policy for values out of range.",
     ),
 ]
@@ -57,6 +59,7 @@ EnvOption = Annotated[
     typer.Option(
         "--env",
         metavar="ENV_OR_ADDRESS",
+        rich_help_panel=_CHECKS,
         help="For a model's endpoint only: a Gymnasium id or an endpoint that the policy was "
         "made for.",
     ),
@@ -65,13 +68,18 @@ EndFlag = Annotated[
     bool,
     typer.Option(
         "--may-end-endpoint",
+        rich_help_panel=_CHECKS,
         help="Send also what may end the endpoint for good: Shutdown, and Close to a model.",
     ),
 ]
 TimeoutOption = Annotated[
     float,
     typer.Option(
-        "--answer-timeout", metavar="SECONDS", min=0.1, help="How long any answer may take."
+        "--answer-timeout",
+        metavar="SECONDS",
+        rich_help_panel=_CHECKS,
+        min=0.1,
+        help="How long any answer may take.",
     ),
 ]
 

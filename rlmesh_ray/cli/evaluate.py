@@ -13,6 +13,10 @@ from rlmesh_ray.cli.episodes_file import episodes_file
 from rlmesh_ray.cli.evaluation_report import Meter, tell
 from rlmesh_ray.cli.logs import muted
 from rlmesh_ray.cli.options import (
+    ACCESS,
+    ENVIRONMENT,
+    OUTPUT,
+    POLICY,
     DebugFlag,
     EditionText,
     EnvKwargs,
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
 
 _MOST_LANES = 8
+_EPISODES = "Episodes"
 _OWN_MESSAGE_BYTES = 2**28
 """Largest message to a policy that this command serves to itself: environments may be wide."""
 
@@ -49,6 +54,7 @@ EnvOption = Annotated[
     typer.Option(
         "--env",
         metavar="ENV_OR_ADDRESS",
+        rich_help_panel=ENVIRONMENT,
         help="A Gymnasium id or module:factory, or an endpoint; repeatable.",
     ),
 ]
@@ -57,23 +63,39 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="CHECKPOINT_OR_ADDRESS",
+        rich_help_panel=POLICY,
         help="What serve-model takes, or an endpoint; repeatable.",
     ),
 ]
-EpisodesOption = Annotated[int, typer.Option("--episodes", min=1, help="How many.")]
+EpisodesOption = Annotated[
+    int,
+    typer.Option("--episodes", min=1, rich_help_panel=_EPISODES, help="How many episodes."),
+]
 SeedOption = Annotated[
     int | None,
-    typer.Option("--seed", help="Of the first episode, 0 or more; episode i starts with seed + i."),
+    typer.Option(
+        "--seed",
+        metavar="SEED",
+        rich_help_panel=_EPISODES,
+        help="Of the first episode, 0 or more; episode i starts with seed + i.",
+    ),
 ]
 LanesOption = Annotated[
     int | None,
-    typer.Option("--num-envs", min=1, help="Lanes, for an id.", show_default="at most 8"),
+    typer.Option(
+        "--num-envs",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes, for an id.",
+        show_default="at most 8",
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output",
         metavar="FILE.jsonl",
+        rich_help_panel=OUTPUT,
         help="A new file for the episodes, one JSON object a line, written as they end.",
     ),
 ]
@@ -82,6 +104,7 @@ EnvTimeoutOption = Annotated[
     typer.Option(
         "--env-timeout",
         metavar="SECONDS",
+        rich_help_panel=_EPISODES,
         callback=above_zero,
         help="How long to wait for any answer of an environment; what hangs counts as lost.",
     ),
@@ -91,8 +114,9 @@ ModelTimeoutOption = Annotated[
     typer.Option(
         "--model-timeout",
         metavar="SECONDS",
+        rich_help_panel=_EPISODES,
         callback=above_zero,
-        help="The same, of a policy.",
+        help="How long to wait for any answer of a policy.",
     ),
 ]
 ReconnectOption = Annotated[
@@ -100,6 +124,7 @@ ReconnectOption = Annotated[
     typer.Option(
         "--reconnect-timeout",
         metavar="SECONDS",
+        rich_help_panel=_EPISODES,
         callback=zero_or_more,
         help="How long to wait for lost endpoints to come back when none is left.",
     ),
@@ -110,13 +135,17 @@ ModelTokenFile = Annotated[
         "--model-token-file",
         exists=True,
         dir_okay=False,
-        help="File with the model endpoint's token, where it differs.",
+        rich_help_panel=ACCESS,
+        help="The model endpoint's token, where it differs.",
     ),
 ]
 ModelEditionText = Annotated[
     str | None,
     typer.Option(
-        "--model-edition-text", metavar="NAME_OR_SHA256", help="The same, of the model's endpoint."
+        "--model-edition-text",
+        metavar="NAME_OR_SHA256",
+        rich_help_panel=ACCESS,
+        help="The same, of the model's endpoint.",
     ),
 ]
 
@@ -129,7 +158,6 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     seed: SeedOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
-    output: OutputOption = None,
     env_timeout: EnvTimeoutOption = 60.0,
     model_timeout: ModelTimeoutOption = 60.0,
     reconnect_timeout: ReconnectOption = 30.0,
@@ -141,6 +169,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     model_edition_text: ModelEditionText = None,
+    output: OutputOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:

@@ -7,6 +7,7 @@ import typer
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
+    OUTPUT,
     DebugFlag,
     EditionText,
     JsonFlag,
@@ -31,7 +32,11 @@ _NOT_SERVING = 1
 
 HealthFlag = Annotated[
     bool,
-    typer.Option("--health", help="Only ask whether it serves: exit code 0 if so, else 1."),
+    typer.Option(
+        "--health",
+        rich_help_panel=OUTPUT,
+        help="Only ask whether it serves: exit code 0 if so, else 1.",
+    ),
 ]
 
 
@@ -45,13 +50,13 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
             "server of that protocol, which is joined for a moment.",
         ),
     ],
-    health: HealthFlag = False,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
+    health: HealthFlag = False,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlmesh_ray.cli.options import OUTPUT
 from rlmesh_ray.server.log_context import ContextFilter
 from rlmesh_ray.server.log_format import (
     FORMAT_VARIABLE,
@@ -27,8 +28,8 @@ LogFormatOption = Annotated[
         "--log-format",
         envvar=FORMAT_VARIABLE,
         show_envvar=True,
-        help="What goes to stderr, warnings and the begin and end of each session: text, or one "
-        "JSON object a line.",
+        rich_help_panel=OUTPUT,
+        help="stderr: warnings and sessions as text, or as JSON lines.",
     ),
 ]
 

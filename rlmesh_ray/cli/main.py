@@ -9,12 +9,13 @@ import typer
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.bench import app as bench
 from rlmesh_ray.cli.check import check
+from rlmesh_ray.cli.commands import Command, CommandGroup
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.evaluate import evaluate
 from rlmesh_ray.cli.failures import describe, trace
 from rlmesh_ray.cli.inspect import inspect
 from rlmesh_ray.cli.logs import set_up
-from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.options import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.pool import pool
 from rlmesh_ray.cli.register import register
 from rlmesh_ray.cli.serve_env import serve_env
@@ -25,23 +26,26 @@ from rlmesh_ray.cli.train import train
 
 INTERRUPTED = 130
 
-app = typer.Typer(pretty_exceptions_enable=False)
-app.command("serve-env")(serve_env)
-app.command("serve-model")(serve_model)
-app.command("pool")(pool)
-app.command("register")(register)
-app.command("train")(train)
-app.command("evaluate")(evaluate)
-app.command("inspect")(inspect)
-app.command("status")(status)
-app.command("check")(check)
+app = typer.Typer(cls=CommandGroup, pretty_exceptions_enable=False)
+app.command("serve-env", cls=Command)(serve_env)
+app.command("serve-model", cls=Command)(serve_model)
+app.command("pool", cls=Command)(pool)
+app.command("register", cls=Command)(register)
+app.command("train", cls=Command)(train)
+app.command("evaluate", cls=Command)(evaluate)
+app.command("inspect", cls=Command)(inspect)
+app.command("status", cls=Command)(status)
+app.command("check", cls=Command)(check)
 app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", rich_help_panel=OUTPUT, help="Show the version."),
+    ] = False,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:

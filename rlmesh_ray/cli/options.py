@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
 
+# The groups of options in --help, in the order in which commands name their options.
+ENVIRONMENT = "Environment"
+POLICY = "Policy"
+SERVING = "Serving"
+ACCESS = "Access"
+POOL = "Pool"
+OUTPUT = "Output"
+
 
 class Validation(enum.StrEnum):
     """What happens to values out of range."""
@@ -32,9 +40,16 @@ class Validation(enum.StrEnum):
 # found before any option has a value. They are declared for the parser and for --help.
 JsonFlag = Annotated[
     bool,
-    typer.Option("--json", help="One JSON object a line on stdout; people's text on stderr."),
+    typer.Option(
+        "--json",
+        rich_help_panel=OUTPUT,
+        help="One JSON object a line on stdout; people's text on stderr.",
+    ),
 ]
-DebugFlag = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+DebugFlag = Annotated[
+    bool,
+    typer.Option("--debug", rich_help_panel=OUTPUT, help="Show the traceback of an error."),
+]
 
 TokenFile = Annotated[
     Path | None,
@@ -43,19 +58,32 @@ TokenFile = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="File with a token a line, and its role behind it (probe, client, operator) if it has "
-        f"one; mode 0600. Without it, the variable {TOKEN_VARIABLE} counts.",
+        rich_help_panel=ACCESS,
+        help="A token a line, with its role (probe, client, operator) if it has one; mode 0600. "
+        f"Without it, the variable {TOKEN_VARIABLE} counts.",
     ),
 ]
 TlsCertificate = Annotated[
     Path | None,
     typer.Option(
-        "--tls-cert", exists=True, dir_okay=False, readable=True, help="Own certificate (PEM)."
+        "--tls-cert",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=ACCESS,
+        help="Own certificate (PEM).",
     ),
 ]
 TlsKey = Annotated[
     Path | None,
-    typer.Option("--tls-key", exists=True, dir_okay=False, readable=True, help="Its key (PEM)."),
+    typer.Option(
+        "--tls-key",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=ACCESS,
+        help="Its key (PEM).",
+    ),
 ]
 TlsAuthority = Annotated[
     Path | None,
@@ -64,13 +92,16 @@ TlsAuthority = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
+        rich_help_panel=ACCESS,
         help="Speak TLS; who must have signed the endpoint's certificate (PEM).",
     ),
 ]
 TlsFromRay = Annotated[
     bool,
     typer.Option(
-        "--tls-from-ray", help="Mutual TLS with the files that Ray's RAY_TLS_* variables name."
+        "--tls-from-ray",
+        rich_help_panel=ACCESS,
+        help="Mutual TLS with the files that Ray's RAY_TLS_* variables name.",
     ),
 ]
 EditionText = Annotated[
@@ -78,6 +109,7 @@ EditionText = Annotated[
     typer.Option(
         "--edition-text",
         metavar="NAME_OR_SHA256",
+        rich_help_panel=ACCESS,
         help="Edition text of an endpoint that implements another one than this package, "
         f"such as {next(iter(KNOWN_TEXTS))}.",
     ),
@@ -89,7 +121,8 @@ EnvKwargs = Annotated[
     typer.Option(
         "--env-kwargs",
         metavar="JSON",
-        help="Keyword arguments of gymnasium.make, or of the factory.",
+        rich_help_panel=ENVIRONMENT,
+        help="Keyword arguments of gymnasium.make or the factory.",
     ),
 ]
 

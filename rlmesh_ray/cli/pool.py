@@ -12,6 +12,8 @@ import typer
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
+    ACCESS,
+    POOL,
     DebugFlag,
     JsonFlag,
     TlsCertificate,
@@ -39,7 +41,8 @@ SecretOption = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="File with the pool's token, which its endpoints have, too; mode 0600. Without it, "
+        rich_help_panel=ACCESS,
+        help="The pool's token, which its endpoints have, too; mode 0600. Without it, "
         f"the variable {POOL_TOKEN_VARIABLE} counts.",
     ),
 ]
@@ -48,6 +51,7 @@ RayOption = Annotated[
     typer.Option(
         "--ray-address",
         metavar="ADDRESS",
+        rich_help_panel=POOL,
         help="The Ray of the trainings, as ray.init takes it.",
         show_default="RAY_ADDRESS, or the one on this machine",
     ),
@@ -59,6 +63,7 @@ EndpointAuthorityOption = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
+        rich_help_panel=ACCESS,
         help="Endpoints speak TLS; who must have signed their certificates (PEM). The file must "
         "lie where runners are, too.",
     ),

@@ -12,6 +12,8 @@ import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options import POOL
+from rlmesh_ray.cli.seconds import a_day_at_most
 from rlmesh_ray.credentials.pool_token import PoolTokenFile
 from rlmesh_ray.credentials.token_file import TokenFile, TokenSource
 from rlmesh_ray.errors import ConfigurationError
@@ -31,8 +33,8 @@ RegisterOption = Annotated[
     typer.Option(
         "--register",
         metavar="POOL@HOST:PORT",
-        help="Register with the pool of that name, whose registrar listens there "
-        "(rlmesh-ray pool, EnvPool).",
+        rich_help_panel=POOL,
+        help="The pool to register with: its name, and where its registrar listens.",
     ),
 ]
 PoolTokenOption = Annotated[
@@ -42,8 +44,8 @@ PoolTokenOption = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help="File with the pool's token, mode 0600; without it, the variable "
-        f"{POOL_TOKEN_VARIABLE} counts.",
+        rich_help_panel=POOL,
+        help=f"The pool's token; mode 0600. Without it, the variable {POOL_TOKEN_VARIABLE} counts.",
     ),
 ]
 EndpointIdOption = Annotated[
@@ -51,8 +53,9 @@ EndpointIdOption = Annotated[
     typer.Option(
         "--endpoint-id",
         metavar="NAME",
-        help="What pool and log call this endpoint, also when it comes back at another address.",
-        show_default="in a pool: the host's name and a random number",
+        rich_help_panel=POOL,
+        help="What pool and log call this endpoint.",
+        show_default="the host's name and a number",
     ),
 ]
 AdvertiseOption = Annotated[
@@ -60,6 +63,7 @@ AdvertiseOption = Annotated[
     typer.Option(
         "--advertise",
         metavar="HOST:PORT",
+        rich_help_panel=POOL,
         help="Where clients reach this endpoint, if not at --address; port 0: the same port.",
     ),
 ]
@@ -70,8 +74,9 @@ PoolAuthorityOption = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
+        rich_help_panel=POOL,
         help="Speak TLS with the registrar; who must have signed its certificate (PEM). The "
-        "endpoint's own certificate is shown, if it has one.",
+        "endpoint's own is shown, if it has one.",
     ),
 ]
 
@@ -81,10 +86,9 @@ LeaveTimeOption = Annotated[
     typer.Option(
         "--leave-time",
         metavar="SECONDS",
-        min=0.0,
-        max=86_400.0,
-        help="When stopped, leave the pool, and give its sessions so long to move to other "
-        "endpoints; by default they are cut off.",
+        rich_help_panel=POOL,
+        callback=a_day_at_most,
+        help="When stopped, how long sessions may move elsewhere; by default they are cut off.",
     ),
 ]
 

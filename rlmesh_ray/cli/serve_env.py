@@ -11,6 +11,8 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import LogFormatOption
 from rlmesh_ray.cli.options import (
+    ENVIRONMENT,
+    SERVING,
     DebugFlag,
     EnvKwargs,
     JsonFlag,
@@ -76,29 +78,47 @@ EnvArgument = Annotated[
     ),
 ]
 LanesOption = Annotated[
-    int, typer.Option("--num-envs", min=1, help="Lanes that each session gets.")
+    int,
+    typer.Option(
+        "--num-envs",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes that each session gets.",
+    ),
 ]
 AutoresetOption = Annotated[
     Autoreset,
     typer.Option(
         "--autoreset",
-        help="What several lanes do on the step after an episode's end: reset, or nothing by "
-        "themselves.",
+        rich_help_panel=ENVIRONMENT,
+        help="What several lanes do after an episode's end: reset, or nothing.",
     ),
 ]
 SessionsOption = Annotated[
     int | None,
-    typer.Option("--max-sessions", min=1, help="Most sessions at once.", show_default="16"),
+    typer.Option(
+        "--max-sessions",
+        min=1,
+        rich_help_panel=SERVING,
+        help="Most sessions at once.",
+        show_default="16",
+    ),
 ]
 ValidationOption = Annotated[
-    Validation, typer.Option("--validation", help="What happens to values out of range.")
+    Validation,
+    typer.Option(
+        "--validation",
+        rich_help_panel=ENVIRONMENT,
+        help="What happens to values out of range.",
+    ),
 ]
 OnBadValueOption = Annotated[
     OnBadValue,
     typer.Option(
         "--on-bad-value",
-        help="What happens where an observation would be refused (NaN) or a reward is not finite: "
-        "an error, or the episode ends as truncated, with its last good observation.",
+        rich_help_panel=ENVIRONMENT,
+        help="What an observation that would be refused (NaN) or a reward that is not finite does: "
+        "raise an error, or truncate the episode after its last good observation.",
     ),
 ]
 GraceOption = Annotated[
@@ -106,8 +126,9 @@ GraceOption = Annotated[
     typer.Option(
         "--step-grace",
         metavar="SECONDS",
+        rich_help_panel=ENVIRONMENT,
         callback=zero_or_more,
-        help="How long a step may go on, in vain, after its deadline; then its worker is killed.",
+        help="How long after its deadline a step's worker is killed.",
     ),
 ]
 
@@ -116,16 +137,18 @@ CallsOption = Annotated[
     typer.Option(
         "--allow-call",
         metavar="NAME",
+        rich_help_panel=ENVIRONMENT,
         callback=_callable_names,
-        help="Method or attribute of the environment that clients may call, such as set_task; "
-        "repeatable.",
+        help="Method or attribute that clients may call, such as set_task; repeatable.",
     ),
 ]
 SpeakOption = Annotated[
     list[EnvLanguage] | None,
     typer.Option(
         "--speak",
-        help="What clients may speak; repeatable.",
+        metavar="DIALECT",
+        rich_help_panel=SERVING,
+        help=f"What clients may speak: {', '.join(EnvLanguage)}; repeatable.",
         show_default="all that are installed",
     ),
 ]

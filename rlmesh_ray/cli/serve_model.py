@@ -10,6 +10,8 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.logs import LogFormatOption, muted
 from rlmesh_ray.cli.options import (
+    POLICY,
+    SERVING,
     DebugFlag,
     JsonFlag,
     TlsCertificate,
@@ -38,43 +40,75 @@ if TYPE_CHECKING:
 Explore = Annotated[
     bool,
     typer.Option(
-        "--explore", help="Sample actions instead of taking the likeliest (RLlib checkpoints)."
+        "--explore",
+        rich_help_panel=POLICY,
+        help="Sample actions instead of taking the likeliest (RLlib checkpoints).",
     ),
 ]
 Device = Annotated[
     str | None,
-    typer.Option("--device", help="Where torch runs, such as cuda:0.", show_default="cpu"),
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        rich_help_panel=POLICY,
+        help="Where torch runs, such as cuda:0.",
+        show_default="cpu",
+    ),
 ]
 Buckets = Annotated[
     list[int] | None,
     typer.Option(
         "--bucket",
         min=1,
-        help="Pad batches to this many rows, so that the device sees few sizes; may be repeated.",
+        metavar="ROWS",
+        rich_help_panel=POLICY,
+        help="Pad batches to this many rows, so that the device sees few sizes; repeatable.",
     ),
 ]
 Compile = Annotated[
-    bool, typer.Option("--compile", help="Run the module through torch.compile, with --bucket.")
+    bool,
+    typer.Option(
+        "--compile",
+        rich_help_panel=POLICY,
+        help="Run the module through torch.compile, with --bucket.",
+    ),
 ]
 Threads = Annotated[
     int,
-    typer.Option("--threads", min=1, help="Of torch; more pay for large modules only."),
+    typer.Option(
+        "--threads",
+        min=1,
+        rich_help_panel=POLICY,
+        help="Threads of torch; more pay for large modules only.",
+    ),
 ]
 MaxBatchRows = Annotated[
     int,
-    typer.Option("--max-batch-rows", min=1, help="Most rows in a batch that joins requests."),
+    typer.Option(
+        "--max-batch-rows",
+        min=1,
+        rich_help_panel=SERVING,
+        help="Most rows in a batch that joins requests.",
+    ),
 ]
 MaxMessageBytes = Annotated[
     int | None,
     typer.Option(
         "--max-message-bytes",
+        rich_help_panel=SERVING,
         help="Size of the largest message to accept.",
         show_default="what the policy's batches need, or 32 MiB",
     ),
 ]
 Speak = Annotated[
     list[ModelLanguage] | None,
-    typer.Option("--speak", help="What clients may speak; repeatable.", show_default="both"),
+    typer.Option(
+        "--speak",
+        metavar="DIALECT",
+        rich_help_panel=SERVING,
+        help=f"What clients may speak: {', '.join(ModelLanguage)}; repeatable.",
+        show_default="both",
+    ),
 ]
 
 
@@ -99,7 +133,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     allow_shutdown: AllowShutdown = False,
     stop_on_close: Annotated[
         bool,
-        typer.Option("--stop-on-close", help="Stop when the first client closes its session."),
+        typer.Option(
+            "--stop-on-close",
+            rich_help_panel=SERVING,
+            help="Stop when the first client closes its session.",
+        ),
     ] = False,
     accept_edition_text: AcceptedTexts = None,
     speak: Speak = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlmesh_ray.cli.options import require_alone
+from rlmesh_ray.cli.options import ACCESS, SERVING, require_alone
 from rlmesh_ray.cli.seconds import above_zero
 from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
@@ -49,6 +49,7 @@ AddressToListen = Annotated[
     typer.Option(
         "--address",
         metavar="HOST:PORT",
+        rich_help_panel=SERVING,
         help="Where to listen: HOST:PORT (port 0: a free one) or unix:PATH.",
     ),
 ]
@@ -59,6 +60,7 @@ TlsClientAuthority = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
+        rich_help_panel=ACCESS,
         help="Let in only clients with a certificate that this authority signed (PEM).",
     ),
 ]
@@ -66,6 +68,7 @@ OpenToStrangers = Annotated[
     bool,
     typer.Option(
         "--open-to-strangers",
+        rich_help_panel=ACCESS,
         help="Listen without a token where other machines can reach it: everybody may use it.",
     ),
 ]
@@ -74,19 +77,25 @@ IdleTimeout = Annotated[
     typer.Option(
         "--idle-timeout",
         metavar="SECONDS",
+        rich_help_panel=SERVING,
         callback=above_zero,
         help="End sessions without a request for so long; by default none.",
     ),
 ]
 AllowShutdown = Annotated[
     bool,
-    typer.Option("--allow-shutdown", help="Let clients stop the endpoint; by default none may."),
+    typer.Option(
+        "--allow-shutdown",
+        rich_help_panel=SERVING,
+        help="Let clients stop the endpoint; by default none may.",
+    ),
 ]
 AcceptedTexts = Annotated[
     list[str] | None,
     typer.Option(
         "--accept-edition-text",
         metavar="NAME_OR_SHA256",
+        rich_help_panel=SERVING,
         help="Serve clients of another edition text as well, such as "
         f"{next(iter(KNOWN_TEXTS))}; repeatable.",
     ),

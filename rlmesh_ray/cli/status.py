@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
-from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.options import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.status_view import EndpointStatus, as_fields, in_order, tables
 
 _PERIOD_S = 3.0  # how often endpoints tell
@@ -37,11 +37,20 @@ RayAddressOption = Annotated[
     ),
 ]
 WatchFlag = Annotated[
-    bool, typer.Option("--watch", help="Look again every 3 s, as often as endpoints tell.")
+    bool,
+    typer.Option(
+        "--watch",
+        rich_help_panel=OUTPUT,
+        help="Look again every 3 s, as often as endpoints tell.",
+    ),
 ]
 DashboardFlag = Annotated[
     bool,
-    typer.Option("--dashboard", help="Print the dashboard for Grafana instead; needs no cluster."),
+    typer.Option(
+        "--dashboard",
+        rich_help_panel=OUTPUT,
+        help="Print the dashboard for Grafana instead; needs no cluster.",
+    ),
 ]
 
 

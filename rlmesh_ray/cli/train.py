@@ -11,6 +11,8 @@ import typer
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options import (
+    ENVIRONMENT,
+    OUTPUT,
     DebugFlag,
     EditionText,
     EnvKwargs,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_ITERS = 100
 _DEFAULT_LANES = 8
+_TRAINING = "Training"
 
 
 EnvArgument = Annotated[
@@ -48,30 +51,58 @@ EnvArgument = Annotated[
     ),
 ]
 AlgoOption = Annotated[
-    str, typer.Option("--algo", help="PPO, APPO, IMPALA, DQN or SAC, as RLlib has them.")
+    str,
+    typer.Option(
+        "--algo",
+        metavar="NAME",
+        rich_help_panel=_TRAINING,
+        help="PPO, APPO, IMPALA, DQN or SAC, as RLlib has them.",
+    ),
 ]
 EndpointsOption = Annotated[
     int | None,
-    typer.Option("--num-endpoints", min=1, help="For an id.", show_default="one a runner"),
+    typer.Option(
+        "--num-endpoints",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Endpoints to start, for an id.",
+        show_default="one a runner",
+    ),
 ]
 LanesOption = Annotated[
     int | None,
     typer.Option(
         "--num-envs",
         min=1,
+        rich_help_panel=ENVIRONMENT,
         help="Lanes of each endpoint, for an id.",
         show_default=str(_DEFAULT_LANES),
     ),
 ]
 RunnersOption = Annotated[
-    int, typer.Option("--num-env-runners", min=0, help="0: the driver samples itself.")
+    int,
+    typer.Option(
+        "--num-env-runners",
+        min=0,
+        rich_help_panel=_TRAINING,
+        help="RLlib's EnvRunners; 0: the driver samples itself.",
+    ),
 ]
-ReturnOption = Annotated[float | None, typer.Option("--stop-return", help="Mean return to reach.")]
+ReturnOption = Annotated[
+    float | None,
+    typer.Option(
+        "--stop-return",
+        metavar="RETURN",
+        rich_help_panel=_TRAINING,
+        help="Mean return to reach.",
+    ),
+]
 ItersOption = Annotated[
     int | None,
     typer.Option(
         "--stop-iters",
         min=1,
+        rich_help_panel=_TRAINING,
         help="Most iterations.",
         show_default=f"{_DEFAULT_ITERS}, without --stop-return",
     ),
@@ -81,12 +112,20 @@ FolderOption = Annotated[
     typer.Option(
         "--checkpoint-dir",
         file_okay=False,
+        metavar="FOLDER",
+        rich_help_panel=OUTPUT,
         help="Gets checkpoint/ and learning_curve.png.",
         show_default="runs/ENV-ALGO-TIME",
     ),
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", help="Of everything RLlib seeds; sessions go together then.")
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="SEED",
+        rich_help_panel=_TRAINING,
+        help="Of everything RLlib seeds; sessions go together then.",
+    ),
 ]
 
 
@@ -100,7 +139,6 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     num_env_runners: RunnersOption = 0,
     stop_return: ReturnOption = None,
     stop_iters: ItersOption = None,
-    checkpoint_dir: FolderOption = None,
     seed: SeedOption = None,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
@@ -108,6 +146,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     tls_key: TlsKey = None,
     tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
+    checkpoint_dir: FolderOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:

@@ -205,10 +205,12 @@ def _unloadable(checkpoint: Path, error: Exception) -> PolicyError:
             f"Ray {ray.__version__} ({cause}); use the Ray version and the Python modules that it "
             "was trained with"
         )
+    # RLlib makes a bare RLModule of a class that it cannot import.
     if isinstance(error, ImportError | AttributeError):
         return PolicyError(
-            f"the RLlib checkpoint {checkpoint} needs Python code that is not here ({cause}); use "
-            "the Python modules that it was trained with"
+            f"the RLlib checkpoint {checkpoint} is damaged, or needs Python modules that are not "
+            f"here ({cause}); copy the whole folder again, or put the modules that it was trained "
+            "with on the Python path"
         )
     return PolicyError(
         f"the RLlib checkpoint {checkpoint} is damaged or incomplete ({cause}); copy the whole "

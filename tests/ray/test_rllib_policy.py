@@ -599,7 +599,7 @@ def test_a_checkpoint_that_needs_code_that_is_not_here_says_so(
     # A pickle of absent_policy.Net.
     (module / "class_and_ctor_args.pkl").write_bytes(b"cabsent_policy\nNet\n.")
 
-    with pytest.raises(PolicyError, match=r"needs Python code .*absent_policy.*use the Python mod"):
+    with pytest.raises(PolicyError, match="needs Python modules that are not here"):
         load_policy(str(checkpoint))
 
 

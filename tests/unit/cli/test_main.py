@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from rlmesh_ray.cli.main import main
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ["serve-env", "serve-model", "train", "evaluate", "inspect"]
+SCREEN_AND_A_HALF = 75
 
 
 def test_without_a_command_it_shows_all_of_them(capsys: Capture) -> None:
@@ -25,6 +27,44 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "--json" in text
     assert "--debug" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_short_and_has_groups_of_options(
+    command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    assert main([command, "--help"]) == 0
+
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= SCREEN_AND_A_HALF
+    assert {"Access", "Output"} <= set(re.findall(r"╭─ (\w+) ─", text))
+    assert "╭─ Options" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [*([command] for command in COMMANDS), ["check"], ["pool"], ["bench", "serving"]]
+)
+def test_values_of_options_are_named_for_people(arguments: list[str], capsys: Capture) -> None:
+    assert main([*arguments, "--help"]) == 0
+
+    options = [line for line in capsys.readouterr().out.splitlines() if " --" in line[:10]]
+    assert options
+    assert not [line for line in options if "<" in line[:60]]
+
+
+def test_choices_stand_in_the_help(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+    assert main(["serve-env", "--help"]) == 0
+    serving = capsys.readouterr().out
+    assert main(["bench", "serving", "--help"]) == 0
+    bench = capsys.readouterr().out
+
+    assert re.search(r"--speak +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1, dm_env", serving)
+    assert re.search(r"--autoreset +next_step\|disabled ", serving)
+    assert re.search(r"--vs +NAME +.* One of noop, noop-uvloop, released\.", bench)
 
 
 def test_the_version_is_told(capsys: Capture) -> None:
@@ -46,6 +86,8 @@ def test_the_version_is_told(capsys: Capture) -> None:
         (["serve-env", "CartPole-v1", "--autoreset", "maybe"], ["--autoreset", "next_step"]),
         (["serve-env", "CartPole-v1", "--speak", "latin"], ["--speak", "dm_env_rpc.v1"]),
         (["serve-env", "CartPole-v1", "--step-grace", "inf"], ["finite number of seconds, 0 or"]),
+        (["serve-env", "CartPole-v1", "--leave-time", "90000"], ["--leave-time", "a day"]),
+        (["serve-env", "CartPole-v1", "--leave-time", "nan"], ["--leave-time", "finite"]),
         (["serve-env", "CartPole-v1", "--allow-call", "_x"], ["--allow-call", "names '_x', which"]),
         (["serve-env", "CartPole-v1", "--allow-call", "step"], ["--allow-call", "the session"]),
         (["serve-env", "CartPole-v1", "--tls-cert", __file__], ["--tls-cert and --tls-key"]),
