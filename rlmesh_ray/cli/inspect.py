@@ -1,7 +1,7 @@
 """``rlmesh-ray inspect``: what an endpoint is, and whether it serves."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 10.0
 _NOT_SERVING = 1
+_ANY_SPACE = "not known before it acts"
 
 HealthFlag = Annotated[
     bool,
@@ -60,7 +61,7 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
-    """Show what an endpoint serves: contract, spaces, what it speaks, capabilities, health.
+    """Show what an endpoint serves: environment or policy, spaces, capabilities, health.
 
     With --health it is a probe for containers: the exit code is 0 if the endpoint would serve a
     new session now, and 1 if not, or if it does not tell.
@@ -141,10 +142,12 @@ def _service_name(service: str, address: str) -> str:
 
 def _tell(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
     from rlmesh_ray.cli.describe import contract_facts, contract_json
+    from rlmesh_ray.client.model_handshake import policy_of
     from rlmesh_ray.spaces.contract import EnvContract
 
     answer = service.answer
     contract = answer.contract if isinstance(answer.contract, EnvContract) else None
+    policy = policy_of(answer) if service.name == "model" else None
     console.event(
         "endpoint",
         address=address,
@@ -159,12 +162,14 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
         editions=answer.editions,
         capabilities=sorted(answer.capabilities),
         **(contract_json(contract) if contract else {}),
+        **({"policy": asdict(policy)} if policy else {}),
     )
     edition = f"{answer.selected_edition} ({answer.status})" if answer.status else ""
     console.facts(
         f"{_service_name(service.name, address)} on {address}",
         {
             **(contract_facts(contract) if contract else {}),
+            **(_policy_facts(policy) if policy else {}),
             "health": _health_text(health),
             "server version": answer.server_version or "not told",
             "speaks": ", ".join(service.generations),
@@ -181,3 +186,15 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
         },
         [],
     )
+
+
+def _policy_facts(policy: Any) -> dict[str, object]:
+    if not policy.kind:
+        return {"policy": "not told"}
+    return {
+        "policy": policy.kind,
+        **({"algorithm": policy.algorithm} if policy.algorithm else {}),
+        "policy version": policy.version or "0 (the weights that it came with)",
+        "observation": "\n".join(policy.observation_space) or _ANY_SPACE,
+        "action": "\n".join(policy.action_space) or _ANY_SPACE,
+    }

@@ -5,6 +5,8 @@ from rlmesh_ray.client.greeting import Greeting, greet, greetings_of, understood
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.rpc import grpc
+from rlmesh_ray.wire import policy_v1
+from rlmesh_ray.wire.policy_v1 import PolicyFacts
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as released_wire
 
@@ -23,6 +25,11 @@ def shake_hands(dial: Dial) -> Answer:
         return handshake(dial, channel)[1]
     finally:
         channel.close()
+
+
+def policy_of(answer: Answer) -> PolicyFacts:
+    """Return what a model endpoint has told of its policy in the handshake; empty: nothing."""
+    return policy_v1.parse(answer.capabilities.get(capabilities.POLICY, ""))
 
 
 def generations_of(dial: Dial) -> tuple[str, ...]:
@@ -45,4 +52,5 @@ def handshake(dial: Dial, channel: grpc.Channel) -> tuple[str, Answer]:
 
 
 def _greetings(dial: Dial) -> tuple[Greeting, ...]:
-    return greetings_of(dial, edition_wire, released_wire, (capabilities.SPACES_CORE,))
+    able = (capabilities.SPACES_CORE, capabilities.POLICY)
+    return greetings_of(dial, edition_wire, released_wire, able)

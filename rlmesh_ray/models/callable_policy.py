@@ -16,7 +16,7 @@ class CallablePolicy:
             vector environments do it. The arrays it gets may be read-only.
     """
 
-    traits = Traits(is_repeatable=True, checks_concurrently=True)
+    traits = Traits(is_repeatable=True, checks_concurrently=True, kind="function")
 
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function

@@ -95,6 +95,12 @@ class Traits:
     observation_space: SpaceSpec | None = None
     """Of one lane: the only one that the policy acts on; None: it takes several, or cannot tell.
     A server takes no larger messages than batches of it need."""
+    action_space: SpaceSpec | None = None
+    """Of one lane, likewise."""
+    kind: str = ""
+    """What the policy is, for people, such as ``"TorchScript"``; empty: the name of its class."""
+    algorithm: str = ""
+    """What has trained it, such as ``"PPO"``; empty: not known."""
     checks_concurrently: bool = False
     """``check_contract`` may be called in another thread than ``predict``, also while that runs.
     If not, the first route for an environment of a new kind waits for the running batch."""

@@ -51,7 +51,11 @@ class RecurrentTorchPolicy:
     ) -> None:
         self._initial_state: Any = module.initial_state
         self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
-        self.traits = Traits(is_repeatable=True, only_computes=self._module.only_computes)
+        self.traits = Traits(
+            is_repeatable=True,
+            only_computes=self._module.only_computes,
+            kind=self._module.kind,
+        )
         self._table = StateTable(self._initial, self._module.device)
         self._lanes = SlotStates(self._table.allocate, self._table.release)
 

@@ -46,6 +46,8 @@ class CheckpointParts:
     """Steps before the last observation that pipelines may read."""
     env_steps: int
     """Sampled in training; some modules' exploration depends on it."""
+    algorithm: str = ""
+    """Name of the Algorithm's class; empty: not known."""
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -98,12 +100,14 @@ def _rest_of_checkpoint(checkpoint: Path, module: Any, device: str) -> Checkpoin
     # Without a local EnvRunner the Algorithm keeps the connectors itself.
     connectors = runner if runner.is_dir() else checkpoint
     env_to_module = _pipeline(connectors / "env_to_module_connector", device)
+    constructor = _constructor(checkpoint)
     return CheckpointParts(
         module=module,
         env_to_module=env_to_module,
         module_to_env=_pipeline(connectors / "module_to_env_connector", device),
-        lookback=_lookback(env_to_module, checkpoint),
+        lookback=_lookback(env_to_module, constructor),
         env_steps=_env_steps(runner),
+        algorithm=constructor["class"].__name__ if constructor else "",
     )
 
 
@@ -173,16 +177,24 @@ def _check_pieces(checkpoint: Path, parts: CheckpointParts) -> None:
             )
 
 
-def _lookback(env_to_module: Any, checkpoint: Path) -> int:
-    """How many steps back pipelines read: what training allowed them, or what they ask for."""
-    names = ("num_frames", "n_prev_actions", "n_prev_rewards")
-    wanted = [getattr(piece, name, 0) for piece in _pieces(env_to_module) for name in names]
+def _constructor(checkpoint: Path) -> dict[str, Any]:
+    """Return the Algorithm's class and configuration; empty where they cannot be read here."""
     try:
-        ctor_args, _ = _unpickle(checkpoint / "class_and_ctor_args.pkl")["ctor_args_and_kwargs"]
-        wanted.append(int(ctor_args[0]["episode_lookback_horizon"]))
+        constructor: dict[str, Any] = _unpickle(checkpoint / "class_and_ctor_args.pkl")
     except (ImportError, AttributeError) as error:
         # The configuration names the environment, which need not be installed here.
         logger.warning("%s: its configuration cannot be read here (%s)", checkpoint, error)
+        return {}
+    return constructor
+
+
+def _lookback(env_to_module: Any, constructor: dict[str, Any]) -> int:
+    """How many steps back pipelines read: what training allowed them, or what they ask for."""
+    names = ("num_frames", "n_prev_actions", "n_prev_rewards")
+    wanted = [getattr(piece, name, 0) for piece in _pieces(env_to_module) for name in names]
+    if constructor:
+        ctor_args, _ = constructor["ctor_args_and_kwargs"]
+        wanted.append(int(ctor_args[0]["episode_lookback_horizon"]))
     # A module with state always reads the last step's.
     return max(1, *wanted)
 

@@ -96,6 +96,9 @@ class RllibPolicy:
             and only_computes(parts.module, of_device)
             and _samples_as_known(parts.module),
             observation_space=_told(self._spaces[0]),
+            action_space=_told(self._spaces[1]),
+            kind="RLlib checkpoint",
+            algorithm=parts.algorithm,
             checks_concurrently=True,
         )
 

@@ -52,6 +52,8 @@ class TorchModule:
         """Where inputs are moved."""
         self.only_computes = not compile and only_computes(module, self.device)
         """Whether a run waits for nothing but the processor, see ``known_code``."""
+        self.kind = _kind(module)
+        """What it is, for people."""
         self._buckets = Buckets(buckets)
         self._is_compiled = compile
         if compile and isinstance(module, torch.jit.ScriptModule):
@@ -168,6 +170,14 @@ def torch_device(name: str) -> torch.device:
             "with CUDA and its driver"
         )
     return device
+
+
+def _kind(module: torch.nn.Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript"
+    if isinstance(module, torch.fx.GraphModule):
+        return "torch.export"
+    return f"torch module {type(module).__name__}"
 
 
 def compiled(function: Any, device: torch.device, buckets: Buckets) -> Any:

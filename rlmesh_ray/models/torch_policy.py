@@ -58,6 +58,7 @@ class TorchPolicy:
             only_computes=only_computes,
             # A trial of what remembers nothing between two calls disturbs none of them.
             checks_concurrently=only_computes,
+            kind=self._module.kind,
         )
 
     def check_contract(self, contract: EnvContract) -> None:

@@ -31,6 +31,10 @@ would; from a server, the name of its socket for that (``wire.line_v1``)."""
 SESSION = "rlmesh_ray.session.v1"
 """Only from the server: the session id that the client carries in the Join metadata."""
 
+POLICY = "rlmesh_ray.policy.v1"
+"""What a model's endpoint serves: from a client, that it wants to know; from a server, to such a
+client only, what ``wire.policy_v1`` says."""
+
 SESSION_METADATA_KEY = "rlmesh-ray-session"
 """Where the Join carries the session id."""
 AUTHORIZATION_METADATA_KEY = "authorization"

@@ -17,6 +17,8 @@ from rlmesh_ray.server.policy_weights import PolicyWeights
 from rlmesh_ray.server.predictions import Predictions
 from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.describe import space_lines
+from rlmesh_ray.wire.policy_v1 import PolicyFacts
 
 _MAX_ACCEPTED = 64
 """Kinds of environments that a host remembers the policy to accept."""
@@ -84,6 +86,16 @@ class ModelHost:
     def statistics(self) -> ModelStatistics:
         """Return what has been counted. From any thread."""
         return self._predictions.statistics()
+
+    def facts(self) -> PolicyFacts:
+        """Tell what the policy is. From any thread."""
+        traits = traits_of(self._policy)
+        observations, actions = (
+            () if space is None else tuple(space_lines(space))
+            for space in (traits.observation_space, traits.action_space)
+        )
+        kind = traits.kind or type(self._policy).__name__
+        return PolicyFacts(kind, traits.algorithm, self.policy_version, observations, actions)
 
     def health(self) -> Health:
         """Tell whether the policy gets on with its work. From any thread."""

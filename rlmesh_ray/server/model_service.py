@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from rlmesh_ray.protocol.capabilities import POLICY
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.attention import attentive
 from rlmesh_ray.server.drain import Drain
@@ -12,6 +13,7 @@ from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.silence import Silence
+from rlmesh_ray.wire import policy_v1
 
 SERVICE = "rlmesh.model.v1.ModelService"
 _FAULT = "this session has come upon a fault of the server, which its log tells; open another one"
@@ -31,7 +33,9 @@ class ModelService:
         self._on_close = rules.on_close
         self._idle_timeout_s = rules.idle_timeout_s
         self._drain = drain
-        self._reception = Reception(HANDSHAKES, ABLE, rules)
+        self._reception = Reception(
+            HANDSHAKES, ABLE, rules, on_request={POLICY: lambda: policy_v1.pack(host.facts())}
+        )
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""

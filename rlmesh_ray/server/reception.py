@@ -85,6 +85,8 @@ class Reception:
         rules: What clients may do.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
         obstacles: Why there can be no session, by generation; for none that can have one.
+        on_request: What is told to the edition's clients that offer the same capability, by
+            capability; asked at each handshake.
     """
 
     def __init__(
@@ -94,11 +96,13 @@ class Reception:
         rules: HouseRules,
         contract: object = None,
         obstacles: Mapping[str, str] = MappingProxyType({}),
+        on_request: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
         self._frames = frames
         self._able = able
         self._rules = rules
         self._contract = contract
+        self._on_request = on_request
         self._unspoken = {each: _unspoken(each, rules) for each in {*frames} - rules.speaks}
         self._obstacles = {**obstacles, **self._unspoken}
         self._offers = Offers()
@@ -203,7 +207,8 @@ class Reception:
                 editions=(),
                 error_message=obstacle,
             )
-        able = self._able[PROTOCOL_V1]
+        asked = self._on_request.keys() & offer.capabilities.keys()
+        able = {**self._able[PROTOCOL_V1], **{name: self._on_request[name]() for name in asked}}
         return answer_offer(
             offer,
             server_version=__version__,

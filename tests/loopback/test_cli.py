@@ -5,6 +5,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import gymnasium
 import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
+from rlmesh_ray.models.policy import Rows, Traits
 from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.loopback.certificates import Authority, needs_openssl
@@ -386,6 +391,59 @@ def test_inspect_tells_what_an_endpoint_is(folder: Path, here: Run) -> None:
     assert model_event["service"] == "model"
     assert "rlmesh.model.concurrent_predict.v1" in model_event["capabilities"]
     assert "Box (1) float32 within [-2, 2]" in text
+
+
+class Leaning:
+    """A policy of somebody's own, for CartPole alone, whose weights can be replaced."""
+
+    traits = Traits(
+        observation_space=from_gymnasium(gymnasium.spaces.Box(-1.0, 1.0, (4,))),
+        action_space=from_gymnasium(gymnasium.spaces.Discrete(2)),
+        kind="RLlib checkpoint",
+        algorithm="PPO",
+    )
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Act anywhere."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        return np.zeros(rows.num_rows, np.int64)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Remember nothing."""
+
+    def get_weights(self) -> object:
+        return None
+
+    def set_weights(self, weights: object) -> None:
+        """Act as before."""
+
+
+def test_inspect_tells_what_a_policy_is_and_its_version(here: Run) -> None:
+    with ModelServer(Leaning()) as model:
+        model.set_weights(None, version=12)
+        text = here("inspect", model.address).stdout
+        (event,) = events(here("inspect", model.address, "--json").stdout)
+
+    for row in (
+        r"policy +RLlib checkpoint ",
+        r"algorithm +PPO ",
+        r"policy version +12 ",
+        r"observation +Box \(4\) float32 within \[-1, 1\] ",
+        r"action +Discrete 0…1 ",
+    ):
+        assert re.search(row, text)
+    assert event["policy"]["version"] == 12
+    assert event["policy"]["observation_space"] == ["Box (4) float32 within [-1, 1]"]
+
+
+def test_inspect_tells_of_a_function_what_is_known(here: Run) -> None:
+    with ModelServer(lambda observations: observations) as model:
+        text = here("inspect", model.address).stdout
+
+    assert re.search(r"policy +function ", text)
+    assert re.search(r"observation +not known before it acts ", text)
+    assert "algorithm" not in text
 
 
 # --- tokens and TLS --------------------------------------------------------------------

@@ -240,6 +240,15 @@ def shake_hands(server: EnvServer, *offered: str) -> str:
     return wire.parse_answer(call(server, ENV, offer)).capabilities[capabilities.SESSION]
 
 
+@pytest.mark.parametrize("offered", [(), (capabilities.POLICY,)])
+def test_what_a_policy_is_is_told_to_whoever_asks(offered: tuple[str, ...]) -> None:
+    offer = model_wire.pack_offer(make_offer("peer", "1", dict.fromkeys(offered, "")))
+    with ModelServer(zeros) as server:
+        answer = model_wire.parse_answer(call(server, MODEL, offer))
+
+    assert tuple({capabilities.POLICY} & answer.capabilities.keys()) == offered
+
+
 @pytest.mark.parametrize("metadata", [None, (("authorization", "Bearer wron"),)])
 @pytest.mark.parametrize("method", ["Handshake", "Shutdown", "Join", "NoSuchMethod"])
 @pytest.mark.parametrize("service", [ENV, MODEL])

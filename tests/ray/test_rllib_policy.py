@@ -32,7 +32,7 @@ from ray.rllib.utils.filter import RunningStat
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
 from rlmesh_ray.models import rllib_actors, rllib_policy
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable, traits_of
 from rlmesh_ray.models.rllib_checkpoint import load_checkpoint
 from rlmesh_ray.models.rllib_policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
@@ -535,6 +535,18 @@ def test_an_environment_with_other_spaces_is_refused_and_what_differs_is_named(
         match=r"Pendulum-v1 has: .*action_space: Box .*\[-2, 2\] where Discrete 0…1 is expected",
     ):
         policy.check_contract(trained("normalised").contract)
+
+
+def test_a_checkpoint_tells_its_algorithm_and_spaces(
+    trained: Callable[[str], Trained],
+) -> None:
+    run = trained("discrete")
+
+    traits = traits_of(load_policy(str(run.checkpoint)))
+
+    assert (traits.kind, traits.algorithm) == ("RLlib checkpoint", "PPO")
+    assert traits.observation_space == run.contract.observation_space
+    assert traits.action_space == run.contract.action_space
 
 
 def test_a_checkpoint_is_served_without_ray_and_without_its_environment(

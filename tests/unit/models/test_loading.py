@@ -14,7 +14,7 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.callable_policy import CallablePolicy
 from rlmesh_ray.models.loading import as_policy, load_policy
-from rlmesh_ray.models.policy import RouteRows, Rows, Updatable
+from rlmesh_ray.models.policy import RouteRows, Rows, Updatable, traits_of
 from rlmesh_ray.models.torch_policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -75,6 +75,7 @@ def test_a_torch_module_becomes_a_torch_policy(module: torch.nn.Module) -> None:
     policy = as_policy(module)
 
     assert isinstance(policy, TorchPolicy)
+    assert policy.traits.kind == "torch module Linear"
     assert np.array_equal(np.asarray(policy.predict(CONTRACT, ROWS)), [1, 0])
 
 
@@ -120,6 +121,7 @@ def test_a_torchscript_file_is_loaded(tmp_path: Path, module: torch.nn.Module) -
 
     policy = load_policy(str(file))
 
+    assert traits_of(policy).kind == "TorchScript"
     assert np.array_equal(np.asarray(policy.predict(CONTRACT, ROWS)), [1, 0])
 
 
@@ -130,6 +132,7 @@ def test_a_torch_export_file_is_loaded(tmp_path: Path, module: torch.nn.Module) 
 
     policy = load_policy(str(file))
 
+    assert traits_of(policy).kind == "torch.export"
     assert np.array_equal(np.asarray(policy.predict(CONTRACT, ROWS)), [1, 0])
 
 

@@ -1,0 +1,25 @@
+import pytest
+
+from rlmesh_ray.wire.policy_v1 import PolicyFacts, pack, parse
+
+
+def test_what_is_packed_is_read() -> None:
+    facts = PolicyFacts("RLlib checkpoint", "PPO", 7, ("a: Discrete 0…1", "b"), ("Discrete 0…1",))
+
+    assert parse(pack(facts)) == facts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "[" * 100_000, '{"kind": 7, "version": true, "observation_space": "a"}'],
+)
+def test_what_makes_no_sense_is_left_out(text: str) -> None:
+    assert parse(text) == PolicyFacts()
+
+
+def test_a_space_of_many_leaves_is_cut() -> None:
+    facts = parse(pack(PolicyFacts("function", observation_space=("x" * 1000,) * 1000)))
+
+    assert len(facts.observation_space) == 65
+    assert facts.observation_space[-1] == "and 936 more"
+    assert len(facts.observation_space[0]) == 200
