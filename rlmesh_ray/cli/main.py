@@ -20,11 +20,9 @@ from rlmesh_ray.cli.pool import pool
 from rlmesh_ray.cli.register import register
 from rlmesh_ray.cli.serve_env import serve_env
 from rlmesh_ray.cli.serve_model import serve_model
-from rlmesh_ray.cli.signals import has_interrupt, interrupt_on_sigterm
+from rlmesh_ray.cli.signals import INTERRUPTED, has_interrupt, interrupt_on_sigterm
 from rlmesh_ray.cli.status import status
 from rlmesh_ray.cli.train import train
-
-INTERRUPTED = 130
 
 app = typer.Typer(cls=CommandGroup, pretty_exceptions_enable=False)
 app.command("serve-env", cls=Command)(serve_env)

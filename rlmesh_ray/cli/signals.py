@@ -2,8 +2,11 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+INTERRUPTED = 130
+"""Exit code of a command that was interrupted."""
 
 
 @contextlib.contextmanager
@@ -17,14 +20,16 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the block is done: it happens whole or not at all.
+def interrupts_noted(note: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C and SIGTERM be noted, once; a second one raises KeyboardInterrupt.
 
-    A second one does not wait: what the block writes to may never take it. What the block raises
-    comes first. In the main thread only, as all that has to do with signals.
+    In the main thread only, as all that has to do with signals.
 
-    Raises:
-        KeyboardInterrupt: One came in the block.
+    Args:
+        note: Called when the first one comes, wherever the program is just then.
+
+    Yields:
+        What tells whether one has come.
     """
     has_come = False
 
@@ -33,6 +38,7 @@ def interrupts_held() -> Iterator[None]:
         if has_come:
             signal.default_int_handler(number, frame)
         has_come = True
+        note()
 
     with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,8 +47,22 @@ def interrupts_held() -> Iterator[None]:
             if callable(handler) or handler is signal.SIG_DFL:
                 stack.callback(signal.signal, number, handler)
                 signal.signal(number, hold)
+        yield lambda: has_come
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block is done: it happens whole or not at all.
+
+    A second one does not wait: what the block writes to may never take it. What the block raises
+    comes first.
+
+    Raises:
+        KeyboardInterrupt: One came in the block.
+    """
+    with interrupts_noted(lambda: None) as has_come:
         yield
-    if has_come:
+    if has_come():
         raise KeyboardInterrupt
 
 

@@ -1,7 +1,9 @@
 """``rlmesh-ray train``: an RLlib algorithm over endpoints."""
 
 import json
+import os
 import shlex
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +29,11 @@ from rlmesh_ray.cli.options import (
     read_token,
     search_current_folder,
 )
+from rlmesh_ray.cli.settings import parse_settings, read_settings_file
+from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
 from rlmesh_ray.cli.time_left import Goal, words
 from rlmesh_ray.credentials.token_file import shown_token
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_ITERS = 100
 _DEFAULT_LANES = 8
+_CHECKPOINT, _CURVE = "checkpoint", "learning_curve.png"
 _TRAINING = "Training"
 
 
@@ -129,6 +135,29 @@ SeedOption = Annotated[
 ]
 
 
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        rich_help_panel=_TRAINING,
+        help="A hyperparameter as AlgorithmConfig.training() has it, such as lr=1e-4 or "
+        "model_config.fcnet_hiddens=[64,64]; repeatable.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=_TRAINING,
+        help="Hyperparameters in YAML or JSON; --set comes after it.",
+    ),
+]
+
+
 def train(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     env: EnvArgument,
@@ -140,6 +169,8 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     stop_return: ReturnOption = None,
     stop_iters: ItersOption = None,
     seed: SeedOption = None,
+    set_: SetOption = None,
+    config: ConfigOption = None,
     token_file: TokenFile = None,
     tls_ca: TlsAuthority = None,
     tls_cert: TlsCertificate = None,
@@ -149,8 +180,8 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     checkpoint_dir: FolderOption = None,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
-) -> None:
-    """Train over endpoints; write a checkpoint and a learning curve.
+) -> int:
+    """Train over endpoints; write a checkpoint and a learning curve, also after Ctrl-C.
 
     Ends at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
     """
@@ -162,6 +193,8 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
             param_hint=["--num-endpoints", "--num-envs", "--env-kwargs"],
         )
     kwargs = parse_env_kwargs(env_kwargs)
+    folder = checkpoint_dir or _default_folder(env, algo)
+    _require_new(folder)
     search_current_folder(env)
     source, tls = (
         read_token(token_file),
@@ -178,12 +211,13 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         num_env_runners=num_env_runners,
         seed=seed,
         goal=Goal(stop_return, stop_iters),
-        folder=checkpoint_dir or _default_folder(env, algo),
+        folder=folder,
+        settings={**read_settings_file(config), **parse_settings(set_)},
         token=token,
         tls=tls,
         edition_text=edition_text,
     )
-    _run(context.obj, job)
+    return _run(context.obj, job)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,24 +233,42 @@ class _Job:
     seed: int | None
     goal: Goal
     folder: Path
+    settings: dict[str, object]
+    """Hyperparameters."""
     token: str | None
     tls: "ClientTls | None"
     edition_text: str | None
 
 
-def _run(console: Console, job: _Job) -> None:
+def _require_new(folder: Path) -> None:
+    """Refuse a folder in which something of another run would be replaced.
+
+    Raises:
+        ConfigurationError: It holds one.
+    """
+    there = [name for name in (_CHECKPOINT, _CURVE) if (folder / name).exists()]
+    if there:
+        raise ConfigurationError(
+            f"{folder} holds another run already ({', '.join(there)}); name another "
+            "--checkpoint-dir, or move that run away"
+        )
+
+
+def _run(console: Console, job: _Job) -> int:
     from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
 
     require_rllib("train")
     from rlmesh_ray.cli.logs import quiet_rllib
     from rlmesh_ray.cli.training_view import TrainingView
     from rlmesh_ray.models.torch_threads import limit_torch_threads
+    from rlmesh_ray.rllib.hyperparameters import set_hyperparameters
     from rlmesh_ray.rllib.presets import algorithm_config
     from rlmesh_ray.rllib.training import learning_curve
     from rlmesh_ray.rllib.training import train as run
 
     limit_torch_threads(1)  # as train() does
     config = algorithm_config(job.algo)
+    set_hyperparameters(config, job.settings)
     quiet_rllib(config)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
@@ -225,19 +277,32 @@ def _run(console: Console, job: _Job) -> None:
         _configure(config, job)
         _announce(console, config, job)
         job.folder.mkdir(parents=True, exist_ok=True)
-        with TrainingView(console, job.goal) as view:
+        with (
+            TrainingView(console, job.goal) as view,
+            interrupts_noted(_tell_interrupted) as is_interrupted,
+        ):
             history = view.follow(
                 run(
                     config,
                     stop_return=job.goal.stop_return,
                     stop_iters=job.goal.stop_iters,
-                    checkpoint_dir=job.folder / "checkpoint",
+                    checkpoint_dir=job.folder / _CHECKPOINT,
+                    is_interrupted=is_interrupted,
                 )
             )
-        curve = job.folder / "learning_curve.png"
+        curve = job.folder / _CURVE
         title = f"{job.algo} on {job.env}, over endpoints"
         learning_curve(history, curve, title=title, goal=job.goal.stop_return)
-        _tell(console, job, history[-1], curve)
+        _tell(console, job, history[-1], curve, is_interrupted=is_interrupted())
+    return INTERRUPTED if is_interrupted() else 0
+
+
+def _tell_interrupted() -> None:
+    # In a signal's handler: what is printing just now must not be asked to print.
+    os.write(
+        sys.stderr.fileno(),
+        b"\ninterrupted: the checkpoint is written after this iteration; once more ends at once\n",
+    )
 
 
 def _configure(config: "AlgorithmConfig", job: _Job) -> None:
@@ -280,8 +345,10 @@ def _announce(console: Console, config: "AlgorithmConfig", job: _Job) -> None:
     )
 
 
-def _tell(console: Console, job: _Job, last: "Progress", curve: Path) -> None:
-    checkpoint = job.folder / "checkpoint"
+def _tell(
+    console: Console, job: _Job, last: "Progress", curve: Path, *, is_interrupted: bool
+) -> None:
+    checkpoint = job.folder / _CHECKPOINT
     target = job.goal.stop_return
     is_reached = target is None or last.return_mean >= target
     console.event(
@@ -293,11 +360,13 @@ def _tell(console: Console, job: _Job, last: "Progress", curve: Path) -> None:
         episodes=last.episodes,
         wall_s=last.wall_s,
         sessions_lost=last.sessions_lost,
+        interrupted=is_interrupted,
         checkpoint=checkpoint,
         learning_curve=curve,
     )
+    title = "trained" if is_reached else "stopped short of the return that was wanted"
     console.facts(
-        "trained" if is_reached else "stopped short of the return that was wanted",
+        "interrupted; what was trained so far is kept" if is_interrupted else title,
         {
             "mean return": f"{last.return_mean:.1f}",
             "env steps": f"{last.env_steps:,} in {last.iteration} iterations",

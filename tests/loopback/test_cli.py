@@ -740,7 +740,7 @@ def test_what_remote_runners_say_of_lost_sessions_is_shown_for_debugging(folder:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_training_that_is_told_to_stop_says_so(folder: Path) -> None:
+def test_a_training_that_is_told_to_stop_keeps_what_was_trained_and_says_so(folder: Path) -> None:
     with EnvServer("CartPole-v1", num_envs=8) as server:
         process = subprocess.Popen(
             [*COMMAND, "train", server.address, "--checkpoint-dir", "made", "--json"],
@@ -756,7 +756,12 @@ def test_a_training_that_is_told_to_stop_says_so(folder: Path) -> None:
         output, errors = process.communicate(timeout=60)
 
     assert process.returncode == 130
-    assert events(output)[-1]["event"] == "interrupted"
+    *_, result, last = events(output)
+    assert (result["event"], result["interrupted"]) == ("result", True)
+    assert Path(folder, result["checkpoint"], "rllib_checkpoint.json").is_file()
+    assert Path(folder, result["learning_curve"]).is_file()
+    assert last == {"event": "interrupted"}
+    assert "once more ends at once" in errors
     assert "SIGTERM" not in errors
 
 

@@ -2,6 +2,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,6 +102,8 @@ def test_the_version_is_told(capsys: Capture) -> None:
         ),
         (["check", "rllink://127.0.0.1:1"], ["edition 2026.06 only", "configure(config, 'rllink"]),
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),
+        (["train", "CartPole-v1", "--set", "lr"], ["--set", "'lr' is not NAME=VALUE"]),
+        (["train", "CartPole-v1", "--config", "no/such/file"], ["--config", "no/such/file"]),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(
@@ -148,3 +151,15 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
     assert done.stdout.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "learning_curve.png"])
+def test_a_training_does_not_replace_another_one(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / name).mkdir()
+
+    assert main(["train", "CartPole-v1", "--checkpoint-dir", str(tmp_path)]) == 1
+
+    error = capsys.readouterr().err
+    assert f"holds another run already ({name}); name another --checkpoint-dir" in error

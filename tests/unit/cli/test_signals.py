@@ -2,7 +2,12 @@ import signal
 
 import pytest
 
-from rlmesh_ray.cli.signals import has_interrupt, interrupt_on_sigterm, interrupts_held
+from rlmesh_ray.cli.signals import (
+    has_interrupt,
+    interrupt_on_sigterm,
+    interrupts_held,
+    interrupts_noted,
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -15,6 +20,21 @@ def test_an_interrupt_waits_until_a_block_that_holds_it_is_done(number: signal.S
 
 def test_a_second_interrupt_does_not_wait() -> None:
     assert interrupted_in_a_block(signal.SIGINT, signal.SIGTERM) == [signal.SIGINT]
+
+
+def test_an_interrupt_that_is_noted_interrupts_nothing_and_a_second_one_does() -> None:
+    noted: list[str] = []
+    with (
+        interrupt_on_sigterm(),
+        interrupts_noted(lambda: noted.append("told")) as has_come,
+    ):
+        assert not has_come()
+        signal.raise_signal(signal.SIGTERM)
+        assert has_come()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    assert noted == ["told"]
 
 
 def test_a_signal_that_is_ignored_is_ignored_in_a_block_that_holds_interrupts_too() -> None:

@@ -1,5 +1,7 @@
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,20 @@ def test_the_mean_return_forgets_what_it_does_not_need() -> None:
 def test_a_training_needs_a_goal() -> None:
     with pytest.raises(ConfigurationError, match="stop_return, stop_iters or stop_timesteps"):
         next(train(algorithm_config("PPO")))
+
+
+def test_an_interrupted_training_ends_after_its_iteration_with_a_checkpoint(tmp_path: Path) -> None:
+    saved: list[str] = []
+    algorithm = SimpleNamespace(train=dict, save_to_path=saved.append, stop=lambda: None)
+    config: Any = SimpleNamespace(build_algo=lambda: algorithm)
+    asked = iter([False, True])
+
+    history = list(
+        train(config, stop_iters=9, checkpoint_dir=tmp_path, is_interrupted=lambda: next(asked))
+    )
+
+    assert len(history) == 2
+    assert saved == [str(tmp_path)]
 
 
 def test_an_unknown_algorithm_is_named_with_the_known_ones() -> None:

@@ -1,0 +1,183 @@
+"""Hyperparameters by name, as people write them: set on an AlgorithmConfig, or refused."""
+
+import dataclasses
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.utils.from_config import NotProvided
+
+from rlmesh_ray.errors import ConfigurationError
+
+METHODS = ("training", "rl_module", "env_runners", "learners", "reporting")
+"""Methods of AlgorithmConfig whose arguments can be set; the first that has a name counts."""
+_MODEL_CONFIG = "model_config"
+_INSTEAD = {
+    "num_env_runners": "--num-env-runners",
+    "model": "model_config, which RLlib's new API stack reads",
+    "train_batch_size": "train_batch_size_per_learner, which RLlib's new API stack reads",
+}
+_SCALARS: dict[type, tuple[type, ...]] = {float: (float, int), int: (int,), bool: (bool,)}
+
+
+def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object]) -> None:
+    """Set arguments of AlgorithmConfig's methods by their names.
+
+    Args:
+        config: Where to.
+        settings: Names to numbers, texts, lists and dicts. A name is an argument's (``"lr"``), may
+            have its method in front (``"training.lr"``), and may lead into a dict
+            (``"model_config.fcnet_hiddens"``). A method's name leads to a dict of its arguments.
+
+    Raises:
+        ConfigurationError: There is no such argument, or its type is another one, or RLlib refuses
+            the value.
+    """
+    for name, value in _flat(settings):
+        _set(config, name, value)
+
+
+def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in settings.items():
+        if name in METHODS and isinstance(value, Mapping):
+            yield from ((f"{name}.{argument}", inner) for argument, inner in value.items())
+        else:
+            yield name, value
+
+
+def _set(config: AlgorithmConfig, name: str, value: object) -> None:
+    first, *path = name.split(".")
+    methods: tuple[str, ...] = METHODS
+    if first in METHODS and path:
+        methods, (first, *path) = (first,), path
+    method = next((each for each in methods if first in _arguments(config, each)), None)
+    if method is None:
+        raise _unknown(name, first, _known(config, methods))
+    if first in _INSTEAD:
+        raise ConfigurationError(f"{name} is not set here; use {_INSTEAD[first]}")
+    if first == _MODEL_CONFIG:
+        value = _model_config(config, name, path, value)
+    else:
+        value = _nested(config, name, path, value)
+        value = _typed(name, value, _arguments(config, method)[first], getattr(config, first, None))
+    try:
+        getattr(config, method)(**{first: value})
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"RLlib refuses {name}={value!r:.80}: {error}") from error
+
+
+def _arguments(config: AlgorithmConfig, method: str) -> dict[str, Any]:
+    """Return the arguments of a method, those that it hands on to its base class, too."""
+    found: dict[str, Any] = {}
+    for owner in type(config).__mro__:
+        function = vars(owner).get(method)
+        if function is None:
+            continue
+        for name, parameter in inspect.signature(function).parameters.items():
+            # Those that RLlib does not know any more have another default.
+            if parameter.default is NotProvided:
+                hint = parameter.annotation
+                is_known = hint is not parameter.empty and not isinstance(hint, str)
+                found.setdefault(name, hint if is_known else None)
+    return found
+
+
+def _known(config: AlgorithmConfig, methods: tuple[str, ...]) -> list[str]:
+    names = [key for each in methods for key in _arguments(config, each)]
+    return [name for name in names if name not in _INSTEAD and not name.startswith("_")]
+
+
+def _unknown(name: str, wanted: str, known: list[str]) -> ConfigurationError:
+    near = difflib.get_close_matches(wanted, known, n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    return ConfigurationError(f"there is no hyperparameter {name}; {meant}")
+
+
+def _nested(config: AlgorithmConfig, name: str, path: list[str], value: object) -> object:
+    """Return the whole dict of which ``path`` names an entry."""
+    if not path:
+        return value
+    whole = getattr(config, name.split(".")[-1 - len(path)], None)
+    if not isinstance(whole, Mapping):
+        raise ConfigurationError(f"{name}: {name.rpartition('.')[0]} is no dict")
+    entry = value
+    for depth in range(len(path) - 1, -1, -1):
+        inner: Any = whole
+        for key in path[:depth]:
+            inner = inner.get(key, {}) if isinstance(inner, Mapping) else {}
+        entry = {**(inner if isinstance(inner, Mapping) else {}), path[depth]: entry}
+    return entry
+
+
+def _model_config(
+    config: AlgorithmConfig, name: str, path: list[str], value: object
+) -> DefaultModelConfig:
+    """Return RLlib's settings of the default module, with those that are given."""
+    fields = {field.name: field.type for field in dataclasses.fields(DefaultModelConfig)}
+    given = {".".join(path): value} if path else value
+    if not isinstance(given, Mapping):
+        raise _mistyped(name, value, "a dict")
+    hints = typing.get_type_hints(DefaultModelConfig)
+    for key, entry in given.items():
+        if key not in fields:
+            raise _unknown(f"{_MODEL_CONFIG}.{key}", str(key), list(fields))
+        _typed(f"{_MODEL_CONFIG}.{key}", entry, hints.get(key), None)
+    former: Any = config._model_config
+    kept = dataclasses.asdict(former) if dataclasses.is_dataclass(former) else dict(former or {})
+    return DefaultModelConfig(**{**kept, **given})
+
+
+def _typed(name: str, value: object, hint: Any, present: object) -> object:
+    """Return the value in the type that the argument has.
+
+    Raises:
+        ConfigurationError: It is of another type.
+    """
+    if hint is None:  # RLlib does not say; what is there now does, unless that is None
+        hint = Any if present is None else type(present)
+    if isinstance(value, list) and not _fits(value, hint) and _fits(tuple(value), hint):
+        return tuple(value)
+    if not _fits(value, hint):
+        raise _mistyped(name, value, _hint_text(hint))
+    return value
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any or isinstance(hint, typing.TypeVar):
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, each) for each in arguments)
+    if origin is Literal:
+        return value in arguments
+    if hint is None or hint is type(None):
+        return value is None
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(_fits(each, _element(hint)) for each in value)
+    kind = origin or hint
+    if kind in _SCALARS:
+        # To Python True is 1.
+        return isinstance(value, _SCALARS[kind]) and (kind is bool) == isinstance(value, bool)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _element(hint: Any) -> Any:
+    elements = [each for each in get_args(hint) if each is not Ellipsis]
+    return Union[tuple(elements)] if elements else Any  # noqa: UP007  # made of values
+
+
+def _hint_text(hint: Any) -> str:
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_hint_text(each) for each in get_args(hint) if each is not type(None))
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+
+
+def _mistyped(name: str, value: object, wanted: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name}={value!r:.80} is a {type(value).__name__}; give {wanted.replace('typing.', '')}"
+    )
