@@ -1,5 +1,6 @@
 """Settings that work, but hardly as meant: each function tells what it finds in a config."""
 
+import re
 from collections.abc import Iterator
 
 import gymnasium
@@ -11,9 +12,12 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.checks import is_evaluated, sample_limits
 from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
 from rlmesh_ray.rllib.tuned import is_tuned
+from rlmesh_ray.spaces.contract import EnvContract
 
 USUAL_SESSIONS = 16
 """How many sessions an endpoint allows that has not been told otherwise."""
+
+_GYMNASIUM_ID = re.compile(r"[\w./-]+-v\d+")
 
 _OF_FRAGMENTS = (
     "rollout_fragment_length",
@@ -41,6 +45,23 @@ def advice(
     yield from _about_deadlines(config, plan.step_timeout_s)
     yield from _about_sessions(config, plan, max_sessions)
     yield from _about_what_does_nothing(config)
+
+
+def environment_warnings(config: AlgorithmConfig, contract: EnvContract) -> Iterator[str]:
+    """Yield a sentence if the config names another environment than the endpoints serve.
+
+    Only ids of Gymnasium are compared: what is registered with Ray, and classes, have any names.
+
+    Args:
+        config: Not yet configured for endpoints.
+        contract: Theirs.
+    """
+    named, served = (env_id.rpartition(":")[2] for env_id in (str(config.env or ""), contract.id))
+    if named != served and _GYMNASIUM_ID.fullmatch(named) and _GYMNASIUM_ID.fullmatch(served):
+        yield (
+            f"environment({config.env!r}) is not what the endpoints serve, which is {contract.id}: "
+            "training is on theirs; leave environment() out, or serve the other one"
+        )
 
 
 def _about_seeds(config: AlgorithmConfig) -> Iterator[str]:

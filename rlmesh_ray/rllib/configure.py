@@ -14,7 +14,7 @@ from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
-from rlmesh_ray.rllib.advice import advice
+from rlmesh_ray.rllib.advice import advice, environment_warnings
 from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
 from rlmesh_ray.rllib.capacity import capacity_warnings
 from rlmesh_ray.rllib.checks import (
@@ -161,6 +161,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     fleets = [each for each in endpoints.fleets if isinstance(each, EnvFleet)]
     warned = list(capacity_warnings(config, fleets))
     contract = common_contract(endpoints)
+    warned += environment_warnings(config, contract)
     training, evaluation = deal(
         demand,
         width=contract.num_envs,

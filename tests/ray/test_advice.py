@@ -29,7 +29,7 @@ from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.advice import USUAL_SESSIONS, advice
+from rlmesh_ray.rllib.advice import USUAL_SESSIONS, advice, environment_warnings
 from rlmesh_ray.rllib.array_episodes import LANES_AS_ARRAYS
 from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
 from rlmesh_ray.rllib.checks import require_deadlines, require_module, require_spaces
@@ -93,6 +93,21 @@ def test_rllibs_defaults_need_no_advice(
 @pytest.mark.parametrize("name", ["APPO", "DQN", "IMPALA", "PPO", "SAC"])
 def test_presets_need_no_advice(name: str) -> None:
     assert found(algorithm_config(name).env_runners(num_envs_per_env_runner=8)) == []
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "gymnasium:Pendulum-v1", "Toy-v1", "ALE/Toy-v0"])
+def test_an_environment_that_the_endpoints_do_not_serve_is_named(env: str) -> None:
+    (sentence,) = environment_warnings(PPOConfig().environment(env), contract())
+
+    assert sentence.startswith(f"environment({env!r}) is not what the endpoints serve")
+    assert "Toy-v0" in sentence
+
+
+@pytest.mark.parametrize(
+    "env", [None, "Toy-v0", "toys:Toy-v0", "registered with Ray", gymnasium.Env]
+)
+def test_an_environment_that_may_be_the_endpoints_own_needs_no_advice(env: Any) -> None:
+    assert not list(environment_warnings(PPOConfig().environment(env), contract()))
 
 
 def test_a_seed_that_repeats_every_evaluation_is_named() -> None:
