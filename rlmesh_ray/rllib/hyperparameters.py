@@ -22,6 +22,10 @@ _INSTEAD = {
     "model": "model_config, which RLlib's new API stack reads",
     "train_batch_size": "train_batch_size_per_learner, which RLlib's new API stack reads",
 }
+_ELSEWHERE = (
+    "names are those of the arguments of AlgorithmConfig.training(), such as lr, gamma and "
+    "train_batch_size_per_learner, and of model_config, such as model_config.fcnet_hiddens"
+)
 _SCALARS: dict[type, tuple[type, ...]] = {float: (float, int), int: (int,), bool: (bool,)}
 
 
@@ -94,7 +98,7 @@ def _known(config: AlgorithmConfig, methods: tuple[str, ...]) -> list[str]:
 
 def _unknown(name: str, wanted: str, known: list[str]) -> ConfigurationError:
     near = difflib.get_close_matches(wanted, known, n=3)
-    meant = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    meant = f"did you mean {' or '.join(near)}?" if near else _ELSEWHERE
     return ConfigurationError(f"there is no hyperparameter {name}; {meant}")
 
 
@@ -128,7 +132,8 @@ def _model_config(
             raise _unknown(f"{_MODEL_CONFIG}.{key}", str(key), list(fields))
         _typed(f"{_MODEL_CONFIG}.{key}", entry, hints.get(key), None)
     former: Any = config._model_config
-    kept = dataclasses.asdict(former) if dataclasses.is_dataclass(former) else dict(former or {})
+    is_default = isinstance(former, DefaultModelConfig)
+    kept = dataclasses.asdict(former) if is_default else dict(former or {})
     return DefaultModelConfig(**{**kept, **given})
 
 

@@ -103,9 +103,7 @@ def test_an_environment_that_the_endpoints_do_not_serve_is_named(env: str) -> No
     assert "Toy-v0" in sentence
 
 
-@pytest.mark.parametrize(
-    "env", [None, "Toy-v0", "toys:Toy-v0", "registered with Ray", gymnasium.Env]
-)
+@pytest.mark.parametrize("env", [None, "Toy-v0", "toys:Toy-v0", "of Ray's own", gymnasium.Env])
 def test_an_environment_that_may_be_the_endpoints_own_needs_no_advice(env: Any) -> None:
     assert not list(environment_warnings(PPOConfig().environment(env), contract()))
 

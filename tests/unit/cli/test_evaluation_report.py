@@ -9,7 +9,8 @@ import pytest
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.episodes_file import episodes_file
 from rlmesh_ray.cli.evaluation_report import Meter
-from rlmesh_ray.cli.main import INTERRUPTED, main
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.cli.signals import INTERRUPTED
 from rlmesh_ray.client import evaluation, lane_client
 from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss, Role
 from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError, RemoteEnvError

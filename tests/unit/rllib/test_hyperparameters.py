@@ -56,8 +56,8 @@ def test_a_list_is_given_where_rllib_wants_a_tuple() -> None:
     ("settings", "words"),
     [
         ({"gama": 0.9}, "there is no hyperparameter gama; did you mean gamma"),
-        ({"training.lamda": 0.9}, "no hyperparameter training.lamda; did you mean lambda_"),
-        ({"": 1}, "there is no hyperparameter ; there are use_critic, "),
+        ({"training.gama": 0.9}, "no hyperparameter training.gama; did you mean gamma"),
+        ({"": 1}, "there is no hyperparameter ; names are those of the arguments of"),
         ({"training": 1}, "there is no hyperparameter training"),
         ({"model_config.fcnet_hidden": [8]}, "did you mean fcnet_hiddens"),
         ({"model_config": {"fcnet_hiddens": "x"}}, "fcnet_hiddens='x' is a str; give List"),
