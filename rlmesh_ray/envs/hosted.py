@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import ConfigurationError, RlmeshError
+from rlmesh_ray.errors import ConfigurationError, ConformanceError, RlmeshError
 from rlmesh_ray.spaces.batch import Column, empty_columns, unflatten
 from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.conformance import coerce_batch
@@ -143,7 +143,12 @@ class HostedVector:
             ConformanceError: They have not the structure, shape or kind of their space.
             RlmeshError: The vector has reset lanes that it was not asked to reset.
         """
-        columns = coerce_batch(self._spec, self._observation, self._num_lanes)
+        try:
+            columns = coerce_batch(self._spec, self._observation, self._num_lanes)
+        except ConformanceError:
+            if not self._store_rows():
+                raise
+            return
         for position, column in enumerate(columns):
             old = self.observations[position]
             if not all(np.array_equal(column[lane], old[lane]) for lane in self._untouched):
@@ -156,6 +161,28 @@ class HostedVector:
                 self.observations[position] = column
             else:
                 old[...] = column
+
+    def _store_rows(self) -> bool:
+        """Store what EnvPool returns from a partial reset: rows of the lanes that were reset.
+
+        Returns:
+            Whether the vector has returned that.
+        """
+        lanes = np.setdiff1d(np.arange(self._num_lanes), self._untouched).tolist()
+        try:
+            columns = coerce_batch(self._spec, self._observation, len(lanes))
+        except ConformanceError:
+            return False
+        for position, rows in enumerate(columns):
+            old = self.observations[position]
+            if isinstance(old, tuple):
+                by_lane = dict(zip(lanes, rows, strict=True))
+                self.observations[position] = tuple(
+                    by_lane.get(lane, text) for lane, text in enumerate(old)
+                )
+            else:
+                old[lanes] = rows
+        return True
 
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]
@@ -227,6 +254,15 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
             f"{vector} declares metadata['autoreset_mode'] = {declared!r}; it must be a "
             "gymnasium.vector.AutoresetMode"
         ) from error
+
+
+def id_of(env: object, name: str) -> str:
+    """Return the id in the spec of ``env``, and ``name`` where it has none.
+
+    EnvPool's environments have specs of EnvPool's own, without an id.
+    """
+    found = getattr(getattr(env, "spec", None), "id", None)
+    return found if isinstance(found, str) else name
 
 
 def _copy(target: NDArray[Any], source: Any, name: str) -> None:

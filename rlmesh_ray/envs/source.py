@@ -12,7 +12,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from rlmesh_ray.envs.bad_values import TruncateOnBadValue
-from rlmesh_ray.envs.hosted import autoreset_mode
+from rlmesh_ray.envs.hosted import autoreset_mode, id_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
 from rlmesh_ray.errors import ConfigurationError
@@ -120,11 +120,7 @@ def build(
     builder = pickle.loads(payload)
     first = builder()
     if isinstance(first, VectorEnv):
-        if num_envs not in (1, first.num_envs):
-            raise ConfigurationError(
-                f"the factory's VectorEnv has {first.num_envs} lanes, num_envs is {num_envs}; "
-                "leave num_envs out"
-            )
+        _check_vector(first, num_envs)
         _check_mode(first, resets_itself)
         if truncates_at is not None:
             raise ConfigurationError(
@@ -132,16 +128,38 @@ def build(
                 "give a factory of single environments and num_envs"
             )
         return first
-    if not isinstance(first, gymnasium.Env) and not is_multi_agent(first):
-        raise ConfigurationError(
-            f"the factory returned {first!r}; it must return a gymnasium.Env, a "
-            "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv (gym "
-            "and other interfaces need a wrapper)"
-        )
+    _check_single(first)
     envs = _lanes([first, *(builder() for _ in range(num_envs - 1))])
     if truncates_at is not None and len(set(map(id, envs))) == len(envs):
         envs = [TruncateOnBadValue(env, truncates_at, lane) for lane, env in enumerate(envs)]
     return LaneVectorEnv(envs, resets_itself=resets_itself)
+
+
+def _check_vector(vector: AnyVectorEnv, num_envs: int) -> None:
+    if num_envs not in (1, vector.num_envs):
+        raise ConfigurationError(
+            f"the factory's VectorEnv has {vector.num_envs} lanes, num_envs is {num_envs}; "
+            "leave num_envs out"
+        )
+    if getattr(vector, "is_async", False):
+        raise ConfigurationError(
+            f"{vector} returns the results of some of its lanes at a time, as EnvPool does where "
+            "batch_size is less than num_envs; leave batch_size out"
+        )
+
+
+def _check_single(env: object) -> None:
+    if not isinstance(env, gymnasium.Env) and not is_multi_agent(env):
+        raise ConfigurationError(
+            f"the factory returned {env!r}; it must return a gymnasium.Env, a "
+            "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv (gym "
+            "and other interfaces need a wrapper)"
+        )
+    if hasattr(env, "all_env_ids"):
+        raise ConfigurationError(
+            f"{env} is an EnvPool whose environments are not yet gymnasium.vector.VectorEnvs; "
+            "upgrade EnvPool: those of its version 1.2.5 are"
+        )
 
 
 def _check_mode(vector: AnyVectorEnv, resets_itself: bool) -> None:
@@ -221,8 +239,7 @@ def _instance_source(
             f"{env} exists already, so env_kwargs {sorted(kwargs)} come too late; give a factory "
             "or id instead of an instance"
         )
-    spec = getattr(env, "spec", None)
-    name = spec.id if spec else str(env)
+    name = id_of(env, str(env))
     return EnvSource(_pickle(_Instance(env), name), width, 1, name, resets_itself)
 
 

@@ -23,7 +23,7 @@ from rlmesh_ray.envs.commands import (
     StepReply,
     TextColumns,
 )
-from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode
+from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode, id_of
 from rlmesh_ray.envs.inspector import Inspector, rows_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.picture import as_frames, encode_png
@@ -314,14 +314,14 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
 
     Args:
         vector: The environment.
-        name: Its id, if it has no spec.
+        name: Its id, if its spec has none.
 
     Raises:
         ConfigurationError: Its autoreset mode or its spaces cannot be expressed.
     """
     metadata = {key: value for key, value in vector.metadata.items() if key != "autoreset_mode"}
     return EnvContract(
-        id=vector.spec.id if vector.spec else name,
+        id=id_of(vector, name),
         observation_space=from_gymnasium(vector.single_observation_space),
         action_space=from_gymnasium(vector.single_action_space),
         num_envs=vector.num_envs,

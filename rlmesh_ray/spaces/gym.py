@@ -1,5 +1,6 @@
 """Gymnasium spaces to specs and back; the round trip gives an equal space."""
 
+import string
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, assert_never
@@ -7,7 +8,6 @@ from typing import Any, assert_never
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.spaces import text
 
 from rlmesh_ray.errors import UnsupportedSpaceError
 from rlmesh_ray.spaces.leaves import Path, leaves, path_name
@@ -27,6 +27,8 @@ from rlmesh_ray.spaces.spec import (
 )
 
 _INT64_MAX = 2**63 - 1
+_ANY_TEXT = TextSpec(0, 4096, "")
+"""What spaces of strings are served as that do not say which characters occur and how many."""
 
 Space = gymnasium.Space[Any]
 
@@ -34,9 +36,12 @@ Space = gymnasium.Space[Any]
 def from_gymnasium(space: Space) -> SpaceSpec:
     """Return the spec of ``space``.
 
+    A custom space of strings, such as MiniGrid's MissionSpace, becomes a Text of any characters:
+    every value of the space is one of that Text, but not the other way round.
+
     Raises:
         UnsupportedSpaceError: The contract cannot express the space or a part of it: Graph,
-            Sequence, OneOf and custom spaces, keys that are no strings, a MultiDiscrete that
+            Sequence, OneOf and other custom spaces, keys that are no strings, a MultiDiscrete that
             does not start at 0, dtypes and sizes that the wire does not have.
     """
     spec = _spec(space, ())
@@ -49,8 +54,8 @@ def from_gymnasium(space: Space) -> SpaceSpec:
 def to_gymnasium(spec: SpaceSpec) -> Space:
     """Return a new space, equal to the one that ``spec`` was made from.
 
-    A Text that allows every character, which gymnasium cannot say, gets its default charset. So
-    does a Discrete of another dtype get int64 from gymnasium before 1.2.1; values that are sent or
+    A Text that allows every character, which gymnasium cannot say, gets ASCII's printable ones. A
+    Discrete of another dtype gets int64 from gymnasium before 1.2.1; values that are sent or
     received have the spec's dtype all the same.
     """
     match spec:
@@ -65,7 +70,7 @@ def to_gymnasium(spec: SpaceSpec) -> Space:
             dtype = np.dtype(spec.dtype)
             return spaces.MultiDiscrete(np.array(spec.nvec, dtype).reshape(spec.shape), dtype.type)
         case TextSpec():
-            charset = spec.charset or text.alphanumeric
+            charset = spec.charset or string.printable
             return spaces.Text(spec.max_length, min_length=spec.min_length, charset=charset)
         case DictSpec():
             # gymnasium sorts the keys of a plain dict.
@@ -92,8 +97,15 @@ def _spec(space: Space, path: Path) -> SpaceSpec:
     for kind, convert in _CONVERTERS.items():
         if isinstance(space, kind):
             return convert(space, path)
+    if not space.shape and np.issubdtype(space.dtype, np.str_):
+        return _ANY_TEXT
     supported = ", ".join(kind.__name__ for kind in _CONVERTERS)
-    raise _unsupported(space, path, f"supported are {supported}")
+    raise _unsupported(
+        space,
+        path,
+        f"supported are {supported}; leave the part out with gymnasium.wrappers.FilterObservation, "
+        "or make one of these of it with TransformObservation or TransformAction",
+    )
 
 
 def _box(space: spaces.Box, path: Path) -> BoxSpec:

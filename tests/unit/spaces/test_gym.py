@@ -1,3 +1,4 @@
+import string
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,26 @@ from rlmesh_ray.testing.strategies import gymnasium_spaces
 class Custom(gymnasium.Space[Any]):
     def __repr__(self) -> str:
         return "Custom()"
+
+
+class Mission(gymnasium.Space[str]):
+    """A space of strings that is no Text, as MiniGrid's MissionSpace is none."""
+
+    def __init__(self, shape: tuple[int, ...] | None = None) -> None:
+        super().__init__(shape, str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "go to the red ball, then open a door"
+
+    def contains(self, x: Any) -> bool:
+        return bool(x == self.sample())
+
+
+class ShortText(spaces.Text):
+    """A Text that is narrower than its charset and its lengths tell."""
+
+    def contains(self, x: Any) -> bool:
+        return x in ("a", "bb")
 
 
 @given(space=gymnasium_spaces())
@@ -70,7 +91,8 @@ def test_the_new_space_can_be_sampled(space: Space) -> None:
         (spaces.Graph(spaces.Discrete(2), None), "supported are Box, Discrete"),
         (spaces.Sequence(spaces.Discrete(2)), "supported are"),
         (spaces.OneOf([spaces.Discrete(2)]), "supported are"),
-        (Custom(), "supported are"),
+        (Custom(), "FilterObservation, or make one of these of it with TransformObservation"),
+        (Mission(shape=(2,)), "supported are"),
         (spaces.MultiDiscrete([2], start=[1]), "no start for MultiDiscrete"),
         (spaces.Dict({1: spaces.Discrete(2)}), "key 1 is no UTF-8 string"),  # type: ignore[dict-item]
         (spaces.Dict({"\ud800": spaces.Discrete(2)}), "no UTF-8 string"),
@@ -115,8 +137,22 @@ def test_a_text_that_allows_all_gets_a_space_that_can_be_sampled() -> None:
     space = to_gymnasium(TextSpec(1, 4, ""))
     space.seed(1)
 
-    assert space == spaces.Text(4)
+    assert space == spaces.Text(4, charset=string.printable)
     assert space.sample()
+
+
+def test_a_custom_space_of_strings_is_served_as_a_text_that_holds_its_values() -> None:
+    mission = Mission()
+
+    text = to_gymnasium(from_gymnasium(spaces.Dict({"mission": mission})))["mission"]  # type: ignore[index]
+
+    assert isinstance(text, spaces.Text)
+    assert text.contains(mission.sample())
+    assert text.contains("")
+
+
+def test_a_subclass_of_text_is_served_as_that_text() -> None:
+    assert from_gymnasium(ShortText(2, charset="ab")) == TextSpec(1, 2, "ab")
 
 
 def test_a_discrete_keeps_its_dtype() -> None:
