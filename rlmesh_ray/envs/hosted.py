@@ -1,8 +1,9 @@
 """A VectorEnv that somebody else wrote, driven by columns."""
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -87,31 +88,30 @@ class HostedVector:
         if not mask.all():
             own_options = {**(own_options or {}), "reset_mask": mask}
         self.final_infos = {}
+        infos: dict[str, Any]
         self._observation, infos = self._reset_vector(by_lane, own_options)
         return infos
 
-    def _reset_vector(
-        self, seeds: list[int | None], options: dict[str, object] | None
-    ) -> tuple[Any, dict[str, Any]]:
+    def _reset_vector(self, seeds: list[int | None], options: dict[str, object] | None) -> Any:
         """Reset the vector with a list of seeds, as gymnasium's SyncVectorEnv takes it.
 
         Vectors that hold all lanes in one array, as gymnasium's CartPoleVectorEnv does, take a
         single seed and refuse a list. They get the first of consecutive seeds, which is what a
         client's ``reset(seed=7)`` sends as 7, 8, …
         """
-        reset: Any = self._vector.reset
         argument = None if all(seed is None for seed in seeds) else seeds
         first = seeds[0]
         is_consecutive = first is not None and seeds == list(range(first, first + len(seeds)))
         if not is_consecutive or isinstance(self._vector.unwrapped, _LIST_TAKERS):
-            outcome = reset(seed=argument, options=options)
-        else:
-            try:
-                # A copy of the options: vectors take the mask out of them.
-                outcome = reset(seed=argument, options=None if options is None else dict(options))
-            except _REFUSALS:
-                outcome = reset(seed=first, options=options)
-        return cast("tuple[Any, dict[str, Any]]", outcome)
+            return self._reset_with(argument, options)
+        try:
+            return self._reset_with(argument, options)
+        except _REFUSALS:
+            return self._reset_with(first, options)
+
+    def _reset_with(self, seed: Any, options: dict[str, object] | None) -> Any:
+        # A copy of the options: vectors take the mask out of them.
+        return self._vector.reset(seed=seed, options=None if options is None else dict(options))
 
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
         """Step with one column of actions a leaf; ``store`` then writes the observations."""
@@ -215,7 +215,10 @@ class HostedVector:
 
     def render_some(self, lanes: Sequence[int]) -> Any:
         """Return what the vector renders of ``lanes``; all of it, if that is one picture."""
-        rendered: Any = self._vector.render()
+        render: Any = self._vector.render
+        if "env_ids" in inspect.signature(render).parameters:  # EnvPool draws one lane else
+            return render(env_ids=list(lanes))
+        rendered: Any = render()
         has_one_a_lane = isinstance(rendered, (tuple, list)) or np.ndim(rendered) == 4
         if rendered is None or not has_one_a_lane or len(rendered) != self._num_lanes:
             return rendered
@@ -256,13 +259,10 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         ) from error
 
 
-def id_of(env: object, name: str) -> str:
-    """Return the id in the spec of ``env``, and ``name`` where it has none.
-
-    EnvPool's environments have specs of EnvPool's own, without an id.
-    """
+def id_of(env: object) -> str | None:
+    """Return the id in the spec of ``env``; EnvPool's have specs of their own, without one."""
     found = getattr(getattr(env, "spec", None), "id", None)
-    return found if isinstance(found, str) else name
+    return found if isinstance(found, str) else None
 
 
 def _copy(target: NDArray[Any], source: Any, name: str) -> None:

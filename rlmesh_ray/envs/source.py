@@ -239,7 +239,7 @@ def _instance_source(
             f"{env} exists already, so env_kwargs {sorted(kwargs)} come too late; give a factory "
             "or id instead of an instance"
         )
-    name = id_of(env, str(env))
+    name = id_of(env) or str(env)
     return EnvSource(_pickle(_Instance(env), name), width, 1, name, resets_itself)
 
 

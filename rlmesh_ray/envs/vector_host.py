@@ -321,7 +321,7 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
     """
     metadata = {key: value for key, value in vector.metadata.items() if key != "autoreset_mode"}
     return EnvContract(
-        id=id_of(vector, name),
+        id=id_of(vector) or name,
         observation_space=from_gymnasium(vector.single_observation_space),
         action_space=from_gymnasium(vector.single_action_space),
         num_envs=vector.num_envs,

@@ -1,4 +1,5 @@
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode
+from rlmesh_ray.envs.inspector import rows_of
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, RlmeshError
 from rlmesh_ray.spaces import contract
 from rlmesh_ray.spaces.batch import unflatten
@@ -154,6 +156,64 @@ def test_a_vector_that_ignores_the_reset_mask_is_found_out() -> None:
 
     with pytest.raises(RlmeshError, match="seems to ignore options"):
         hosted.store()
+
+
+class Pool(SyncVectorEnv):
+    """Is what EnvPool's vectors are: seeded when made, and of other results for some lanes."""
+
+    def __init__(self, space: gymnasium.Space[Any] = SPACES["box"]) -> None:
+        super().__init__([lambda: EchoEnv(space)] * NUM_LANES)
+
+    def reset(self, env_id: Any = None, *, seed: Any = None, options: Any = None) -> Any:
+        if seed is not None:
+            warnings.warn("pass seed to envpool.make", stacklevel=2)
+        lanes = np.flatnonzero(options["reset_mask"]) if options else np.arange(NUM_LANES)
+        reset: Any = super().reset
+        observation, _ = reset(seed=5, options=options)
+        spec = from_gymnasium(self.single_observation_space)
+        columns = coerce_batch(spec, observation, NUM_LANES)
+        return unflatten(spec, rows_of(columns, lanes.tolist())), {"env_id": lanes}
+
+    def render(self, env_ids: Any = None) -> Any:
+        return np.stack([np.full((2, 2, 3), lane, np.uint8) for lane in env_ids or [0]])
+
+
+@pytest.mark.parametrize("name", ["box", "nested", "text"])
+def test_a_partial_reset_that_returns_rows_of_its_lanes_only_keeps_the_others(name: str) -> None:
+    space = SPACES[name]
+    hosted, bare = HostedVector(Pool(space)), sync(AutoresetMode.NEXT_STEP, space)
+    spec = from_gymnasium(space)
+    bare.action_space.seed(1)
+    actions = bare.action_space.sample()
+    hosted.reset_lanes(range(NUM_LANES), [], None)
+    bare.reset(seed=5)
+    hosted.step_columns(coerce_batch(spec, actions, NUM_LANES))
+    hosted.store()
+    bare.step(actions)
+
+    infos = hosted.reset_lanes([2, 0], [], None)
+    hosted.store()
+
+    expected: Any = bare.reset(seed=5, options={"reset_mask": np.array([True, False, True])})
+    assert_identical(unflatten(spec, hosted.observations), expected[0])
+    assert infos["env_id"].tolist() == [0, 2]
+
+
+def test_a_vector_that_warns_of_ignored_seeds_does_so_once() -> None:
+    hosted = HostedVector(Pool())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for seeds in ([1, 2, 3], [4, 5, 6], [7, 7, 7]):
+            hosted.reset_lanes(range(NUM_LANES), seeds, None)
+
+    assert [str(warning.message) for warning in caught] == ["pass seed to envpool.make"]
+
+
+def test_a_vector_that_draws_the_lanes_it_is_asked_for_is_asked_for_them() -> None:
+    frames = HostedVector(Pool()).render_some([2, 1])
+
+    assert frames[:, 0, 0, 0].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))

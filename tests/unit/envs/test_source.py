@@ -92,6 +92,39 @@ def test_a_vector_of_another_width_is_refused() -> None:
         built(source)
 
 
+class Pool(EchoEnv):
+    """Has, as EnvPool's environments do, a spec that is not gymnasium's and has no id."""
+
+    spec = object()  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return "a pool"
+
+
+def test_an_instance_whose_spec_has_no_id_is_described_by_itself() -> None:
+    assert make_source(Pool(BOX)).description == "a pool"
+
+
+def test_a_vector_that_returns_some_lanes_at_a_time_is_refused() -> None:
+    def pool() -> VectorEnv[Any, Any, Any]:
+        vector = sync_vector()
+        vector.is_async = True  # type: ignore[attr-defined]
+        return vector
+
+    with pytest.raises(ConfigurationError, match="leave batch_size out"):
+        built(make_source(pool))
+
+
+def test_an_envpool_from_before_it_had_gymnasiums_vectors_is_refused() -> None:
+    def pool() -> EchoEnv:
+        env = EchoEnv(BOX)
+        env.all_env_ids = [0, 1, 2]  # type: ignore[attr-defined]
+        return env
+
+    with pytest.raises(ConfigurationError, match="upgrade EnvPool"):
+        built(make_source(pool))
+
+
 def test_a_factory_of_something_else_is_refused() -> None:
     source = make_source(lambda: 5)  # type: ignore[arg-type,return-value]
 

@@ -475,8 +475,12 @@ def test_the_contract_tells_what_the_environment_is() -> None:
     assert contract.metadata == {"render_modes": ["human", "rgb_array"], "render_fps": 50}
 
 
-def test_a_contract_without_spec_has_the_source_s_name() -> None:
-    contract = VectorHost(lanes(lambda: EchoEnv(SPACES["box"]), 1), Policy.WARN, "a name").contract
+@pytest.mark.parametrize("spec", [None, object()], ids=["no spec", "a spec without an id"])
+def test_a_contract_without_an_id_has_the_source_s_name(spec: Any) -> None:
+    vector = lanes(lambda: EchoEnv(SPACES["box"]), 1)
+    vector.spec = spec
+
+    contract = VectorHost(vector, Policy.WARN, "a name").contract
 
     assert contract.id == "a name"
     assert contract.render_mode == ""
