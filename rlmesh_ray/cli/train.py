@@ -306,7 +306,9 @@ def _tell_interrupted() -> None:
 
 
 def _configure(config: "AlgorithmConfig", job: _Job) -> None:
+    from rlmesh_ray.client.several_agents import named_agents
     from rlmesh_ray.rllib.configure import configure
+    from rlmesh_ray.rllib.plan import PLAN_KEY
 
     config.env_runners(num_env_runners=job.num_env_runners)
     config.debugging(seed=job.seed)
@@ -322,6 +324,9 @@ def _configure(config: "AlgorithmConfig", job: _Job) -> None:
         edition_text=job.edition_text,
         lockstep=job.seed is not None,  # whoever gives one wants the same training again
     )
+    agents = named_agents(config.env_config[PLAN_KEY].contract)
+    if agents:
+        raise ConfigurationError(f"train trains one policy for one agent, and {agents}")
 
 
 def _announce(console: Console, config: "AlgorithmConfig", job: _Job) -> None:

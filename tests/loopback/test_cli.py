@@ -31,6 +31,7 @@ from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.released_join import ReleasedJoin
+from tests.ray.multi_agent_worlds import Climb
 
 COMMAND = [sys.executable, "-m", "rlmesh_ray"]
 POLICY = """
@@ -826,6 +827,16 @@ def test_train_on_nothing_is_told_in_one_line(here: Run, monkeypatch: pytest.Mon
 
     assert "127.0.0.1:1" in done.stderr
     assert "RAY_ADDRESS" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_train_on_several_agents_is_refused_with_the_remedy(here: Run) -> None:
+    with EnvServer(Climb) as server:
+        done = here("train", server.address, code=1)
+
+    assert "one policy for one agent, and each lane of " in done.stderr
+    assert "config.multi_agent(...)" in done.stderr
 
 
 @pytest.mark.ray
