@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
@@ -72,6 +73,7 @@ class ArrayEpisodes(LaneEpisodes):
 
     def _leave_arrays(self, why: str) -> None:
         """Go on lane by lane with the episodes that are running."""
+        flattener = None if self._pipeline is None else self._pipeline.flattener
         self._pipeline = None
         self._tell(why)
         for lanes in self._lanes:
@@ -87,10 +89,24 @@ class ArrayEpisodes(LaneEpisodes):
                 columns = dict(lanes.extras or {})
                 del columns[WEIGHTS_SEQ_NO]
                 lanes.actions, lanes.extras = columns.pop(Columns.ACTIONS), columns
-            self._prepare(lanes, {})
+            with self._without(flattener):
+                self._prepare(lanes, {})
             for lane, is_over in zip(lanes.slot.lanes, over, strict=True):
                 if is_over:
                     self._new_episode(lane, self._ongoing_episodes)
+
+    @contextlib.contextmanager
+    def _without(self, flattener: ConnectorV2 | None) -> Iterator[None]:
+        """Leave out the connector that the observations of a record have passed already."""
+        if flattener is None:
+            yield
+            return
+        connectors = self._env_to_module.connectors
+        self._env_to_module.connectors = [one for one in connectors if one is not flattener]
+        try:
+            yield
+        finally:
+            self._env_to_module.connectors = connectors
 
     def _tell(self, why_one_by_one: str | None) -> None:
         """Log how lanes are treated, if that has changed."""
@@ -185,14 +201,15 @@ class ArrayEpisodes(LaneEpisodes):
         if self._pipeline is None:
             super()._add_resets(lanes, arrived)
             return
+        observation = self._pipeline.kept(arrived.observation)
         self._records[lanes.slot] = LaneRecord(
-            arrived.observation,
+            observation,
             arrived.infos,
             lookback=self.config.episode_lookback_horizon,
-            observation_space=self.env.single_observation_space,
+            observation_space=self._pipeline.observation_space,
             action_space=self.env.single_action_space,
         )
-        lanes.to_module = self._pipeline.to_module(arrived.observation)
+        lanes.to_module = self._pipeline.to_module(observation)
 
     def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
         if self._pipeline is None:
@@ -203,8 +220,9 @@ class ArrayEpisodes(LaneEpisodes):
         discarded = arrived.discarded
         num_lost = sum(not record.is_over[lane] for lane in discarded)
         self._quota.timesteps += self._num_running(lanes) - num_lost
+        observation = self._pipeline.kept(arrived.observation)
         record.add(
-            arrived.observation,
+            observation,
             arrived.rewards,
             arrived.terminated,
             arrived.truncated,
@@ -213,7 +231,7 @@ class ArrayEpisodes(LaneEpisodes):
             discarded,
         )
         self._quota.episodes += record.num_over - len(discarded)
-        lanes.to_module = self._pipeline.to_module(arrived.observation)
+        lanes.to_module = self._pipeline.to_module(observation)
 
     def _work_ahead(self) -> bool:
         return any(record.make_one() for record in self._records.values())

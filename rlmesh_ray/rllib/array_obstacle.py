@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import tree
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.common.add_observations_from_episodes_to_batch import (
@@ -16,6 +17,7 @@ from ray.rllib.connectors.common.add_time_dim_to_batch_and_zero_pad import (
     AddTimeDimToBatchAndZeroPad,
 )
 from ray.rllib.connectors.common.batch_individual_items import BatchIndividualItems
+from ray.rllib.connectors.common.flatten_observations import FlattenObservations
 from ray.rllib.connectors.common.numpy_to_tensor import NumpyToTensor
 from ray.rllib.connectors.common.tensor_to_numpy import TensorToNumpy
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
@@ -37,6 +39,7 @@ _TO_MODULE = (
     BatchIndividualItems,
     NumpyToTensor,
 )
+_FLATTENING = (FlattenObservations, *_TO_MODULE)
 _TO_ENV = (
     GetActions,
     TensorToNumpy,
@@ -46,6 +49,10 @@ _TO_ENV = (
     ListifyDataForVectorEnv,
 )
 _PIPELINES = (EnvToModulePipeline, ModuleToEnvPipeline)
+_EXCEPTIONS = {
+    "env_to_module": ", unless it gives FlattenObservations alone",
+    "module_to_env": "",
+}
 _EPISODE_CALLBACKS = (
     "on_episode_created",
     "on_episode_start",
@@ -59,6 +66,8 @@ _ACTIONS = (
     gymnasium.spaces.MultiDiscrete,
     gymnasium.spaces.MultiBinary,
 )
+_FLATTENED = _ACTIONS
+"""What FlattenObservations makes one array of, in a batch as for single lanes."""
 
 Space = gymnasium.Space[Any]
 
@@ -75,8 +84,9 @@ def obstacle(runner: Any) -> str | None:
     if not runner.episodes_to_numpy:
         return "episodes_to_numpy is off"
     return (
-        _structure(runner.env.single_observation_space, runner.env.single_action_space)
-        or _stranger(runner)
+        _stranger(runner)
+        or _observations(runner)
+        or _no_arrays(runner.env.single_action_space, _ACTIONS)
         or _watcher(runner.config, [type(callbacks) for callbacks in runner._callbacks])
     )
 
@@ -100,31 +110,55 @@ def foreseen_obstacle(config: AlgorithmConfig, observation: Space, action: Space
         return "episodes_to_numpy is off"
     for kind in ("env_to_module", "module_to_env"):
         if getattr(config, f"_{kind}_connector") is not None:
-            return f"env_runners({kind}_connector=...) is set"
+            return f"env_runners({kind}_connector=...) is set{_EXCEPTIONS[kind]}"
         if not getattr(config, f"add_default_connectors_to_{kind}_pipeline"):
             return f"env_runners(add_default_connectors_to_{kind}_pipeline=False) is set"
     kinds = config.callbacks_class
     kinds = kinds if isinstance(kinds, list | tuple) else [kinds]
-    return _structure(observation, action) or _watcher(config, kinds)
+    return (
+        _no_arrays(observation, _OBSERVATIONS)
+        or _no_arrays(action, _ACTIONS)
+        or _watcher(config, kinds)
+    )
 
 
-def _structure(observation: Space, action: Space) -> str | None:
-    for space, kinds in ((observation, _OBSERVATIONS), (action, _ACTIONS)):
-        if type(space) not in kinds:
-            return f"{type(space).__name__} is not a space whose values are arrays"
+def flattener_of(runner: Any) -> FlattenObservations | None:
+    """Return what flattens observations before all else in a runner's pipeline, if it does so."""
+    first = runner._env_to_module.connectors[0]
+    return first if type(first) is FlattenObservations else None
+
+
+def _observations(runner: Any) -> str | None:
+    flattener = flattener_of(runner)
+    if flattener is None:
+        return _no_arrays(runner.env.single_observation_space, _OBSERVATIONS)
+    if flattener._multi_agent or flattener._as_learner_connector:
+        return "FlattenObservations is set up for several agents or for a learner"
+    for space in tree.flatten(flattener._input_obs_base_struct):
+        if isinstance(space, gymnasium.spaces.Discrete) and space.start != 0:
+            return f"FlattenObservations encodes other values than those of {space}"
+        why = _no_arrays(space, _FLATTENED)
+        if why:
+            return why
     return None
 
 
+def _no_arrays(space: Space, kinds: Sequence[type[Space]]) -> str | None:
+    if type(space) in kinds:
+        return None
+    return f"{type(space).__name__} is not a space whose values are arrays"
+
+
 def _stranger(runner: Any) -> str | None:
-    for kind, pipeline, default in (
-        ("env_to_module", runner._env_to_module, _TO_MODULE),
-        ("module_to_env", runner._module_to_env, _TO_ENV),
+    for kind, pipeline, default, other in (
+        ("env_to_module", runner._env_to_module, _TO_MODULE, _FLATTENING),
+        ("module_to_env", runner._module_to_env, _TO_ENV, _TO_ENV),
     ):
-        own = [type(piece) for piece in getattr(pipeline, "connectors", ())]
+        own = tuple(type(piece) for piece in getattr(pipeline, "connectors", ()))
         if type(pipeline) not in _PIPELINES:
             return f"{type(pipeline).__name__} is not RLlib's own"
-        if own != list(default):
-            others = sorted({piece.__name__ for piece in own} - {one.__name__ for one in default})
+        if own not in (default, other):
+            others = sorted({piece.__name__ for piece in own} - {one.__name__ for one in other})
             named = f": it has {', '.join(others)}" if others else ""
             return f"the {kind} pipeline is not RLlib's default{named}"
     return None

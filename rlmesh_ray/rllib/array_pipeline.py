@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
+from ray.rllib.utils.numpy import flatten_inputs_to_1d_tensor
 from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
 
 from rlmesh_ray.models.rllib_bare_forward import BareForward, batch_of
 from rlmesh_ray.models.rllib_drawing import ActionDrawing, as_arrays
+from rlmesh_ray.rllib.array_obstacle import flattener_of
 
 
 class Choice(NamedTuple):
@@ -60,10 +62,31 @@ class ArrayPipeline:
         )
         self._fitting = runner._module_to_env.connectors[-2]
         self._space = runner.env.single_action_space
+        self.flattener = flattener = flattener_of(runner)
+        """What observations pass before they are kept; None: they are kept as they come."""
+        self.observation_space: gymnasium.Space[Any] = (
+            flattener.observation_space if flattener else runner.env.single_observation_space
+        )
+        """Of one lane's observations, as they are kept."""
         self._device = runner._env_to_module.connectors[-1]._device
         self._num_runners = runner.config.num_env_runners or 1
         self._steps_before = runner.num_env_steps_sampled_lifetime // self._num_runners
         self._timer = runner.metrics.log_time(RLMODULE_INFERENCE_TIMER)
+
+    def kept(self, observation: Any) -> NDArray[Any]:
+        """Return what an episode keeps of observations, one row a lane: an array.
+
+        RLlib's FlattenObservations encodes one lane after the other, with a function that can
+        encode a batch as well.
+        """
+        flattener = self.flattener
+        if flattener is None:
+            rows: NDArray[Any] = observation
+            return rows
+        rows = flatten_inputs_to_1d_tensor(
+            flattener._remove_keys_from_dict(observation, None), flattener._input_obs_base_struct
+        )
+        return rows
 
     def to_module(self, observations: NDArray[Any]) -> dict[str, torch.Tensor]:
         """Return the forward pass's input; it may share the memory of ``observations``."""

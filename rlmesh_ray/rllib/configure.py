@@ -66,9 +66,10 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     local runner, with ``num_env_runners=0``, takes every endpoint). Evaluation runners open
     sessions of their own, in the same number, unless ``evaluation_config`` says otherwise.
 
-    Where nothing looks at single episodes between two steps (connectors, callbacks on episodes, a
-    module with a state), runners treat all lanes as arrays, which gives the same samples in a
-    fraction of the time. Whether this config lets them, and what does not, is logged here at INFO.
+    Where nothing looks at single episodes between two steps (connectors other than
+    FlattenObservations, callbacks on episodes, a module with a state), runners treat all lanes as
+    arrays, which gives the same samples in a fraction of the time. Whether this config lets them,
+    and what does not, is logged here at INFO.
     What is set afterwards counts, too: so a runner logs likewise what it really does, has the
     reason in ``RLMeshEnvRunner.why_one_by_one``, and reports 1.0 or 0.0 as the metric
     ``lanes_as_arrays`` beside its other ones.

@@ -6,9 +6,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -16,6 +18,7 @@ import rlmesh_ray.rllib.patience
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.testing.envs import EchoEnv
 from tests.ray.ramps import Fragile, Hopeless, Ramp, ramps
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -66,6 +69,25 @@ def runners() -> Iterator[Callable[..., RLMeshEnvRunner]]:
     yield make
     for item in reversed(opened):
         item.stop()
+
+
+def test_texts_that_flattening_leaves_out_do_not_matter() -> None:
+    space = Dict({"mission": Text(4), "which": Discrete(3), "where": Box(-2.0, 3.0, (2,))})
+    config = ppo(2).env_runners(
+        env_to_module_connector=lambda env, spaces, device: FlattenObservations(
+            space, keys_to_remove=["mission"]
+        )
+    )
+    with EnvServer(lambda: EchoEnv(space, Discrete(2)), num_envs=2) as server:
+        runner = build(RLMeshEnvRunner, configure(config, server.address))
+        episodes = runner.sample(num_timesteps=40)
+        runner.stop()
+
+    assert runner.why_one_by_one is None
+    for episode in episodes:
+        rows = episode.get_observations()
+        assert rows.shape == (len(episode) + 1, 5)
+        np.testing.assert_array_equal(rows[:, 2:].sum(axis=1), 1.0)
 
 
 WIDTHS = [(1, 1), (4, 1), (2, 2), (1, 3)]

@@ -20,6 +20,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.connectors.common import flatten_observations
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.env_to_module import (
     FlattenObservations,
@@ -130,6 +131,14 @@ class InfoAsObservation(ConnectorV2):
         return batch
 
 
+class OwnFlattening(flatten_observations.FlattenObservations):
+    """Flattens, and counts how many it has flattened."""
+
+    def __call__(self, *, episodes: Any, **rest: Any) -> Any:
+        self.num_flattened = getattr(self, "num_flattened", 0) + len(episodes)
+        return super().__call__(episodes=episodes, **rest)
+
+
 class OppositeAction(ConnectorV2):
     """Takes the action that is farthest from the one which the module has chosen."""
 
@@ -155,6 +164,17 @@ def sees_through(*connectors: Callable[[], ConnectorV2]) -> Callable[[AlgorithmC
         config.env_runners(
             env_to_module_connector=lambda env, spaces, device: [each() for each in connectors]
         )
+
+    return change
+
+
+def flattens_without(*keys: str) -> Callable[[AlgorithmConfig], Any]:
+    def change(config: AlgorithmConfig) -> None:
+        def connector(env: Any, spaces: Any, device: Any) -> ConnectorV2:
+            space = env.single_observation_space if env else spaces["__env_single__"][0]
+            return FlattenObservations(space, keys_to_remove=[*keys])
+
+        config.env_runners(env_to_module_connector=connector)
 
     return change
 
@@ -244,6 +264,18 @@ MEMORY = sees_through(
     partial(PrevActionsPrevRewards, n_prev_actions=2, n_prev_rewards=3), FlattenObservations
 )
 CONV = model(conv_filters=[[4, 4, 4], [8, 11, 1]])
+EVERYTHING = Dict(
+    {
+        "z": Box(-1.0, 1.0, (), np.float64),
+        "scalar": Box(-1.0, 1.0, (), np.float32),
+        "large": Box(-1e9, 1e9, (2,), np.float64),
+        "choice": Discrete(4),
+        "choices": MultiDiscrete([2, 3, 4]),
+        "flags": MultiBinary((2, 2)),
+        "bytes": Box(0, 255, (2, 2), np.uint8),
+        "inner": Tuple((Dict({"b": Discrete(2), "a": IMAGE}), Box(0, 9, (2,), np.int64))),
+    }
+)
 ACT_BOX = Box(np.array([-2.0, 0.0], np.float32), np.array([3.0, 0.5], np.float32))
 
 CASES: dict[str, Case] = {
@@ -272,6 +304,27 @@ RARE_CASES: dict[str, Case] = {
     "nested observations, filtered": Case(
         NESTED, changes=(model(), sees_through(FlattenObservations, MeanStdFilter))
     ),
+    "Dict of everything": Case(EVERYTHING, changes=(model(), FLAT)),
+    "Dict observations without some of their keys": Case(
+        Dict({"b": MultiBinary(2), "z": Discrete(3), "a": VECTOR}),
+        changes=(model(), flattens_without("b")),
+    ),
+    "flattened observations, no lookback": Case(
+        NESTED, changes=(model(), FLAT, runner_option(episode_lookback_horizon=0))
+    ),
+    "flattened observations, long lookback": Case(
+        NESTED, changes=(model(), FLAT, runner_option(episode_lookback_horizon=6))
+    ),
+    "flattened observations of a module whose outputs change": Case(
+        NESTED, changes=(talkative("changing"), FLAT)
+    ),
+    "flattened observations of a module whose outputs change, whole episodes": Case(
+        NESTED, changes=(talkative("changing"), FLAT), batch_mode=WHOLE
+    ),
+    "observations that a class of one's own flattens": Case(
+        NESTED, changes=(model(), sees_through(OwnFlattening))
+    ),
+    "flattened observations, DQN": Case(NESTED, changes=(FLAT,), algorithm=DQNConfig),
     "nested observations, whole episodes": Case(NESTED, changes=(model(), FLAT), batch_mode=WHOLE),
     "actions with a start": Case(
         actions=Discrete(4, start=3), changes=(model(), acts_through(ActionsFromThree))
@@ -342,6 +395,19 @@ RARE_CASES: dict[str, Case] = {
 
 
 AS_ARRAYS = {
+    "bytes",
+    "Dict observations without some of their keys",
+    "Dict of everything",
+    "discrete observations",
+    "flattened observations, DQN",
+    "flattened observations, long lookback",
+    "flattened observations, no lookback",
+    "image of bytes",
+    "multi-binary observations",
+    "multi-discrete observations",
+    "nested observations",
+    "nested observations, whole episodes",
+    "Tuple observations",
     "a fragment that RLlib chooses",
     "a module that fits its actions",
     "a module whose actions RLlib fits again",
