@@ -37,7 +37,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
     """The lanes of one session with an endpoint.
 
     Spaces, width, render mode and autoreset mode are the endpoint's
-    (``metadata["autoreset_mode"]``), with one exception: a single lane that does not reset itself,
+    (``autoreset_mode``), with one exception: a single lane that does not reset itself,
     as endpoints have it, does so here on the step after an episode's end (``NEXT_STEP``), like
     gymnasium's own vectors of one. Arrays that are returned belong to the caller. To be used by one
     thread at a time, in the process that has opened it.
@@ -94,10 +94,9 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         self._resets_here = self.num_envs == 1 and mode is AutoresetMode.DISABLED
         if self._resets_here:
             mode = AutoresetMode.NEXT_STEP
-        self.metadata = {
-            **contract.metadata,
-            "autoreset_mode": gymnasium.vector.AutoresetMode(mode.value),
-        }
+        # Where gymnasium's own vectors have it, too: TorchRL asks for the attribute.
+        self.autoreset_mode = gymnasium.vector.AutoresetMode(mode.value)
+        self.metadata = {**contract.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = contract.render_mode or None
         self.single_observation_space = to_gymnasium(contract.observation_space)
         self.single_action_space = to_gymnasium(contract.action_space)
@@ -107,8 +106,8 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         self._pending_step = ""
         # Where the lane is reset here: whether it has ended, and whether its reset is pending.
         self._has_ended = self._is_resetting = False
-        # Whether every lane has been reset, and no error has come since that may have ended it.
-        self._has_begun = False
+        # Lanes that have been reset, and no error has come since that may have ended them.
+        self._begun: set[int] = set()
 
     @property
     def contract(self) -> EnvContract:
@@ -124,6 +123,11 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
     def resets_single_lanes(self) -> bool:
         """Whether a ``reset_mask`` may choose some of the lanes."""
         return self.num_envs == 1 or PARTIAL_RESET in self._client.answer.capabilities
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all lanes were reset since the start and since errors: now single ones can be."""
+        return len(self._begun) == self.num_envs
 
     def reset(
         self,
@@ -165,9 +169,9 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         try:
             result, infos = self._reset(seeds, rest, lanes)
         except RemoteEnvError:
-            self._has_begun = False
+            self._begun.clear()
             raise
-        self._has_begun = self._has_begun or not lanes
+        self._begun.update(lanes or range(self.num_envs))
         self._has_ended = False
         return self._value(result.observation), infos
 
@@ -177,7 +181,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         """Reset ``lanes`` (empty: all), with a seed or None for each of them, or no seeds."""
         given = [seed for seed in seeds if seed is not None]
         if 0 < len(given) < len(seeds):
-            if self._has_begun and self.resets_single_lanes:
+            if self.has_begun and self.resets_single_lanes:
                 return self._reset_apart(seeds, options, lanes or range(self.num_envs))
             given = [_random_seed() if seed is None else seed for seed in seeds]
         result = self._client.reset(seeds=given, options=options, lanes=lanes)
@@ -254,7 +258,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
                 return self._first_step(self._client.receive_reset(pending))
             result = self._client.receive_step(pending)
         except RemoteEnvError:
-            self._has_begun = False
+            self._begun.clear()
             raise
         self._has_ended = self._resets_here and bool(result.terminated[0] or result.truncated[0])
         return (
@@ -273,17 +277,18 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         rewards = np.zeros(self.num_envs)
         return self._value(result.observation), rewards, no, no.copy(), dict(result.infos)
 
-    def call(self, name: str, *args: Any) -> tuple[Any, ...]:
+    def call(self, name: str, *args: Any, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of every lane's environment; see ``EnvClient.call``.
 
         Args:
             name: One that the operator of the endpoint allows.
             args: By position.
+            lanes: Which, each once; empty for all.
 
         Returns:
             What each lane returned, or the value where ``name`` is no method.
         """
-        return self._client.call(name, *args)
+        return self._client.call(name, *args, lanes=lanes)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
@@ -298,7 +303,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         if png is None:
             return None
         picture = decode_png(png)
-        if self._has_begun and NDARRAY in self._client.answer.capabilities:
+        if self.has_begun and NDARRAY in self._client.answer.capabilities:
             return tiles(picture, self.num_envs)
         return (picture,) * self.num_envs
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import (
     DictInfoToList,
     NormalizeObservation,
@@ -74,12 +74,25 @@ def test_vector_wrappers_give_what_they_give_round_a_local_vector(
     theirs.close()
 
 
+@pytest.mark.parametrize("autoreset", ["next_step", "disabled"])
+def test_a_vector_has_its_autoreset_mode_where_gymnasiums_have_it(autoreset: str) -> None:
+    expected = AutoresetMode[autoreset.upper()]
+    theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=expected)
+    with EnvServer("CartPole-v1", num_envs=2, autoreset=autoreset) as server:
+        env = RemoteVectorEnv(server.address)
+        env.close()
+
+    assert env.autoreset_mode is theirs.autoreset_mode
+    assert env.metadata["autoreset_mode"] is env.autoreset_mode
+
+
 @pytest.mark.parametrize("scheme", ["", "dm_env_rpc://"])
 def test_one_lane_resets_itself_as_gymnasiums_vectors_of_one(scheme: str) -> None:
     theirs = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")])
     theirs.action_space.seed(0)
     with EnvServer("CartPole-v1") as server:
         ours = RemoteVectorEnv(scheme + server.address)
+        assert ours.autoreset_mode is theirs.autoreset_mode
         assert ours.metadata["autoreset_mode"] is theirs.metadata["autoreset_mode"]
         assert_identical(ours.reset(seed=5)[0], theirs.reset(seed=5)[0])
 
@@ -128,10 +141,12 @@ class Painted(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 3, 5])
-def test_a_vector_renders_one_picture_a_lane(num_lanes: int) -> None:
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_vector_renders_one_picture_a_lane(num_lanes: int, is_masked: bool) -> None:
+    options = {"reset_mask": np.ones(num_lanes, np.bool_)} if is_masked else None
     with EnvServer(Painted, num_envs=num_lanes) as server:
         env = RemoteVectorEnv(server.address)
-        env.reset(seed=7)
+        env.reset(seed=7, options=options)
         pictures = env.render()
         env.close()
 

@@ -386,6 +386,15 @@ def test_nothing_is_allowed_by_default() -> None:
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+def test_a_vector_environment_calls_the_chosen_lanes(endpoint: EnvServer) -> None:
+    env = RemoteVectorEnv(endpoint.address, token="secret")
+    env.call("set_task", 9, lanes=[1])
+    tasks_of_lanes = env.call("task")
+    env.close()
+
+    assert tasks_of_lanes == (0, 9, 0)
+
+
 @pytest.mark.slow
 def test_an_environment_of_ones_own_width_is_called_as_a_whole() -> None:
     def two() -> SyncVectorEnv:
