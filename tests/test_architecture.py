@@ -41,6 +41,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "options", "spaces", "protocol", "credentials", "wire", "waiting", "rpc"},
         {"asyncio", "gymnasium"},
     ),
+    "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),
     "actors": (
         {
             "errors",
@@ -112,7 +113,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     ),
     "__main__": ({"cli"}, set()),
 }
-HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "torch"}
+HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "stable_baselines3", "torch"}
 # These may import what their room may not; nobody loads them but inside functions.
 LAZY_MODULES = {
     ("client", "direct_call.py"): {"grpc"},

@@ -1,0 +1,188 @@
+"""RemoteVecEnv: an endpoint's lanes as a vector environment of Stable-Baselines3.
+
+Importing this needs ``pip install 'rlmesh-ray[sb3]'``.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.same_step import require_same_step, same_step
+from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
+from rlmesh_ray.spaces.batch import stack, unflatten
+from rlmesh_ray.spaces.infos import lane_info
+
+try:
+    from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices
+except ImportError as error:
+    raise ImportError(
+        f"rlmesh_ray.sb3 needs Stable-Baselines3, which cannot be imported ({error}): "
+        "pip install stable-baselines3"
+    ) from error
+
+
+class RemoteVecEnv(VecEnv):
+    """The lanes of one session with an endpoint, for the algorithms of Stable-Baselines3.
+
+    Gives what ``DummyVecEnv`` gives for the same environments and seeds: a lane that ends is reset
+    within the step, ``infos[lane]["terminal_observation"]`` is its last observation, and
+    ``infos[lane]["TimeLimit.truncated"]`` says whether the episode was cut short. The endpoint's
+    autoreset mode does not matter. Wrap it in ``VecMonitor`` for the returns of episodes.
+
+    Args:
+        env: The endpoint's address, or an open RemoteVectorEnv, which ``close`` closes, too.
+        options: Of RemoteVectorEnv, for an address: ``token``, ``tls``, ``step_timeout_s``, …
+
+    Raises:
+        ConfigurationError: The endpoint cannot reset single lanes, or there are options for an
+            open RemoteVectorEnv.
+        EndpointError: The endpoint cannot be reached, wants another token, or is full.
+        HandshakeRefusedError: It speaks no generation or edition of this package.
+    """
+
+    def __init__(self, env: str | RemoteVectorEnv, **options: Any) -> None:
+        if isinstance(env, RemoteVectorEnv) and options:
+            raise ConfigurationError(
+                f"{', '.join(options)}: these are for an address; give them to RemoteVectorEnv"
+            )
+        self.env = env if isinstance(env, RemoteVectorEnv) else RemoteVectorEnv(env, **options)
+        try:
+            require_same_step(self.env)
+        except ConfigurationError:
+            self.env.close()
+            raise
+        super().__init__(
+            self.env.num_envs, self.env.single_observation_space, self.env.single_action_space
+        )
+        self.metadata = dict(self.env.contract.metadata)
+
+    def reset(self) -> Any:
+        """Start new episodes in all lanes, with what ``seed`` and ``set_options`` have set.
+
+        Lanes with options of their own are reset by a request each. Where none has been reset yet,
+        as after an error, all are reset once before that, without options.
+
+        Returns:
+            Batched observations.
+        """
+        groups = [np.ones(self.num_envs, np.bool_)]
+        if any(self._options) and any(own is not self._options[0] for own in self._options):
+            groups = list(np.eye(self.num_envs, dtype=np.bool_))
+            if not self.env.has_begun:  # the protocol begins with a reset of all lanes
+                self.env.reset()
+        observations: Any = None
+        for mask in groups:
+            lanes = np.flatnonzero(mask).tolist()
+            observations, infos = self.env.reset(
+                seed=self._seeds, options={**self._options[lanes[0]], "reset_mask": mask}
+            )
+            for lane in lanes:
+                self.reset_infos[lane] = lane_info(infos, lane)
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: Any) -> None:
+        """Send one action a lane, in an array or a sequence; ``step_wait`` returns the result."""
+        if not isinstance(actions, np.ndarray):
+            spec = self.env.contract.action_space
+            actions = unflatten(spec, stack(spec, actions))
+        self.env.step_async(actions)
+
+    def step_wait(
+        self,
+    ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Wait for the step that ``step_async`` sent, and reset the lanes that it has ended.
+
+        Returns:
+            Batched observations, rewards (num_envs,) float32, ends (num_envs,) bool, and one info
+            a lane.
+        """
+        step = same_step(self.env)
+        cut_short = (step.truncated & ~step.terminated).tolist()
+        for info, is_cut_short in zip(step.infos, cut_short, strict=True):
+            info["TimeLimit.truncated"] = is_cut_short
+        for lane, observation in step.final_observations.items():
+            step.infos[lane]["terminal_observation"] = observation
+            self.reset_infos[lane] = step.reset_infos[lane]
+        ends = step.terminated | step.truncated
+        return step.observations, step.rewards.astype(np.float32), ends, step.infos
+
+    def close(self) -> None:
+        """End the session."""
+        self.env.close()
+
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
+        """Return an attribute of the lanes' environments, where the operator allows to.
+
+        Methods are called, without arguments: they cannot travel. ``render_mode`` is known here.
+
+        Raises:
+            AttributeError: The environments have no such attribute.
+            ConfigurationError: The operator of the endpoint has not allowed to read it.
+            RemoteEnvError: An environment raised.
+        """
+        if attr_name == "render_mode":
+            return [self.env.render_mode for _ in self._lanes(indices)]
+        return self.env_method(attr_name, indices=indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+        """Set an attribute, by ``gymnasium.Env.set_wrapper_attr``.
+
+        Raises:
+            ConfigurationError: The operator of the endpoint does not allow ``set_wrapper_attr``.
+            RemoteEnvError: An environment raised.
+        """
+        self.env_method("set_wrapper_attr", attr_name, value, indices=indices)
+
+    def env_method(
+        self,
+        method_name: str,
+        *method_args: Any,
+        indices: VecEnvIndices = None,
+        **method_kwargs: Any,
+    ) -> list[Any]:
+        """Call a method of the lanes' environments; see ``EnvClient.call``.
+
+        Raises:
+            AttributeError: The environments have no such method.
+            ConfigurationError: The operator of the endpoint has not allowed the call, or there are
+                keyword arguments.
+            RemoteEnvError: An environment raised.
+        """
+        if method_kwargs:
+            raise ConfigurationError(
+                f"{method_name}: arguments travel by position; give {', '.join(method_kwargs)} so"
+            )
+        lanes = self._lanes(indices)
+        if not lanes:
+            return []
+        try:
+            return list(self.env.call(method_name, *method_args, lanes=lanes))
+        except RemoteEnvError as error:
+            # What SB3 asks for: ``has_attr`` tells from it that there is none.
+            if error.message.startswith("AttributeError:"):
+                raise AttributeError(error.message) from error
+            raise
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
+        """Return False for each lane: wrappers at the endpoint cannot be seen from here."""
+        return [False for _ in self._lanes(indices)]
+
+    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
+        """Return one picture a lane, (height, width, 3) uint8, or None."""
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"{self.env.address} has render mode {self.render_mode}, which gives no pictures; "
+                "serve the environment with render_mode='rgb_array'",
+                stacklevel=2,
+            )
+        return self.env.render() or [None] * self.num_envs
+
+    def _lanes(self, indices: VecEnvIndices) -> list[int]:
+        lanes = range(self.num_envs)
+        return [lanes[index] for index in self._get_indices(indices)]
