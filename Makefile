@@ -11,6 +11,7 @@ REMOTE_GYM_VENV := .venvs/remote_gym
 RLLINK_EXTRA := .venvs/rllink
 METRICS_EXTRA := .venvs/ray_metrics
 SIMULATORS_VENV := .venvs/simulators
+TRAINERS_EXTRA := .venvs/trainers
 NODE_MODULES := examples/javascript/node_modules
 BIN := $(VENV)/bin
 # How many files of tests run at a time. With three, two cores take a tenth less time, and some of
@@ -88,6 +89,11 @@ $(SIMULATORS_VENV)/.ready: tests/simulators/requirements.txt pyproject.toml
 	$(SIMULATORS_VENV)/bin/pip install --quiet --disable-pip-version-check -e . -r $<
 	@touch $@
 
+# Trainers that others wrote: a folder for the paths of the tests' processes, which share our torch.
+$(TRAINERS_EXTRA)/.ready: tests/peers/trainers/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(TRAINERS_EXTRA) -r $<
+	@touch $@
+
 # What the examples in JavaScript need; Node.js itself came with the development packages.
 $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 	cd $(@D)/.. && PATH="$(abspath $(BIN)):$$PATH" npm ci --ignore-scripts --no-audit --no-fund --loglevel=error
@@ -110,7 +116,8 @@ fuzz: setup
 
 # In the order of the files: by their numbers of tests, one of seven minutes would come last, alone.
 test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready \
-    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(NODE_MODULES)/.ready
+    $(REMOTE_GYM_VENV)/.ready $(RLLINK_EXTRA)/.ready $(METRICS_EXTRA)/.ready $(TRAINERS_EXTRA)/.ready \
+    $(NODE_MODULES)/.ready
 	$(PYTEST) -m slow --no-loadscope-reorder --durations=20
 
 # SIMULATORS='pong minigrid' chooses.

@@ -1,0 +1,156 @@
+"""Stable-Baselines3 and TorchRL train on our endpoints, and see what they see of gymnasium's own.
+
+Their packages lie in a folder of their own, which ``make`` fills.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlmesh_ray import EnvServer
+
+ROOT = Path(__file__).parents[2]
+EXTRA = ROOT / ".venvs" / "trainers"
+LANES = [1, 3]
+ENV_IDS = ["CartPole-v1", "Pendulum-v1"]
+
+pytestmark = pytest.mark.slow
+
+
+def told(script: str, *arguments: str) -> Any:
+    """Run one of the scripts; return what it prints."""
+    assert (EXTRA / "stable_baselines3").exists(), (
+        "run `make .venvs/trainers/.ready` first (`make test-slow` does)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.peers.trainers.{script}", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(EXTRA), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def sb3(task: str, **arguments: Any) -> Any:
+    return told("train_sb3", task, json.dumps(arguments))
+
+
+def served(env_id: str, num_envs: int, kind: str) -> EnvServer:
+    """Serve lanes that reset themselves or not, or a vector that does so within the step."""
+    if kind == "same_step":
+        lanes = [lambda: gymnasium.make(env_id)] * num_envs
+        return EnvServer(lambda: SyncVectorEnv(lanes, autoreset_mode=AutoresetMode.SAME_STEP))
+    return EnvServer(env_id, num_envs=num_envs, autoreset=kind)
+
+
+@pytest.mark.parametrize("num_envs", LANES)
+@pytest.mark.parametrize("env_id", ENV_IDS)
+@pytest.mark.parametrize("kind", ["next_step", "disabled", "same_step"])
+def test_sb3_sees_what_it_sees_of_local_environments(env_id: str, num_envs: int, kind: str) -> None:
+    with served(env_id, num_envs, kind) as server:
+        ours, theirs = sb3(
+            "steps", address=server.address, num_envs=num_envs, env_id=env_id, num_steps=500
+        )
+
+    assert ours == theirs
+    infos = [info for row in ours[2:] for info in row[3]]
+    assert sum("terminal_observation" in info for info in infos) >= 2
+    assert any(info["TimeLimit.truncated"] for info in infos) == (env_id == "Pendulum-v1")
+
+
+def test_sb3_sees_the_same_over_dm_env_rpc() -> None:
+    with EnvServer("CartPole-v1", num_envs=3) as server:
+        address = f"dm_env_rpc://{server.address}"
+        ours, theirs = sb3(
+            "steps", address=address, num_envs=3, env_id="CartPole-v1", num_steps=100
+        )
+
+    assert ours == theirs
+
+
+def test_ppo_of_sb3_trains_and_evaluates() -> None:
+    with EnvServer("CartPole-v1", num_envs=4) as server:
+        seen = sb3("train", address=server.address)
+
+    assert seen["steps"] == 2000
+    assert seen["episodes"] > 10
+    assert len(seen["returns"]) == 5
+    assert min(seen["returns"]) >= 8  # in fewer steps no pole falls
+
+
+class Tasked(gymnasium.Env[Any, Any]):
+    """Observes its task, and draws it."""
+
+    observation_space = gymnasium.spaces.Discrete(100)
+    action_space = gymnasium.spaces.Discrete(2)
+    render_mode = "rgb_array"
+    secret = 5
+
+    def __init__(self) -> None:
+        self.task = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.task = (options or {}).get("task", self.task)
+        return self.task, {}
+
+    def step(self, action: Any) -> Any:
+        return self.task, 0.0, False, False, {}
+
+    def plus(self, number: int) -> int:
+        return self.task + number
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.task, np.uint8)
+
+
+def test_sb3_reaches_into_the_lanes_where_the_operator_allows_it() -> None:
+    allowed = ("task", "plus", "missing", "set_wrapper_attr")
+    with EnvServer(Tasked, num_envs=3, allow_calls=allowed) as server:
+        seen = sb3("calls", address=server.address)
+
+    refused = seen.pop("refused")
+    assert seen == {
+        "reset": [0, 1, 2],
+        "render_mode": ["rgb_array"] * 3,
+        "get_attr": [7, 1, 7],
+        "subset": [4],
+        "none": [],
+        "has_attr": [True, False],
+        "is_wrapped": [False] * 3,
+        "images": [np.full((2, 2, 3), task, np.uint8).tolist() for task in (7, 1, 7)],
+        "picture": [4, 4, 3],
+    }
+    assert "allow_calls=('secret',)" in refused[0]
+    assert refused[1] == "plus: arguments travel by position; give more so"
+    assert refused[2] == "token: these are for an address; give them to RemoteVectorEnv"
+
+
+@pytest.mark.parametrize("env_id", ENV_IDS)
+@pytest.mark.parametrize(
+    ("num_envs", "kind"), [(1, "next_step"), (3, "disabled"), (3, "same_step")]
+)
+def test_torchrl_sees_what_it_sees_of_local_environments(
+    env_id: str, num_envs: int, kind: str
+) -> None:
+    modes = {"disabled": AutoresetMode.DISABLED, "same_step": AutoresetMode.SAME_STEP}
+    mode = modes.get(kind, AutoresetMode.NEXT_STEP).value
+    arguments = {"num_envs": num_envs, "env_id": env_id, "mode": mode, "num_steps": 210}
+
+    with served(env_id, num_envs, kind) as server:
+        ours, theirs = told("train_torchrl", json.dumps({"address": server.address, **arguments}))
+
+    assert ours == theirs
+    dones = np.array(ours[-1][1])
+    assert dones.sum() >= num_envs
