@@ -18,6 +18,8 @@ USUAL_SESSIONS = 16
 """How many sessions an endpoint allows that has not been told otherwise."""
 
 _GYMNASIUM_ID = re.compile(r"[\w./-]+-v\d+")
+_WITHOUT_ID = "UnknownEnv-v1"
+"""What servers of the released rlmesh call an environment that has no id."""
 
 _OF_FRAGMENTS = (
     "rollout_fragment_length",
@@ -57,7 +59,9 @@ def environment_warnings(config: AlgorithmConfig, contract: EnvContract) -> Iter
         contract: Theirs.
     """
     named, served = (env_id.rpartition(":")[2] for env_id in (str(config.env or ""), contract.id))
-    if named != served and _GYMNASIUM_ID.fullmatch(named) and _GYMNASIUM_ID.fullmatch(served):
+    if served in (named, _WITHOUT_ID):
+        return
+    if _GYMNASIUM_ID.fullmatch(named) and _GYMNASIUM_ID.fullmatch(served):
         yield (
             f"environment({config.env!r}) is not what the endpoints serve, which is {contract.id}: "
             "training is on theirs; leave environment() out, or serve the other one"

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -101,6 +102,12 @@ def test_an_environment_that_the_endpoints_do_not_serve_is_named(env: str) -> No
 
     assert sentence.startswith(f"environment({env!r}) is not what the endpoints serve")
     assert "Toy-v0" in sentence
+
+
+def test_an_endpoint_that_gives_its_environment_no_id_may_serve_any() -> None:
+    unnamed = replace(contract(), id="UnknownEnv-v1")
+
+    assert not list(environment_warnings(PPOConfig().environment("Toy-v0"), unnamed))
 
 
 @pytest.mark.parametrize("env", [None, "Toy-v0", "toys:Toy-v0", "of Ray's own", gymnasium.Env])
