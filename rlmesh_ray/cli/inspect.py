@@ -190,7 +190,7 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
 
 def _policy_facts(policy: Any) -> dict[str, object]:
     if not policy.kind:
-        return {"policy": "not told"}
+        return {"policy": "unknown"}
     return {
         "policy": policy.kind,
         **({"algorithm": policy.algorithm} if policy.algorithm else {}),

@@ -40,7 +40,7 @@ class _StateLock(type(threading.RLock())):  # type: ignore[misc]  # its class ha
     """
 
     def notify_all(self) -> None:
-        """Wake nobody: whoever reads such a call does not wait for its state."""
+        """Do nothing: no thread waits for the state of such a call."""
 
 
 class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has no types

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import re
 import sys
 import threading
 import time
@@ -39,6 +40,19 @@ ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
 def endpoint_timeout_ms(timeout_s: float) -> int:
     """Return how long the endpoint may take: less than its client waits, to be heard in time."""
     return max(1, int(timeout_s * 900))
+
+
+def naming_own_limit(message: str, timeout_ms: int, timeout_s: float) -> str:
+    """Return an endpoint's message with the limit that the user has set.
+
+    Args:
+        message: Names the limit that the endpoint was given, where it is about that.
+        timeout_ms: That limit.
+        timeout_s: The user's; 0: the endpoint was given none.
+    """
+    if not timeout_s:
+        return message
+    return re.sub(rf"\b{timeout_ms} ms\b", f"{timeout_s:g} s", message)
 
 
 class EnvExchange:
@@ -172,10 +186,9 @@ class EnvExchange:
         return error
 
     def _failed(self, failed: EnvFailed, timeout_s: float) -> RemoteEnvError:
-        own_limit = f"{timeout_s:g} s"
         error = RemoteEnvError(
             failed.code.name,
-            failed.message.replace(f"{endpoint_timeout_ms(timeout_s)} ms", own_limit),
+            naming_own_limit(failed.message, endpoint_timeout_ms(timeout_s), timeout_s),
             failed.is_recoverable,
             failed.debug_info,
             failed.interrupted_episodes,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rlmesh_ray.client.channel import Metadata, translate
+from rlmesh_ray.client.env_exchange import naming_own_limit
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -75,6 +76,6 @@ def call_lanes(
         raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
     if isinstance(results, CallFailed):
         # What the endpoint was given is a little less than what the user has set.
-        message = results.message.replace(f"{call.timeout_ms} ms", f"{timeout_s:g} s")
+        message = naming_own_limit(results.message, call.timeout_ms, timeout_s)
         raise RemoteEnvError(results.code.name, message, True, results.debug_info)
     return results

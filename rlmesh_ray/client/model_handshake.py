@@ -28,7 +28,7 @@ def shake_hands(dial: Dial) -> Answer:
 
 
 def policy_of(answer: Answer) -> PolicyFacts:
-    """Return what a model endpoint has told of its policy in the handshake; empty: nothing."""
+    """Return the facts about the policy in a model endpoint's answer; empty: it has none."""
     return policy_v1.parse(answer.capabilities.get(capabilities.POLICY, ""))
 
 

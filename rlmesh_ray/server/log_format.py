@@ -79,9 +79,9 @@ def _is_of_session(record: logging.LogRecord) -> bool:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic for type checkers only
-    """Told apart from those of others; writes to what is standard error at the moment.
+    """This package's handler; writes to the current ``sys.stderr``.
 
-    A live line on a terminal takes its place, so that records stand above that.
+    The live line of a terminal replaces that, so that records are printed above the line.
     """
 
     @property

@@ -85,7 +85,7 @@ class Reception:
         rules: What clients may do.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
         obstacles: Why there can be no session, by generation; for none that can have one.
-        on_request: What is told to the edition's clients that offer the same capability, by
+        on_request: Values for clients of the edition that offer the same capability, by
             capability; asked at each handshake.
     """
 

@@ -1,4 +1,4 @@
-"""What a ModelService tells of its policy: JSON, as the value of a capability of its handshake."""
+"""Facts about a policy: JSON, as the value of a capability in a ModelService's handshake."""
 
 import json
 from collections.abc import Sequence
