@@ -244,5 +244,6 @@ def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any]
 
 
 def _broken_environment_of(runner: Any) -> RemoteEnvError | None:
-    error: RemoteEnvError | None = runner.broken_environment
+    # Users may have set a class of their own after ``configure``.
+    error: RemoteEnvError | None = getattr(runner, "broken_environment", None)
     return error

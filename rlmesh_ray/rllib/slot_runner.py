@@ -142,6 +142,7 @@ class SlotRunner(LostAndMoved):
     ) -> list[Any]:
         """Sample as RLlib's own runner does, each session at its own pace."""
         self._explore, self._random_actions = explore, random_actions
+        self.broken_environment = None
         self._quota = Quota(num_timesteps, num_episodes)
         self._returned, self._interrupted = [], []
         self._deadline_s = self._sample_deadline_s()

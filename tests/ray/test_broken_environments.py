@@ -64,9 +64,14 @@ def test_a_runner_gives_up_an_environment_that_finishes_no_episode() -> None:
         runner = local_runner(server)
         with pytest.raises(RemoteEnvError, match=OFTEN) as caught:
             sample_often(runner)
+        given_up = runner.broken_environment
+        runner.sample(num_timesteps=4)
+        is_forgotten = runner.broken_environment is None
         runner.stop()
 
     assert 'raise ValueError("worn out")' in caught.value.debug_info
+    assert given_up is caught.value
+    assert is_forgotten, "the next call of sample is another try"
 
 
 @pytest.mark.usefixtures("impatient")
