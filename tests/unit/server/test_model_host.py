@@ -20,7 +20,7 @@ from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
 from rlmesh_ray.server import model_host, pace, policy_health, predictions
 from rlmesh_ray.server.batch_form import BatchForm
 from rlmesh_ray.server.model_host import ModelHost
-from rlmesh_ray.server.policy_thread import PolicyThread, Work
+from rlmesh_ray.server.policy_thread import Work
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -43,16 +43,18 @@ class AtOnce:
     """
 
     busy_for_s = 0.0
-    is_busy = False
 
     def __init__(self, next_batch: Callable[[], Work | None]) -> None:
         self._next_batch = next_batch
+        self.is_busy = False
 
     def call(self, work: Work) -> None:
         work()
 
     def try_here(self, work: Work) -> bool:
+        self.is_busy = True
         work()
+        self.is_busy = False
         return True
 
     def ring(self) -> None:
@@ -210,8 +212,6 @@ def test_what_is_answered_at_once_counts_as_what_has_waited_does() -> None:
 def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(predictions, "PolicyThread", PolicyThread)
-
     async def scenario(stage: Stage) -> None:
         busy: list[bool] = []
 
@@ -224,7 +224,6 @@ def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answe
         stage.send("a", 1)
         assert busy == [True]
         assert not stage.host.statistics().is_busy
-        stage.host.close()
 
     play(scenario)
 

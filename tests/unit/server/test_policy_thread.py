@@ -124,16 +124,21 @@ def test_it_tells_for_how_long_it_has_been_at_its_work(plan: Plan) -> None:
 
 
 def test_work_is_done_in_the_caller_s_thread_while_it_is_free(plan: Plan) -> None:
-    done_by: list[threading.Thread] = []
+    done_by: list[tuple[threading.Thread, bool]] = []
+
+    def work() -> None:
+        done_by.append((threading.current_thread(), plan.thread.is_busy))
+
     plan.finish()
     while plan.thread.busy_for_s:  # the last call has only just returned
         pass
 
     # It may be having its last look for work before it sleeps.
-    while not plan.thread.try_here(lambda: done_by.append(threading.current_thread())):
+    while not plan.thread.try_here(work):
         pass
 
-    assert done_by == [threading.main_thread()]
+    assert done_by == [(threading.main_thread(), True)]
+    assert not plan.thread.is_busy
 
 
 def test_nobody_else_is_at_work_on_the_policy_meanwhile(plan: Plan) -> None:
