@@ -31,6 +31,7 @@ from rlmesh_ray.errors import (
     LocalProtocolError,
     RemoteEnvError,
 )
+from tests.loopback.eventually import eventually
 
 
 class Moody(gymnasium.Env[Any, Any]):
@@ -386,7 +387,7 @@ def test_the_handshake_tells_the_contract_without_a_session(cartpole: EnvServer)
 
     assert answer.contract == cartpole.contract
     assert answer.selected_edition == "2026.06"
-    assert cartpole.num_sessions == 0
+    assert eventually(lambda: cartpole.num_sessions == 0)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def test_same_step_is_served_to_nobody_who_has_not_offered_it(
 
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "NEXT_STEP or DISABLED" in str(caught.value.details())
-    assert same_step.num_sessions == 0
+    assert eventually(lambda: same_step.num_sessions == 0)
     stream.close()
 
 
