@@ -56,6 +56,8 @@ def faults_of_a_call(name: str, owner: str, method: str, call: ast.Call) -> Iter
         yield "other threads use time, too; replace that of the module"
     if owner in {"os", "time"} and method in {"sched_yield", "sleep"} and name not in MAY_SLEEP:
         yield "wait by tests.loopback.eventually"
+    if (owner, method) == ("sys", "_current_frames"):
+        yield "it stops Python 3.11 now and then; use tests.loopback.eventually.entered"
     if owner == "signal" and method in {"alarm", "setitimer"}:
         yield "pytest-timeout has the timer; use signal.pthread_kill"
 

@@ -1,7 +1,12 @@
 """How tests wait for what other processes and threads do; tests in all folders use this."""
 
+import functools
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 # What is waited for runs on the same few cores, or in this very process: who looks without a pause
 # keeps a core and the interpreter's lock from it.
@@ -16,3 +21,24 @@ def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> bool
             return False
         time.sleep(_PAUSE_S)
     return True
+
+
+def entered(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, by: threading.Thread | None = None
+) -> threading.Event:
+    """Return what is set as soon as a method is called, by one thread or by any.
+
+    To look at other threads' stacks may stop the whole process: Python 3.11 waits for a lock there
+    that it holds (github.com/python/cpython/issues/106883).
+    """
+    event = threading.Event()
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def noting(*arguments: Any, **named: Any) -> Any:
+        if by in {None, threading.current_thread()}:
+            event.set()
+        return method(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, noting)
+    return event

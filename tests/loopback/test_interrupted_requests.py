@@ -1,9 +1,7 @@
 """What becomes of a session when its client's thread leaves a request in the middle."""
 
 import contextlib
-import functools
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,7 +18,7 @@ from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.line import Line
 from rlmesh_ray.errors import EndpointError, EndpointLostError
 from rlmesh_ray.waiting import BelledSocket
-from tests.loopback.eventually import eventually
+from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 
 NOTHING = [np.zeros(1, np.int64)]
@@ -30,16 +28,9 @@ class Interruption(Exception):
     """What a signal's handler raises, as that of Ctrl-C does."""
 
 
-def is_within(function: Callable[..., Any], thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code is not function.__code__:
-        frame = frame.f_back
-    return frame is not None
-
-
 @contextlib.contextmanager
-def interrupted(function: Callable[..., Any]) -> Iterator[None]:
-    """Have an exception raised in this thread, which must be the main one, within a function."""
+def interrupted(has_entered: threading.Event) -> Iterator[None]:
+    """Have an exception raised in this thread, which must be the main one, once it is there."""
 
     def interrupt(*_: object) -> None:
         raise Interruption
@@ -47,7 +38,7 @@ def interrupted(function: Callable[..., Any]) -> Iterator[None]:
     own = threading.get_ident()
 
     def send() -> None:
-        if eventually(lambda: is_within(function, own)):
+        if has_entered.wait(60.0):
             signal.pthread_kill(own, signal.SIGUSR1)
 
     former = signal.signal(signal.SIGUSR1, interrupt)
@@ -62,17 +53,17 @@ def interrupted(function: Callable[..., Any]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("shared_memory", "waiting"), [(True, Line.wait), (False, JoinStream.receive)]
+    ("shared_memory", "waits"), [(True, (Line, "wait")), (False, (JoinStream, "receive"))]
 )
 def test_nothing_is_asked_any_more_after_a_request_that_was_left_in_the_middle(
-    tmp_path: Path, shared_memory: bool, waiting: Callable[..., Any]
+    tmp_path: Path, shared_memory: bool, waits: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(lambda: Gated(str(gate))) as server:
         client = EnvClient(Dial(server.address), shared_memory=shared_memory)
         client.reset()
         step = client.send_step(NOTHING)
-        with interrupted(waiting):
+        with interrupted(entered(monkeypatch, *waits)):
             client.receive_step(step)
         gate.touch()
 
@@ -99,10 +90,10 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
         client.reset()
         step = client.send_step(NOTHING)
         outcome: Future[StepResult] = Future()
+        is_waiting = entered(monkeypatch, Line, "wait")
         waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
         waiter.start()
-        assert waiter.ident is not None
-        assert eventually(functools.partial(is_within, Line.wait, waiter.ident))
+        assert is_waiting.wait(60.0)
         client.close()
 
         assert isinstance(outcome.exception(30.0), EndpointError)

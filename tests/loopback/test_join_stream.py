@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -28,7 +27,7 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
     EndpointUnreachableError,
 )
-from tests.loopback.eventually import eventually
+from tests.loopback.eventually import entered, eventually
 
 PATH = "/test.Service/Join"
 Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
@@ -288,7 +287,9 @@ def test_a_stream_that_is_closed_while_another_thread_waits_ends_there(serve: Se
     assert [type(error) for error in errors] == [EndpointLostError]
 
 
-def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(serve: Serve) -> None:
+def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def mute(_requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         is_gone = Event()
         context.add_callback(is_gone.set)
@@ -296,19 +297,18 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(serve: Serve) -
         yield from ()
 
     stream = serve(mute)
-
-    main_thread = threading.get_ident()
-
-    def is_waiting() -> bool:
-        stack = traceback.extract_stack(sys._current_frames()[main_thread])
-        inner = stack[-1].name  # of DirectCall, of QueuedCall
-        return inner in {"_consume_next_event", "wait"} and "receive" in {
-            call.name for call in stack
-        }
+    call: Any = stream._call
+    # The innermost that each kind of call waits in.
+    owner, name = (
+        (call, "_consume_next_event")
+        if type(call) is DirectCall
+        else (call._call._state.condition, "wait")
+    )
+    is_waiting = entered(monkeypatch, owner, name, by=threading.main_thread())
 
     def interrupt() -> None:
-        if eventually(is_waiting):
-            signal.pthread_kill(main_thread, signal.SIGUSR1)
+        if is_waiting.wait(20.0):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     former = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     interrupting = threading.Thread(target=interrupt)
