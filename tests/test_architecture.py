@@ -20,6 +20,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "credentials": ({"errors", "protocol"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
     "envs": ({"errors", "spaces", "protocol", "wire", "waiting", "histogram"}, {"gymnasium"}),
+    "transport": ({"errors", "spaces", "protocol", "wire", "waiting", "histogram"}, set()),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (
         {

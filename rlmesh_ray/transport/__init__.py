@@ -1,0 +1,1 @@
+"""How steps travel between a client and its worker, exactly once each."""

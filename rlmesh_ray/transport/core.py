@@ -1,0 +1,204 @@
+"""Exactly-once execution of the requests of one session: what each party decides. Sans-I/O.
+
+Every request that reaches the environment has a number: Reset, Step, Render and Call count up by
+one in each session, and Close has none. A request travels by the Join stream and the endpoint, or
+by a direct road between client and worker. Three parties keep to these rules:
+
+* **The worker decides what runs** (``WorkerSide``). It executes the number that follows its last
+  one, answers the last one again from what it has kept, and refuses all others, whatever road they
+  come by. A direct road is answered only where the request succeeded; for all else it says "ask on
+  the Join stream".
+* **The endpoint decides one thing** (``EndpointSide``): that a request is overdue, or that the
+  worker is dead. That is final. It cuts the direct road first, which no answer passes afterwards,
+  and then reads whether the request was done: an answer that left before the cut counts. Nothing
+  runs before the worker has confirmed that it is at rest, or has been killed. Of each request that
+  the endpoint answers itself, it tells the worker to pass over its number.
+* **The client has one request at a time on a direct road** (``ClientSide``). Where that ends, or
+  hands the request over, the client sends the same number on the Join stream.
+
+The worker notes what it begins and what it has done where the endpoint can read it, also after the
+worker's death (``Numbers``); the worker is the only one that writes there. It notes that a request
+is done before it sends the answer, so that a client that reads slowly never looks like an
+environment that hangs.
+"""
+
+import enum
+from typing import Protocol
+
+from rlmesh_ray.errors import LocalProtocolError
+
+
+class Numbers(Protocol):
+    """The requests that a worker has begun and done; written by the worker alone."""
+
+    @property
+    def begun(self) -> int:
+        """Number of the last request that the worker has begun."""
+
+    @property
+    def done(self) -> int:
+        """Number of the last request that it has finished; equal to ``begun`` between two."""
+
+    def begin(self, number: int, timeout_ms: int) -> None:
+        """Note, before anything happens, that a request is executed."""
+
+    def end(self) -> None:
+        """Note, before it is answered, that the request is finished."""
+
+
+class Decision(enum.Enum):
+    """What a worker does with a request of the Join stream."""
+
+    EXECUTE = enum.auto()
+    ANSWER_AGAIN = enum.auto()
+    """It was executed, by whatever road it came: the kept answer is sent."""
+    REFUSE = enum.auto()
+    """Its number is none that can come now."""
+
+
+class WorkerSide:
+    """Which requests of one session a worker executes.
+
+    Args:
+        numbers: Where it notes what it does; at the number before the session's first request.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+        self._is_direct_open = False
+
+    def decide(self, number: int) -> Decision:
+        """Return what to do with a request that the endpoint has passed on."""
+        if number == self._numbers.begun + 1:
+            return Decision.EXECUTE
+        return Decision.ANSWER_AGAIN if number == self._numbers.begun else Decision.REFUSE
+
+    def executes_direct(self, number: int) -> bool:
+        """Tell whether to execute a step that came by a direct road; else it is handed over."""
+        return self._is_direct_open and number == self._numbers.begun + 1
+
+    def begin(self, number: int, timeout_ms: int = 0) -> None:
+        """Note that the request with this number is executed now."""
+        self._numbers.begin(number, timeout_ms)
+
+    def end(self, *, is_success: bool) -> None:
+        """Note that it is finished; after a failure the direct road is shut."""
+        self._is_direct_open = self._is_direct_open and is_success
+        self._numbers.end()
+
+    def pass_over(self, number: int) -> None:
+        """Note that the endpoint has refused a request itself, which nobody executes."""
+        if number == self._numbers.begun + 1:
+            self._numbers.begin(number, 0)
+            self._numbers.end()
+
+    def open_direct(self) -> None:
+        """Execute steps that come by a direct road from now on."""
+        self._is_direct_open = True
+
+    def shut_direct(self) -> None:
+        """Hand over all steps that come by a direct road, until ``open_direct``."""
+        self._is_direct_open = False
+
+
+class Admission(enum.Enum):
+    """What an endpoint does with a request of the Join stream."""
+
+    FORWARD = enum.auto()
+    """The worker decides."""
+    IS_OVERDUE = enum.auto()
+    """It came by the direct road and missed its deadline: it is answered with TIMEOUT."""
+    WAIT = enum.auto()
+    """Nothing runs before the worker is at rest, or has been killed."""
+
+
+class EndpointSide:
+    """What an endpoint has decided about the requests of one session."""
+
+    def __init__(self) -> None:
+        self._overdue = 0
+        self._is_at_rest = True
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the worker is known not to be busy with what nobody waits for."""
+        return self._is_at_rest
+
+    def admit(self, number: int) -> Admission:
+        """Return what to do with a request that has come on the Join stream."""
+        if number == self._overdue:
+            return Admission.IS_OVERDUE
+        return Admission.FORWARD if self._is_at_rest else Admission.WAIT
+
+    def missed_deadline(self) -> None:
+        """Note that a forwarded request is overdue: it has been answered with TIMEOUT."""
+        self._is_at_rest = False
+
+    def cut_late(self, numbers: Numbers, number: int) -> bool:
+        """Note that the direct road was cut because a request on it is late.
+
+        The worker is at rest again when it has confirmed the end of the road.
+
+        Args:
+            numbers: Of the worker.
+            number: The late request's.
+
+        Returns:
+            Whether it is overdue now. If not, the worker has finished it before the cut, and
+            answers it again when the client asks on the Join stream.
+        """
+        self._is_at_rest = False
+        if numbers.done >= number:
+            return False
+        self._overdue = number
+        return True
+
+    def confirmed(self) -> None:
+        """Note that the worker is at rest: it has finished what was overdue, or is dead."""
+        self._is_at_rest = True
+
+
+class ClientSide:
+    """The numbers of a client's requests, and what it awaits on a direct road."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._on_direct = 0
+
+    def next_number(self) -> int:
+        """Return the number of the next request."""
+        self._last += 1
+        return self._last
+
+    @property
+    def on_direct(self) -> int:
+        """Number of the request whose answer comes by the direct road; 0: there is none."""
+        return self._on_direct
+
+    def sent_direct(self, number: int) -> None:
+        """Note that a request has been sent by the direct road.
+
+        Raises:
+            LocalProtocolError: Another one is still to be answered there.
+        """
+        if self._on_direct:
+            raise LocalProtocolError("a request is in flight on the direct road already")
+        self._on_direct = number
+
+    def direct_answered(self, number: int) -> bool:
+        """Note an answer of the direct road; return whether it is the awaited one's.
+
+        If not, the road breaks the rules; the client closes it, and asks on the Join stream.
+        """
+        is_awaited = number == self._on_direct
+        if is_awaited:
+            self._on_direct = 0
+        return is_awaited
+
+    def ask_on_join(self) -> int:
+        """Return which request to send on the Join stream, since the direct road cannot say more.
+
+        It was handed over, or the road has ended.
+        """
+        number, self._on_direct = self._on_direct, 0
+        return number
