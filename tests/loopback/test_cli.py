@@ -33,6 +33,8 @@ from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.released_join import ReleasedJoin
 from tests.ray.multi_agent_worlds import Climb
 
+LIMIT_S = 240.0
+"""Of a command that hangs; one that starts Ray takes a minute where the machine is busy."""
 COMMAND = [sys.executable, "-m", "rlmesh_ray"]
 POLICY = """
 import numpy as np
@@ -85,7 +87,7 @@ def run(*arguments: str, folder: Path, token: str = "", code: int = 0) -> Done:
         [*COMMAND, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         cwd=folder,
         env=environment(token),
         check=False,
@@ -202,7 +204,7 @@ def test_a_signal_ends_a_server_soon_and_cleanly(
     with started(*arguments, folder=folder) as (process, serving):
         start_s = time.perf_counter()
         process.send_signal(signal_number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=LIMIT_S)
         wall_s = time.perf_counter() - start_s
 
     assert process.returncode == 0
@@ -219,7 +221,7 @@ def test_a_signal_ends_a_server_with_open_sessions(folder: Path) -> None:
         env.reset(seed=0)
         start_s = time.perf_counter()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=LIMIT_S)
         wall_s = time.perf_counter() - start_s
         env.close()
 
@@ -754,7 +756,7 @@ def test_a_training_that_is_told_to_stop_keeps_what_was_trained_and_says_so(fold
                 break
 
         process.terminate()
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 130
     *_, result, last = events(output)
