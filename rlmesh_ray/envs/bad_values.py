@@ -57,13 +57,21 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step; end the episode if that brings a bad value."""
+        """Take a step; end the episode if that brings a bad value.
+
+        Raises:
+            TypeError: The reward is None, which is a fault of the environment.
+        """
         observation, reward, is_terminated, is_truncated, info = self.env.step(action)
         self._step_count += 1
+        if reward is None:
+            raise TypeError("step() returned None as the reward; return a number")
         is_finite = math.isfinite(reward)
         found = self._bad_observation(observation)
         if found is None and not is_finite:
-            found = self._warning("reward", "", f"{float(reward)} is not finite (lane 0)")
+            agents = self.env.badly_paid if isinstance(self.env, MultiAgentLane) else ""
+            place = f"lane 0, {agents}" if agents else "lane 0"
+            found = self._warning("reward", "", f"{float(reward)} is not finite ({place})")
         if found is None:
             self._last_good = copy.deepcopy(observation)
         if found is None or self._last_good is None:

@@ -224,9 +224,10 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._fresh_lanes, self._fresh = lanes, fresh
         self.final_infos = {}
         results = self.results
+        self._rewards = [0.0] * self.num_envs
         for lane, action in zip(lanes, by_lane(self._action_spec, actions), strict=True):
             observation, reward, is_terminated, is_truncated, info = self.envs[lane].step(action)
-            results.rewards[lane] = reward
+            results.rewards[lane] = self._rewards[lane] = reward
             results.terminated[lane], results.truncated[lane] = is_terminated, is_truncated
             if is_terminated or is_truncated:
                 self.final_infos[lane] = info

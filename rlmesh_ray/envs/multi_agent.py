@@ -65,6 +65,7 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         observations = _specs(env, self._keys, "observation")
         self._fillers = {key: multi_agent.filler(spec) for key, spec in observations.items}
         self._acting: list[AgentId] = []
+        self._rewards = np.zeros(len(self._keys))
         self.observation_space = to_gymnasium(multi_agent.lane_observation(observations))
         self.action_space = to_gymnasium(_specs(env, self._keys, "action"))
         own_metadata = getattr(env, "metadata", None) or {}
@@ -87,6 +88,7 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         Raises:
             ConfigurationError: The environment tells of agents that it does not have, or does not
                 tell whether its episode is over.
+            TypeError: An agent's reward is None.
         """
         observations, rewards, terminated, truncated, infos = self._env.step(
             {agent: action[self._keys[agent]] for agent in self._acting}
@@ -96,8 +98,15 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         is_terminated, is_truncated = self._ending(terminated, truncated)
         observed = self._observed(observations, rewards, terminated, truncated)
         with np.errstate(invalid="ignore"):  # infinities of both signs
-            reward = float(self._paid(rewards).sum())
+            reward = float(self._rewards.sum())
         return observed, reward, is_terminated, is_truncated, self._by_key(infos or {})
+
+    @property
+    def badly_paid(self) -> str:
+        """The agents whose last reward is not finite, as in ``agent 'a'``; empty: there is none."""
+        pairs = zip(self._keys, np.isfinite(self._rewards), strict=True)
+        agents = [repr(agent) for agent, is_finite in pairs if not is_finite]
+        return f"agent{'s' * (len(agents) > 1)} {', '.join(agents)}" if agents else ""
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return attribute ``name`` of the environment, or of its wrappers; nothing of this one."""
@@ -116,7 +125,8 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     def _observed(
         self, observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
     ) -> dict[str, Any]:
-        """Return the lane's observation, and note who acts next."""
+        """Return the lane's observation, and note rewards and who acts next."""
+        self._rewards = np.array([_reward(rewards, agent) for agent in self._keys])
         self._acting = [
             agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))
         ]
@@ -124,7 +134,7 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
             multi_agent.OBSERVATIONS: {**self._fillers, **self._by_key(observations)},
             multi_agent.PRESENT: self._flags(dict.fromkeys(observations, True)),
             # NaN in an observation would cost the session; the lane's own reward says it.
-            multi_agent.REWARDS: np.nan_to_num(self._paid(rewards), posinf=np.inf, neginf=-np.inf),
+            multi_agent.REWARDS: np.nan_to_num(self._rewards, posinf=np.inf, neginf=-np.inf),
             multi_agent.TERMINATED: self._flags(terminated),
             multi_agent.TRUNCATED: self._flags(truncated),
         }
@@ -132,9 +142,6 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     def _by_key(self, by_agent: ByAgent) -> dict[Any, Any]:
         """Return the same by key; infos that are of no agent stay where they are."""
         return {self._keys.get(agent, agent): value for agent, value in by_agent.items()}
-
-    def _paid(self, rewards: ByAgent) -> NDArray[np.float64]:
-        return np.array([float(rewards.get(one) or 0.0) for one in self._keys])
 
     def _flags(self, by_agent: ByAgent) -> NDArray[np.int8]:
         return np.array([bool(by_agent.get(agent)) for agent in self._keys], np.int8)
@@ -166,6 +173,14 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
                 f"{self._env} returned something for the agents {sorted(map(repr, strangers))}, "
                 f"which are none of {list(self._keys)}; list all that may appear in possible_agents"
             )
+
+
+def _reward(rewards: ByAgent, agent: AgentId) -> float:
+    """Return an agent's reward; one that is missing gets 0."""
+    reward = rewards.get(agent, 0.0)
+    if reward is None:
+        raise TypeError(f"step() returned None as the reward of agent {agent!r}; return a number")
+    return float(reward)
 
 
 def is_multi_agent(env: object) -> TypeGuard[MultiAgentEnv]:

@@ -6,6 +6,7 @@ conformance rules comes back as a Failure (edition 2026.06, "Value Conformance")
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode, id_of
 from rlmesh_ray.envs.inspector import Inspector, rows_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.multi_agent import MultiAgentLane
 from rlmesh_ray.envs.picture import as_frames, encode_png
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
@@ -124,9 +126,8 @@ class VectorHost:
         self._warnings = WarningCounter()
         self._num_told = 0
         self._logged = set() if logged is None else logged
-        self._truncating = [
-            env for env in getattr(vector, "envs", ()) if isinstance(env, TruncateOnBadValue)
-        ]
+        self._envs = vector.envs if isinstance(vector, LaneVectorEnv) else ()
+        self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
         self._num_steps = 0
         self._began = [0] * contract.num_envs
         """By lane, what ``_num_steps`` was when its episode began."""
@@ -247,12 +248,20 @@ class VectorHost:
             rewards = own
         try:
             found = check_rewards(rewards, self._policy)
-        except ConformanceError:
+        except ConformanceError as error:
             self._require_rewards()
-            raise
+            reason = self._naming_agents(error.reason, error.lane)
+            raise ConformanceError(error.kind, error.path, reason, error.lane) from error
         if found:
             self._require_rewards()
+        found = [replace(one, message=self._naming_agents(one.message, one.lane)) for one in found]
         return [ConformanceWarning.of("reward", deviation) for deviation in found]
+
+    def _naming_agents(self, reason: str, lane: int | None) -> str:
+        """Return ``reason``, about the reward of ``lane``, with the agents that got it, if any."""
+        env = self._envs[lane] if lane is not None and self._envs else None
+        agents = env.badly_paid if isinstance(env, MultiAgentLane) else ""
+        return reason.replace(f"(lane {lane}", f"(lane {lane}, {agents}") if agents else reason
 
     def _require_rewards(self) -> None:
         """Find out whether a reward that is no finite number is None.
@@ -286,10 +295,10 @@ class VectorHost:
         if what not in self._logged:
             self._logged.add(what)
             _LOG.warning(
-                "%s: %s; it is delivered nevertheless, and later ones are counted only "
-                "(statistics().deviations)",
+                "%s: %s; %s; later ones are counted only (statistics().deviations)",
                 self.contract.id,
                 warning.text,
+                _delivered(warning),
             )
 
     def _refused(self, side: str, error: ConformanceError) -> Failure:
@@ -307,6 +316,15 @@ class VectorHost:
 
     def _texts(self) -> TextColumns:
         return tuple(column for column in self._lanes.observations if isinstance(column, tuple))
+
+
+def _delivered(warning: ConformanceWarning) -> str:
+    """Return what the client got, as part of a sentence."""
+    if warning.kind != "truncated":
+        return "it is delivered nevertheless"
+    if warning.side == "reward":
+        return "a reward of 0 and the last good observation were delivered instead"
+    return "the last good observation was delivered instead"
 
 
 def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:

@@ -44,8 +44,10 @@ class EnvStatistics:
     errors: Mapping[str, int]
     """Requests that were answered with an error, by its code."""
     deviations: int
-    """Values out of their range that were delivered all the same, or that have truncated an episode
-    (``on_bad_value``): of the former at most one a step, kind and leaf."""
+    """Values out of their range, and rewards that are not finite. Of those that were delivered all
+    the same, one a vector step, side (action, observation, reward), leaf and kind, however many
+    lanes had it. Of those that have truncated episodes (``on_bad_value="truncate"``), one an
+    episode, so one a lane."""
     worker_restarts: int
     """Worker processes that were replaced within a session, since they had ended or were killed."""
     step_s: Histogram

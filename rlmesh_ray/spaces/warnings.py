@@ -15,12 +15,12 @@ WARNING_KEY = "rlmesh.conformance.warning"
 
 @dataclass(frozen=True, slots=True)
 class ConformanceWarning:
-    """A value that has been delivered although it is out of its range."""
+    """A value out of its range, which was delivered, or which has truncated its episode."""
 
     side: str
     """Whose it is: ``"action"``, ``"observation"`` or ``"reward"``."""
     kind: str
-    """See ``Deviation``."""
+    """See ``Deviation``; or ``"truncated"``: the value was not delivered (``on_bad_value``)."""
     path: str
     """See ``Deviation``."""
     detail: str

@@ -118,6 +118,17 @@ def test_rewards_and_endings_stand_in_the_agents_order() -> None:
     assert (reward, terminated, truncated, infos) == (-1.5, False, False, {"b": {"n": 1}})
 
 
+def test_none_as_the_reward_of_an_agent_is_an_error_and_a_missing_one_is_0() -> None:
+    lane = MultiAgentLane(Duel(step_of({"b": 5}, {"b": 1.0}), step_of({"b": 5}, {"b": None})))
+    lane.reset()
+
+    assert lane.step(ACTION)[0]["rewards"].tolist() == [1.0, 0.0]
+    with pytest.raises(
+        TypeError, match=r"^step\(\) returned None as the reward of agent 'b'; return a number$"
+    ):
+        lane.step(ACTION)
+
+
 def test_only_those_act_who_were_observed_last_and_have_not_ended() -> None:
     lane = MultiAgentLane(
         Duel(

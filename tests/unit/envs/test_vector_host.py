@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Text
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from PIL import Image
 
@@ -20,6 +20,7 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.memory import create_block
+from rlmesh_ray.envs.source import build, make_source
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
@@ -227,6 +228,69 @@ def test_none_as_a_reward_is_an_error_of_the_environment(policy: Policy) -> None
         step(host, block, np.zeros_like(block.actions[0]))
 
 
+def test_none_as_a_reward_of_a_lane_that_is_stepped_alone_is_the_same_error() -> None:
+    envs = [EchoEnv(SPACES["box"]), Forgets(SPACES["box"])]
+    host, _block = hosted(LaneVectorEnv(envs, resets_itself=False))
+    host.reset(ResetCommand())
+
+    assert isinstance(host.step(StepCommand((), (0,))), StepReply)
+    with pytest.raises(TypeError, match=r"None as the reward.* \(lane 1, at step 1 of its"):
+        host.step(StepCommand((), (1,)))
+
+
+def test_with_truncation_none_as_a_reward_is_an_error_of_the_environment_too() -> None:
+    def forgetful() -> Any:
+        return Forgets(SPACES["box"])
+
+    vector = build(make_source(forgetful, 2).payload, 2, truncates_at=Policy.WARN)
+    host, block = hosted(vector)
+    host.reset(ResetCommand())
+
+    with pytest.raises(TypeError, match=r"^step\(\) returned None as the reward; return a number$"):
+        step(host, block, np.zeros_like(block.actions[0]))
+    assert host.place == " in lane 0, at step 1 of its episode"
+
+
+class Duel:
+    """Agent 1's first reward is infinite; agent "a" always gets 1."""
+
+    possible_agents: Any = ("a", 1)
+    observation_spaces: Any = dict.fromkeys(("a", 1), Discrete(2))
+    action_spaces = observation_spaces
+
+    def reset(self, **_kwargs: Any) -> Any:
+        return {"a": 0, 1: 0}, {}
+
+    def step(self, actions: Any) -> Any:
+        rewards = {"a": 1.0, 1: np.inf}
+        return {"a": 0, 1: 0}, rewards, {"__all__": False}, {"__all__": False}, {}
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("policy", [Policy.STRICT, Policy.WARN])
+@pytest.mark.parametrize("truncates", [False, True])
+def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
+    policy: Policy, truncates: bool
+) -> None:
+    source = make_source(Duel, 2)
+    host, _block = hosted(
+        build(source.payload, 2, truncates_at=policy if truncates else None), policy
+    )
+    host.reset(ResetCommand())
+
+    reply = host.step(StepCommand())
+
+    expected = "inf is not finite (lane 0, agent 1)"
+    if truncates or policy is Policy.WARN:
+        assert isinstance(reply, StepReply)
+        warnings: Any = reply.infos[WARNING_KEY]
+        assert warnings[0].text.startswith(f"reward: {expected}")
+    else:
+        assert isinstance(reply, Failure)
+        assert reply.message == f"reward: value: {expected}, at step 1 of its episode"
+
+
 def test_under_warn_the_log_has_each_kind_and_path_once_whatever_the_session(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -244,6 +308,30 @@ def test_under_warn_the_log_has_each_kind_and_path_once_whatever_the_session(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage().startswith("mine: reward: nan is not finite (lane 0); it is ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "delivered"),
+    [
+        (Fault.NAN, "the last good observation was delivered instead"),
+        (
+            Fault.NAN_REWARD,
+            "a reward of 0 and the last good observation were delivered instead",
+        ),
+    ],
+)
+def test_with_truncation_the_log_says_what_was_delivered_instead(
+    fault: Fault, delivered: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = make_source(lambda: FaultyEnv(fault, 1), 2)
+    host, _block = hosted(build(source.payload, 2, truncates_at=Policy.WARN))
+    host.reset(ResetCommand())
+    host.step(StepCommand())
+
+    (record,) = caplog.records
+    assert "the episode was truncated" in record.getMessage()
+    assert f"; {delivered}; later ones are counted only" in record.getMessage()
+    assert "nevertheless" not in record.getMessage()
 
 
 def test_under_off_a_reward_may_be_anything() -> None:
