@@ -268,8 +268,8 @@ def _run(console: Console, job: _Job) -> int:
 
     limit_torch_threads(1)  # as train() does
     config = algorithm_config(job.algo)
-    set_hyperparameters(config, job.settings)
     quiet_rllib(config)
+    set_hyperparameters(config, job.settings)
     endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
     with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
         if endpoints:

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,23 @@ _ELSEWHERE = (
     "names are those of the arguments of AlgorithmConfig.training(), such as lr, gamma and "
     "train_batch_size_per_learner, and of model_config, such as model_config.fcnet_hiddens"
 )
+_COUNTS = frozenset(
+    (
+        "capacity",
+        "fcnet_hiddens",
+        "head_fcnet_hiddens",
+        "lstm_cell_size",
+        "max_seq_len",
+        "metrics_num_episodes_for_smoothing",
+        "minibatch_size",
+        "n_step",
+        "num_atoms",
+        "num_epochs",
+        "train_batch_size_per_learner",
+    )
+)
+"""Where RLlib takes 0 and less, and fails later or learns nothing."""
+_RATES = frozenset(("lr", "actor_lr", "alpha_lr", "critic_lr"))
 _SCALARS: dict[type, tuple[type, ...]] = {float: (float, int), int: (int,), bool: (bool,)}
 
 
@@ -40,10 +58,59 @@ def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object])
 
     Raises:
         ConfigurationError: There is no such argument, or its type is another one, or RLlib refuses
-            the value.
+            the value, alone or with the others, or it is a count below 1 or a learning rate below
+            0, which RLlib takes.
     """
-    for name, value in _flat(settings):
+    flat = list(_flat(settings))
+    for name, value in flat:
         _set(config, name, value)
+        _require_sense(name, value)
+    if flat:
+        _require_valid(config, dict(flat))
+
+
+def _require_valid(config: AlgorithmConfig, settings: Mapping[str, object]) -> None:
+    """Let RLlib look at all settings together, as it does when the algorithm is built.
+
+    Raises:
+        ConfigurationError: It refuses them.
+    """
+    try:
+        config.copy(copy_frozen=False).validate()
+    except (AssertionError, TypeError, ValueError) as error:
+        # Its advice is how to skip the validation.
+        text = " ".join(str(error).partition("To suppress all validation errors")[0].split())
+        named = [name for name in settings if f"`{name.rpartition('.')[2]}`" in text]
+        culprits = ", ".join(f"{name}={settings[name]!r:.80}" for name in named or settings)
+        raise ConfigurationError(f"RLlib refuses {culprits}: {text}") from error
+
+
+def _require_sense(name: str, value: object) -> None:
+    """Refuse a count below 1 and a learning rate below 0.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _require_sense(f"{name}.{key}", inner)
+        return
+    last = name.rpartition(".")[2]
+    if last in _COUNTS:
+        if not all(number >= 1 for number in _numbers(value)):
+            raise ConfigurationError(f"{name}={value!r:.80} must be 1 or more")
+    elif last in _RATES:
+        # A schedule is a list of pairs: a time step, and the rate from there on.
+        rates = [pair[-1] for pair in value if pair] if isinstance(value, list) else value
+        if not all(0 <= rate < math.inf for rate in _numbers(rates)):
+            raise ConfigurationError(
+                f"{name}={value!r:.80} is no learning rate; give a finite number, 0 or more"
+            )
+
+
+def _numbers(value: object) -> list[float]:
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return [part for part in parts if isinstance(part, (int, float))]
 
 
 def _flat(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -57,7 +57,8 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     """Train until the first goal is reached; yield after each iteration.
 
     The algorithm is stopped when the iteration over this ends, also when it is abandoned. A
-    checkpoint is written when a goal has been reached, before the last progress is yielded.
+    checkpoint is written when a goal has been reached, or when ``is_interrupted`` has said so,
+    before the last progress is yielded.
 
     Args:
         config: Configured for endpoints, or not.

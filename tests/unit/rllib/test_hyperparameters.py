@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -49,7 +50,9 @@ def test_the_default_module_is_set_field_by_field() -> None:
 
 
 def test_a_list_is_given_where_rllib_wants_a_tuple() -> None:
-    assert config_with({"n_step": [2, 5]}, "DQN").n_step == (2, 5)
+    settings = {"n_step": [2, 5], "rollout_fragment_length": "auto"}
+
+    assert config_with(settings, "DQN").n_step == (2, 5)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,19 @@ def test_a_list_is_given_where_rllib_wants_a_tuple() -> None:
         ({"lr.start": 1}, "lr.start: lr is no dict"),
         ({"rollout_fragment_length": "x"}, "RLlib refuses rollout_fragment_length='x'"),
         ({"learner_class": "os.system"}, "learner_class='os.system' is a str"),
+        ({"num_epochs": 0}, "num_epochs=0 must be 1 or more"),
+        ({"training": {"minibatch_size": -3}}, "training.minibatch_size=-3 must be 1 or more"),
+        ({"train_batch_size_per_learner": 0}, "train_batch_size_per_learner=0 must be 1 or more"),
+        ({"model_config": {"fcnet_hiddens": [64, 0]}}, "fcnet_hiddens=[64, 0] must be 1 or more"),
+        ({"lr": -1}, "lr=-1 is no learning rate; give a finite number, 0 or more"),
+        ({"lr": [[0, 1e-3], [10, -1e-3]]}, "is no learning rate"),
+        ({"lr": math.nan}, "lr=nan is no learning rate"),
+        ({"lr": [[5, 1e-3]]}, "RLlib refuses lr=[[5, 0.001]]: Invalid `lr`"),
+        (
+            {"gamma": 0.9, "minibatch_size": 4096},
+            "RLlib refuses minibatch_size=4096: `minibatch_size` (4096) must be <= `train_batch",
+        ),
+        ({"entropy_coeff": -1.0}, "RLlib refuses entropy_coeff=-1.0: `entropy_coeff` must be >= 0"),
         ({"num_env_runners": 1}, "use --num-env-runners"),
         ({"model": {"fcnet_hiddens": [8]}}, "use model_config"),
     ],
@@ -78,3 +94,11 @@ def test_what_cannot_be_set_is_refused_with_what_can(settings: dict[str, Any], w
         config_with(settings)
 
     assert words in str(refused.value)
+    assert "suppress" not in str(refused.value)
+
+
+def test_settings_that_are_valid_only_together_are_taken_in_any_order() -> None:
+    settings = {"minibatch_size": 4096, "train_batch_size_per_learner": 8192, "lr": 0}
+
+    assert config_with(settings).minibatch_size == 4096
+    assert not config_with(settings)._is_frozen
