@@ -45,6 +45,15 @@ def test_a_block_names_nothing_that_it_has_not_made_or_imported(place: str) -> N
     assert {node.id for node in names} - made - set(dir(builtins)) == set()
 
 
+def test_the_events_of_the_log_are_listed() -> None:
+    calls = re.compile(r"(?<!\.)\bfacts\(\s*\"(\w+)\"")
+    code = [*(ROOT / "rlmesh_ray").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]
+    logged = {event for path in code for event in calls.findall(path.read_text())}
+
+    _, _, section = (ROOT / "CLUSTERS.md").read_text().partition("**In the log.**")
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == logged
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a minute, where nothing else keeps the cores busy
