@@ -19,6 +19,29 @@ def whole(name: str, value: object) -> int:
     return int(value)
 
 
+def whole_seed(value: object) -> int:
+    """Return a seed as a plain integer.
+
+    Raises:
+        ConfigurationError: It is no whole number, or below 0.
+    """
+    seed = whole("seed", value)
+    if seed < 0:
+        raise ConfigurationError(f"seed={seed} must be 0 or more")
+    return seed
+
+
+def require_flag(name: str, value: object, *, may_be_none: bool = False) -> None:
+    """Make sure that an option is True or False.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if not isinstance(value, bool) and not (may_be_none and value is None):
+        choices = "True, False or None" if may_be_none else "True or False"
+        raise ConfigurationError(f"{name}={value!r:.40} must be {choices}")
+
+
 def require_count(name: str, value: object) -> None:
     """Make sure that an option is a whole number, 1 or more.
 

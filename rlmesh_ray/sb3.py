@@ -38,13 +38,18 @@ class RemoteVecEnv(VecEnv):
         options: Of RemoteVectorEnv, for an address: ``token``, ``tls``, ``step_timeout_s``, …
 
     Raises:
-        ConfigurationError: The endpoint cannot reset single lanes, or there are options for an
-            open RemoteVectorEnv.
+        ConfigurationError: ``env`` is of another type, the endpoint cannot reset single lanes
+            or has several agents in each, or there are options for an open RemoteVectorEnv.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
         HandshakeRefusedError: It speaks no generation or edition of this package.
     """
 
     def __init__(self, env: str | RemoteVectorEnv, **options: Any) -> None:
+        if not isinstance(env, str | RemoteVectorEnv):
+            raise ConfigurationError(
+                "RemoteVecEnv takes the address of an endpoint or a RemoteVectorEnv, and "
+                f"{env!r:.80} is neither"
+            )
         if isinstance(env, RemoteVectorEnv) and options:
             raise ConfigurationError(
                 f"{', '.join(options)}: these are for an address; give them to RemoteVectorEnv"

@@ -19,7 +19,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "protocol": ({"errors"}, set()),
     "credentials": ({"errors", "protocol"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
-    "envs": ({"errors", "spaces", "protocol", "wire", "waiting", "histogram"}, {"gymnasium"}),
+    "envs": (
+        {"errors", "options", "spaces", "protocol", "wire", "waiting", "histogram"},
+        {"gymnasium"},
+    ),
     "transport": ({"errors", "spaces", "protocol", "wire", "waiting", "histogram"}, set()),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (

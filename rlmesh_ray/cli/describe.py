@@ -2,8 +2,10 @@
 
 import math
 
+from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.describe import space_lines
+from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, described_agents
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,
@@ -51,15 +53,29 @@ def contract_json(contract: EnvContract) -> dict[str, object]:
 
 
 def contract_facts(contract: EnvContract) -> dict[str, object]:
-    """Return what an endpoint promises, as rows of a table."""
+    """Return what an endpoint promises, as rows of a table.
+
+    Of several agents the observations are shown, without the arrays that say who is present.
+    """
+    agents = described_agents(contract.metadata.get(MULTI_AGENT))
+    observation = contract.observation_space
+    if agents and isinstance(observation, DictSpec):
+        observation = dict(observation.items).get(OBSERVATIONS, observation)
     return {
         "environment": contract.id,
+        **({"agents": ", ".join(map(repr, agents))} if agents else {}),
         "lanes a session": contract.num_envs,
         "autoreset": contract.autoreset_mode.value,
         "render mode": contract.render_mode or "none",
-        "observation": "\n".join(space_lines(contract.observation_space)),
+        "observation": "\n".join(space_lines(observation)),
         "action": "\n".join(space_lines(contract.action_space)),
     }
+
+
+def next_commands(contract: EnvContract, address: str) -> list[str]:
+    """Return what can be done with an endpoint; ``train`` knows one agent."""
+    can_train = not described_agents(contract.metadata.get(MULTI_AGENT))
+    return [f"inspect {address}", *([f"train {address}"] if can_train else [])]
 
 
 def _bound(values: list[float]) -> object:

@@ -91,4 +91,5 @@ def _usage(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "rlmesh-ray"
     message = " ".join(error.format_message().split()).rstrip(".")
+    message = message.replace(": Value error, ", ": ")  # pydantic's, with which typer reads choices
     return f"{message}; {command} --help shows the options"

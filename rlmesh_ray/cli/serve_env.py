@@ -117,8 +117,8 @@ OnBadValueOption = Annotated[
     typer.Option(
         "--on-bad-value",
         rich_help_panel=ENVIRONMENT,
-        help="What an observation that would be refused (NaN) or a reward that is not finite does: "
-        "raise an error, or truncate the episode after its last good observation.",
+        help="At NaN in an observation or a reward that is not finite: raise an error, or truncate "
+        "the episode after its last good observation (single environments only).",
     ),
 ]
 GraceOption = Annotated[
@@ -238,7 +238,7 @@ def _serve(
     protection: dict[str, str],
     log_format: LogFormat,
 ) -> None:
-    from rlmesh_ray.cli.describe import contract_facts, contract_json
+    from rlmesh_ray.cli.describe import contract_facts, contract_json, next_commands
     from rlmesh_ray.cli.serving import serve
 
     def announce() -> None:
@@ -258,7 +258,7 @@ def _serve(
         console.facts(
             f"serving on {server.address}",
             {**contract_facts(contract), **calls, **protection, **pool, "stop with": "Ctrl-C"},
-            [f"inspect {server.address}", f"train {server.address}"] if entry is None else [],
+            next_commands(contract, server.address) if entry is None else [],
         )
         if attending is not None:
             attending.register()

@@ -30,7 +30,9 @@ from rlmesh_ray.cli.serving_options import (
     TlsClientAuthority,
     server_tls,
 )
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
+from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.log_format import LogFormat
 
 if TYPE_CHECKING:
@@ -156,6 +158,11 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
 
     Loading runs code: serve only checkpoints that you trust.
     """
+    if looks_like_address(checkpoint):
+        raise ConfigurationError(
+            f"{checkpoint} is an address; serve-model takes the checkpoint, file or module:factory "
+            f"that it serves, and --address {checkpoint} says where"
+        )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):
         from rlmesh_ray.models.loading import load_policy

@@ -86,7 +86,9 @@ def summary(before: Statistics, now: Statistics) -> str:
         assert not isinstance(now, EnvStatistics)
         assert not isinstance(before, EnvStatistics)
         what, count = "rows", now.rows - before.rows
+    is_one = now.sessions.open == 1
     return (
-        f"{now.sessions.open} open of {now.sessions.opened} sessions, {count / seconds:,.0f} "
-        f"{what}/s, {sum(now.errors.values())} errors"
+        f"{now.sessions.open} session{'' if is_one else 's'} open ({now.sessions.opened} so far), "
+        f"{count / seconds:,.0f} {what}/s, "
+        f"{sum(now.errors.values())} errors"
     )

@@ -1,6 +1,8 @@
 """How clients dial: channels, credentials, and gRPC's failures in this package's words."""
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -9,6 +11,7 @@ from rlmesh_ray.client.tls import ClientTls, ClientTlsSource, resolved_tls
 from rlmesh_ray.credentials.token_file import TokenSource, shown_token
 from rlmesh_ray.errors import (
     AccessDeniedError,
+    AddressError,
     CapacityError,
     CodecError,
     ConfigurationError,
@@ -96,7 +99,10 @@ class Dial:
             AddressError: The address is malformed.
             ConfigurationError: A file for TLS cannot be used.
         """
-        address = parse_address(self.address)
+        try:
+            address = parse_address(self.address)
+        except AddressError as error:
+            raise AddressError(f"{error}{_serving_hint(self.address)}") from None
         target = str(address)
         options = [*_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)]
         if address.path:
@@ -258,3 +264,12 @@ def _exhausted(details: str, address: str) -> EndpointError:
         "endpoint (max_message_bytes=…, --max-message-bytes)",
         address,
     )
+
+
+def _serving_hint(text: str) -> str:
+    """Return how what ``text`` seems to name, in place of an address, becomes an endpoint."""
+    if re.fullmatch(r"[\w./:-]*-v\d+", text):
+        return f"; an environment is served first: rlmesh-ray serve-env {text}"
+    if os.path.exists(text) or text.endswith((".onnx", ".pt", ".pt2")):
+        return f"; a policy is served first: rlmesh-ray serve-model {text}"
+    return ""

@@ -7,7 +7,7 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import require_seconds
+from rlmesh_ray.options import require_flag, require_seconds
 from rlmesh_ray.protocol.address import speaks_dm_env_rpc
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.spaces.contract import EnvContract
@@ -95,6 +95,7 @@ def open_lanes(
     """
     require_seconds("step_timeout_s", step_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
+    require_flag("shared_memory", shared_memory, may_be_none=True)
     if not speaks_dm_env_rpc(dial.address):
         _require_no_settings(dial)
         return EnvClient(

@@ -15,7 +15,7 @@ from rlmesh_ray.client.several_agents import naming_agents
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
-from rlmesh_ray.options import require_options, whole
+from rlmesh_ray.options import require_options, whole_seed
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.conformance import structure_checker
@@ -102,12 +102,13 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
         """Start a new episode; see ``gymnasium.Env.reset``.
 
         Raises:
-            ConfigurationError: ``options`` are no mapping; nothing was sent.
+            ConfigurationError: ``seed`` is no whole number from 0 on, or ``options`` are no
+                mapping; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
+        seeds = () if seed is None else (whole_seed(seed),)
         super().reset(seed=seed)
-        seeds = () if seed is None else (whole("seed", seed),)
         result = self._client.reset(seeds=seeds, options=require_options(options))
         return self._value(result.observation), lane_info(result.infos, 0)
 

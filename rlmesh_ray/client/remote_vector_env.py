@@ -24,7 +24,7 @@ from rlmesh_ray.errors import (
     LocalProtocolError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import require_options, whole
+from rlmesh_ray.options import require_options, whole_seed
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
@@ -65,6 +65,9 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         HandshakeRefusedError: It speaks no generation or edition of this package.
     """
 
+    # gymnasium closes what is not closed, also where nothing was opened.
+    closed = True
+
     def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
         self,
         address: str,
@@ -78,8 +81,6 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         shared_memory: bool | None = None,
         dm_env_rpc: DmEnvRpcSettings | None = None,
     ) -> None:
-        # gymnasium closes what is not closed, also where nothing was opened.
-        self.closed = True
         dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
         self._client = open_lanes(
             dial,
@@ -106,6 +107,8 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         self._pending_step = ""
         # Where the lane is reset here: whether it has ended, and whether its reset is pending.
         self._has_ended = self._is_resetting = False
+        # Whether the endpoint has said of its vector that it resets all lanes whatever the mask.
+        self._ignores_masks = False
         # Lanes that have been reset, and no error has come since that may have ended them.
         self._begun: set[int] = set()
 
@@ -142,18 +145,19 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
                 lane that shall keep its random numbers. A request holds a seed for each lane or
                 none at all, so lanes with a seed and lanes without are reset by a request each.
                 Where that is not possible (on the first reset, after an error, and at endpoints
-                that only reset all lanes) a lane without a seed gets a random one. A hosted vector
-                that ignores ``options["reset_mask"]`` cannot reset some lanes, and fails.
+                that only reset all lanes, as a hosted vector does that ignores
+                ``options["reset_mask"]``) a lane without a seed gets a random one.
             options: Handed to the environment. ``{"reset_mask": mask}`` (num_envs,) bool
-                resets only those lanes, as in gymnasium; seeds still count all lanes.
+                resets only those lanes, as in gymnasium; seeds still count all lanes. A hosted
+                vector that ignores ``options["reset_mask"]`` fails.
 
         Returns:
             Batched observations over all lanes, and infos.
 
         Raises:
             ConformanceError: The mask is no mask, or chooses no lane; nothing was sent.
-            ConfigurationError: A seed is no whole number, there are more or fewer than lanes, or
-                ``options`` are no mapping; likewise.
+            ConfigurationError: A seed is no whole number from 0 on, there are more or fewer than
+                lanes, or ``options`` are no mapping; likewise.
             LocalProtocolError: A step is pending; nothing was sent.
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
@@ -181,8 +185,15 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         """Reset ``lanes`` (empty: all), with a seed or None for each of them, or no seeds."""
         given = [seed for seed in seeds if seed is not None]
         if 0 < len(given) < len(seeds):
-            if self.has_begun and self.resets_single_lanes:
-                return self._reset_apart(seeds, options, lanes or range(self.num_envs))
+            can_be_apart = self.resets_single_lanes and (bool(lanes) or not self._ignores_masks)
+            if self.has_begun and can_be_apart:
+                try:
+                    return self._reset_apart(seeds, options, lanes or range(self.num_envs))
+                except RemoteEnvError as error:
+                    # All lanes are meant, and the hosted vector has reset them all.
+                    if lanes or "reset_mask" not in error.message:
+                        raise
+                    self._ignores_masks = True
             given = [_random_seed() if seed is None else seed for seed in seeds]
         result = self._client.reset(seeds=given, options=options, lanes=lanes)
         return result, dict(result.infos)
@@ -323,13 +334,13 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         if seed is None:
             return []
         if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str):
-            seeds = [None if one is None else whole("seed", one) for one in seed]
+            seeds = [None if one is None else whole_seed(one) for one in seed]
             if len(seeds) not in (0, self.num_envs):
                 raise ConfigurationError(
                     f"seed has {len(seeds)} entries; give one a lane ({self.num_envs})"
                 )
             return seeds
-        first = whole("seed", seed)
+        first = whole_seed(seed)
         return [first + lane for lane in range(self.num_envs)]
 
 

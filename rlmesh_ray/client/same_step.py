@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.client.several_agents import named_agents
 from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
@@ -36,8 +37,10 @@ def require_same_step(env: RemoteVectorEnv) -> None:
     """Make sure that ``same_step`` can reset the lanes of ``env`` one by one, where it must.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: It cannot, or a lane holds several agents.
     """
+    if agents := named_agents(env.contract):
+        raise ConfigurationError(f"{env.address} cannot be used like this: {agents}")
     if env.autoreset_mode is not AutoresetMode.SAME_STEP and not env.resets_single_lanes:
         raise ConfigurationError(
             f"{env.address} resets all of its {env.num_envs} lanes or none, but each must be "

@@ -1,5 +1,7 @@
 """Lanes that hold several agents, explained to clients that know one."""
 
+from collections.abc import Iterable
+
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
@@ -14,13 +16,16 @@ _REMEDY = (
 
 def named_agents(contract: EnvContract) -> str:
     """Return that a lane holds several agents, and which, as a sentence; empty: it holds one."""
-    agents = [repr(one) for one in described_agents(contract.metadata.get(MULTI_AGENT))]
+    agents = described_agents(contract.metadata.get(MULTI_AGENT))
     if not agents:
         return ""
-    names = ", ".join(agents[:_MOST_NAMES])
-    if len(agents) > _MOST_NAMES:
-        names += f" and {len(agents) - _MOST_NAMES} more"
-    return f"each lane of {contract.id} holds several agents ({names}); {_REMEDY}"
+    return f"each lane of {contract.id} holds several agents ({_listed(agents)}); {_REMEDY}"
+
+
+def _listed(values: Iterable[object]) -> str:
+    names = [repr(one) for one in values]
+    shown = ", ".join(names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def naming_agents(error: ConformanceError, contract: EnvContract) -> ConformanceError:
@@ -33,5 +38,9 @@ def naming_agents(error: ConformanceError, contract: EnvContract) -> Conformance
     agents = named_agents(contract)
     if not agents:
         return error
-    reason = f"{error.reason}; the action of a lane has an entry for each agent: {agents}"
+    keys = _listed(described_agents(contract.metadata.get(MULTI_AGENT)).values())
+    reason = (
+        f"{error.reason}; the action of a lane is a dict with an entry for each agent, under the "
+        f"keys {keys}: {agents}"
+    )
     return ConformanceError(error.kind, error.path, reason, error.lane)

@@ -16,6 +16,7 @@ from rlmesh_ray.envs.hosted import autoreset_mode, id_of
 from rlmesh_ray.envs.lanes import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import whole
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import AutoresetMode
 
@@ -27,6 +28,7 @@ HostedEnv = str | Callable[..., HostedInstance] | HostedInstance
 """A Gymnasium id or ``module:factory``, a factory, or an instance."""
 
 
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 """``module:factory``; ids of Gymnasium look like that, too, where they have no version."""
 
@@ -78,10 +80,12 @@ def make_source(
         ConfigurationError: ``env`` is nothing of that kind or cannot be sent to another
             process, or the other arguments do not go with it.
     """
+    num_envs = whole("num_envs", num_envs)
     if num_envs < 1:
         raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
-    kwargs = dict(env_kwargs or {})
+    kwargs = _keywords(env_kwargs)
     if isinstance(env, str):
+        _check_name(env)
         return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env, resets_itself)
     if isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env):
         if isinstance(env, VectorEnv):
@@ -95,6 +99,27 @@ def make_source(
         f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
         "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
     )
+
+
+def _keywords(env_kwargs: object) -> dict[str, Any]:
+    if env_kwargs is None:
+        return {}
+    if not isinstance(env_kwargs, Mapping) or not all(isinstance(key, str) for key in env_kwargs):
+        raise ConfigurationError(
+            f"env_kwargs={env_kwargs!r:.80} must be a mapping from names to values, or None"
+        )
+    return dict(env_kwargs)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what cannot name an environment; whether there is one of that name shows later."""
+    module, colon, rest = name.partition(":")
+    is_named = bool(rest) and ":" not in rest and not module.endswith(".py")
+    if not name or (colon and not (is_named and _MODULE.fullmatch(module))):
+        raise ConfigurationError(
+            f"{name!r} names no environment; write module:factory, without folder and without .py, "
+            "or a Gymnasium id, such as CartPole-v1 or module:Env-v0"
+        )
 
 
 def build(

@@ -13,6 +13,27 @@ from rlmesh_ray.rllib.sampler import Sampler
 from rlmesh_ray.spaces.contract import EnvContract
 
 
+def require_config(config: object, env: object) -> None:
+    """Make sure that ``configure`` has got an AlgorithmConfig.
+
+    Raises:
+        ConfigurationError: It has not, or one of RLlib's old API stack.
+    """
+    if not isinstance(config, AlgorithmConfig):
+        if isinstance(env, AlgorithmConfig):
+            raise ConfigurationError("the arguments are swapped: write configure(config, env)")
+        if isinstance(config, type) and issubclass(config, AlgorithmConfig):
+            name = config.__name__
+            raise ConfigurationError(f"{name} is a class, and no config; give {name}()")
+        raise ConfigurationError(
+            f"{config!r:.80} is no AlgorithmConfig of RLlib; give one, such as PPOConfig()"
+        )
+    if not config.enable_env_runner_and_connector_v2:
+        raise ConfigurationError(
+            "this config is of RLlib's old API stack; leave api_stack() at its defaults"
+        )
+
+
 def is_evaluated(config: AlgorithmConfig) -> bool:
     """Return whether RLlib makes evaluation runners for this config."""
     return bool(config.evaluation_interval) or config.evaluation_num_env_runners > 0

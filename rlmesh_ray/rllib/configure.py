@@ -13,12 +13,13 @@ from rlmesh_ray.actors.fleet import EnvFleet
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.tls import ClientTlsSource
 from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
+from rlmesh_ray.errors import ConfigurationWarning
 from rlmesh_ray.rllib.advice import advice, environment_warnings
 from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
 from rlmesh_ray.rllib.capacity import capacity_warnings
 from rlmesh_ray.rllib.checks import (
     is_evaluated,
+    require_config,
     require_deadlines,
     require_evaluation_at_endpoints,
     require_module,
@@ -137,10 +138,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             cannot be spread evenly.
         EndpointError: An endpoint cannot be reached.
     """
-    if not config.enable_env_runner_and_connector_v2:
-        raise ConfigurationError(
-            "this config is of RLlib's old API stack; leave api_stack() at its defaults"
-        )
+    require_config(config, env)
     if names_rllink(env):
         unused = {
             "num_endpoints": num_endpoints,

@@ -5,7 +5,7 @@ import logging
 
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.protocol.address import Address, parse_address, speaks_dm_env_rpc
 from rlmesh_ray.server.known_tokens import KnownTokens
 from rlmesh_ray.server.tls import ServerTls, TlsSource, resolved_tls
 
@@ -33,11 +33,17 @@ def checked_address(
         open_to_strangers: Whether the operator wants an endpoint that everybody may use.
 
     Raises:
-        AddressError: ``address`` is malformed, or open to strangers without a token.
+        AddressError: ``address`` is malformed, names a protocol, or is open to strangers without a
+            token.
         ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
             cannot be used.
     """
     parsed = parse_address(address)
+    if speaks_dm_env_rpc(address):
+        raise AddressError(
+            f"{address} names the protocol that a client speaks; an endpoint answers all of its "
+            f"protocols on one port: write {parsed} (speaks=…, --speak restricts the protocols)"
+        )
     if not open_to_strangers:
         check_exposure(parsed, token)
     if token is not None:

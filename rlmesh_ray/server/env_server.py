@@ -8,7 +8,7 @@ from typing import Self
 
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.envs.source import HostedEnv, make_source
-from rlmesh_ray.options import require_seconds
+from rlmesh_ray.options import require_flag, require_seconds
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import TlsSource
 from rlmesh_ray.server.dialects import (
@@ -123,6 +123,7 @@ class EnvServer:
         endpoint_id: str | None = None,
     ) -> None:
         require_seconds("step_grace_s", step_grace_s, may_be_zero=True)
+        require_flag("shared_memory", shared_memory)
         self._step_grace_s = step_grace_s
         self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)

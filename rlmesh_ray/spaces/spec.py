@@ -51,6 +51,10 @@ class BoxSpec:
         object.__setattr__(self, "low", _shortened(self.low, item_bytes))
         object.__setattr__(self, "high", _shortened(self.high, item_bytes))
 
+    def __repr__(self) -> str:
+        low, high = (_bounds_text(each, self.dtype) for each in (self.low, self.high))
+        return f"BoxSpec(shape={self.shape}, dtype={self.dtype!r}, low={low}, high={high})"
+
     def bounds(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
         """Return ``(low, high)`` as read-only arrays of ``shape`` and ``dtype``."""
         return self._array(self.low), self._array(self.high)
@@ -61,6 +65,14 @@ class BoxSpec:
         if len(array) == 1:
             return np.broadcast_to(array[0], self.shape)
         return array.reshape(self.shape)
+
+
+def _bounds_text(bounds: bytes, dtype: str) -> str:
+    """Return bounds as numbers, few of them where they are many."""
+    values = np.frombuffer(bounds, np.dtype(dtype).newbyteorder("<"))
+    if len(values) == 1:
+        return str(values[0].item())
+    return np.array2string(values, separator=", ", threshold=8, edgeitems=2)
 
 
 def _shortened(bounds: bytes, item_bytes: int) -> bytes:

@@ -609,6 +609,13 @@ def test_an_error_is_all_that_a_process_says(
             ["max_message_bytes=9", "from 65536"],
         ),
         (["serve-env", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
+        (["serve-env", "./mine:make"], ["without folder and without .py"]),
+        (
+            ["serve-env", "CartPole-v1", "--address", "dm_env_rpc://127.0.0.1:0"],
+            ["dm_env_rpc://127.0.0.1:0", "write 127.0.0.1:0", "--speak"],
+        ),
+        (["serve-model", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
+        (["inspect", "own_policy.onnx"], ["is not an address", "serve-model own_policy.onnx"]),
         (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
     ],
 )

@@ -1,6 +1,8 @@
 """Remote environments are gymnasium's: its checker and its wrappers take them for their own."""
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -8,7 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import (
     DictInfoToList,
     NormalizeObservation,
@@ -17,6 +20,7 @@ from gymnasium.wrappers.vector import (
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
 from rlmesh_ray.errors import (
+    AddressError,
     ConfigurationError,
     ConformanceError,
     ContractMismatchError,
@@ -185,6 +189,8 @@ def test_a_closed_session_says_so_although_a_step_is_pending(remote: RemoteVecto
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"seed": "a"}, "seed='a' must be a whole number"),
         ({"seed": [1, None]}, "seed has 2 entries; give one a lane"),
+        ({"seed": -1}, "seed=-1 must be 0 or more"),
+        ({"seed": [1, -2, None]}, "seed=-2 must be 0 or more"),
         ({"seed": [1, 1.7, 2]}, "seed=1.7 must be a whole number"),
         ({"options": 5}, "options=5 must be a mapping"),
         ({"options": ["gravity"]}, "options=.* must be a mapping"),
@@ -228,6 +234,73 @@ def test_the_first_reset_draws_for_lanes_without_a_seed(remote: RemoteVectorEnv)
     again, _ = remote.reset(seed=[1, None, None])
     np.testing.assert_array_equal(again[0], first[0])
     assert not np.array_equal(again[1], first[1])
+
+
+class Unmasked(VectorEnv[Any, Any, Any]):
+    """Draws its observations, in each lane from the lane's seed; knows nothing of reset_mask."""
+
+    def __init__(self) -> None:
+        self.num_envs = 2
+        self.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
+        self.single_observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float64)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, 2)
+        self.action_space = batch_space(self.single_action_space, 2)
+        self.generators = [np.random.default_rng(lane) for lane in range(2)]
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        for lane, own in enumerate(seed or ()):
+            if own is not None:
+                self.generators[lane] = np.random.default_rng(own)
+        return np.array([[one.random()] for one in self.generators]), {}
+
+
+def test_a_vector_that_ignores_masks_gets_drawn_seeds_where_some_are_missing() -> None:
+    expected = np.random.default_rng(1).random()
+    with (
+        EnvServer(Unmasked) as server,
+        contextlib.closing(RemoteVectorEnv(server.address)) as env,
+    ):
+        observations = [env.reset(seed=[1, None])[0] for _ in range(4)]
+        resets = server.statistics().resets
+        env.reset(seed=[1, None])
+
+        assert server.statistics().resets == resets + 1  # it is known by now
+    assert [one[0, 0] for one in observations] == [expected] * 4
+    assert len({one[1, 0] for one in observations}) == 4
+
+
+def test_what_no_option_is_called_leaves_nothing_to_close() -> None:
+    with pytest.raises(TypeError, match="timeout"):
+        RemoteVectorEnv("127.0.0.1:1", timeout=3)  # type: ignore[call-arg]
+    RemoteVectorEnv.__new__(RemoteVectorEnv).__del__()  # as after that
+
+
+def test_whether_memory_is_shared_is_no_word() -> None:
+    with pytest.raises(ConfigurationError, match="shared_memory='foo' must be True, False or None"):
+        RemoteVectorEnv("127.0.0.1:1", shared_memory="foo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="shared_memory='foo' must be True or False"):
+        EnvServer("CartPole-v1", shared_memory="foo")  # type: ignore[arg-type]
+
+
+def test_a_single_environment_takes_no_seed_below_0() -> None:
+    with EnvServer("CartPole-v1") as server, RemoteEnv(server.address) as env:
+        with pytest.raises(ConfigurationError, match="seed=-1 must be 0 or more"):
+            env.reset(seed=-1)
+        assert server.statistics().resets == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("CartPole-v1", "an environment is served first: rlmesh-ray serve-env CartPole-v1"),
+        ("some/net.onnx", "a policy is served first: rlmesh-ray serve-model some/net.onnx"),
+        (str(Path(__file__).parent), "a policy is served first: rlmesh-ray serve-model /"),
+    ],
+)
+def test_what_is_no_address_yet_is_named_with_what_makes_it_one(name: str, remedy: str) -> None:
+    with pytest.raises(AddressError, match=remedy):
+        evaluate(name, "127.0.0.1:1", episodes=1)
 
 
 class Named(gymnasium.Env[Any, Any]):

@@ -1,5 +1,6 @@
 """Whatever the autoreset mode of an endpoint, its lanes can be driven as if it were SAME_STEP."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.spaces.infos import lane_info
 from rlmesh_ray.testing.equality import assert_identical
+from tests.ray.multi_agent_worlds import Climb
 
 NUM_STEPS = 60
 
@@ -122,6 +124,15 @@ def test_an_endpoint_that_resets_all_lanes_at_once_is_refused_with_the_remedy() 
         with pytest.raises(ConfigurationError, match="serve-env --autoreset disabled, or have"):
             require_same_step(env)
         env.close()
+
+
+def test_lanes_of_several_agents_are_refused_with_the_agents_and_the_remedy() -> None:
+    with (
+        EnvServer(Climb) as server,
+        contextlib.closing(RemoteVectorEnv(server.address)) as env,
+        pytest.raises(ConfigurationError, match=r"holds several agents \('first', 'second'\)"),
+    ):
+        require_same_step(env)
 
 
 class Forgetful(SyncVectorEnv):

@@ -87,6 +87,19 @@ def test_what_is_no_source_of_environments_is_refused(env: Any) -> None:
         configure(ppo(), env)
 
 
+@pytest.mark.parametrize(
+    ("config", "env", "words"),
+    [
+        (PPOConfig, "h:1", r"PPOConfig is a class, and no config; give PPOConfig\(\)"),
+        ({}, "h:1", r"\{\} is no AlgorithmConfig of RLlib; give one, such as PPOConfig\(\)"),
+        ("h:1", PPOConfig(), r"the arguments are swapped: write configure\(config, env\)"),
+    ],
+)
+def test_what_is_no_config_is_refused_with_what_is(config: Any, env: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        configure(config, env)
+
+
 def test_an_instance_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigurationError, match="served by EnvServer"):
         configure(ppo(), gymnasium.make("CartPole-v1"))  # type: ignore[arg-type]

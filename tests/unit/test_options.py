@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import require_count, require_seconds, whole
+from rlmesh_ray.options import require_count, require_flag, require_seconds, whole, whole_seed
 
 
 @pytest.mark.parametrize("value", [0, -3, np.int64(4), 10**30])
@@ -21,6 +21,24 @@ def test_a_whole_number_becomes_a_plain_integer(value: Any) -> None:
 def test_what_is_no_whole_number_is_named(value: object) -> None:
     with pytest.raises(ConfigurationError, match=r"^seed=.* must be a whole number$"):
         whole("seed", value)
+
+
+def test_a_seed_is_a_whole_number_from_zero_on() -> None:
+    assert whole_seed(np.int64(0)) == 0
+    with pytest.raises(ConfigurationError, match=r"^seed=-1 must be 0 or more$"):
+        whole_seed(-1)
+    with pytest.raises(ConfigurationError, match=r"^seed='1' must be a whole number$"):
+        whole_seed("1")
+
+
+def test_a_flag_is_true_or_false_and_perhaps_none() -> None:
+    require_flag("fast", True)
+    require_flag("fast", None, may_be_none=True)
+    with pytest.raises(ConfigurationError, match=r"^fast='foo' must be True, False or None$"):
+        require_flag("fast", "foo", may_be_none=True)
+    for value in (None, 1):
+        with pytest.raises(ConfigurationError, match=rf"^fast={value} must be True or False$"):
+            require_flag("fast", value)
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.5, "1", True, None, math.nan])

@@ -5,9 +5,11 @@ import gymnasium.spaces as gs
 import numpy as np
 import pytest
 
-from rlmesh_ray.cli.describe import contract_facts, contract_json, space_json
+from rlmesh_ray.cli.describe import contract_facts, contract_json, next_commands, space_json
+from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.multi_agent import agent_keys, describe_agents, lane_observation
 from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, TupleSpec
 
 SPACES: list[gs.Space[Any]] = [
@@ -59,3 +61,19 @@ def test_a_contract_is_told_to_both() -> None:
     assert contract_json(contract)["autoreset_mode"] == "NextStep"
     assert contract_json(contract)["render_mode"] is None
     assert contract_facts(contract)["action"] == "Discrete 0…1"
+    assert "agents" not in contract_facts(contract)
+    assert next_commands(contract, "h:1") == ["inspect h:1", "train h:1"]
+
+
+def test_several_agents_are_told_with_what_they_see_and_do() -> None:
+    by_agent = DictSpec((("0", DiscreteSpec(2)), ("1", DiscreteSpec(3))))
+    metadata = {MULTI_AGENT: describe_agents(agent_keys((0, 1)))}
+    observation = lane_observation(by_agent)
+    mode = AutoresetMode.NEXT_STEP
+    contract = EnvContract("Duel", observation, by_agent, 2, mode, metadata=metadata)
+
+    facts = contract_facts(contract)
+
+    assert facts["agents"] == "0, 1"
+    assert facts["observation"] == facts["action"] == "0: Discrete 0…1\n1: Discrete 0…2"
+    assert next_commands(contract, "h:1") == ["inspect h:1"]  # train refuses them

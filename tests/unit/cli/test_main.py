@@ -21,6 +21,13 @@ def test_without_a_command_it_shows_all_of_them(capsys: Capture) -> None:
     assert all(command in text for command in COMMANDS)
 
 
+def test_a_wrong_choice_is_told_in_plain_words(capsys: Capture) -> None:
+    assert main(["serve-env", "CartPole-v1", "--validation", "foo"]) == 2
+
+    text = " ".join(capsys.readouterr().err.split())
+    assert "Invalid value for '--validation': 'foo' is not one of" in text
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
     assert main([command, "--help"]) == 0

@@ -53,4 +53,4 @@ def test_one_line_says_what_an_endpoint_does() -> None:
     errors = {"INTERNAL": 1, "TIMEOUT": 2}
     now = replace(before, uptime_s=12.0, lane_steps=4500, sessions=sessions, errors=errors)
 
-    assert serving.summary(before, now) == "2 open of 7 sessions, 2,000 steps/s, 3 errors"
+    assert serving.summary(before, now) == "2 sessions open (7 so far), 2,000 steps/s, 3 errors"

@@ -22,9 +22,16 @@ def contract(*agents: Any) -> EnvContract:
 def test_the_error_about_an_action_names_the_agents_and_what_can_be_used() -> None:
     error = naming_agents(ERROR, contract("a", ("car", 1)))
 
-    assert str(error).startswith("value: has no key 'a'; the action of a lane has an entry for")
+    assert str(error).startswith("value: has no key 'a'; the action of a lane is a dict")
     assert "holds several agents ('a', ('car', 1)); use RLlib's multi-agent runner" in str(error)
+    assert "with an entry for each agent, under the keys 'a', 'car_1': each lane" in str(error)
     assert (error.kind, error.path, error.lane) == ("structure", "", 1)
+
+
+def test_the_keys_of_agents_that_are_numbers_are_shown_as_strings() -> None:
+    error = naming_agents(ERROR, contract(0, 1))
+
+    assert "under the keys '0', '1': each lane of Duel holds several agents (0, 1);" in str(error)
 
 
 def test_the_error_of_a_lane_with_one_agent_stays_as_it_is() -> None:

@@ -182,6 +182,37 @@ def test_at_least_one_lane_is_needed(num_envs: int) -> None:
         make_source("CartPole-v1", num_envs)
 
 
+@pytest.mark.parametrize("num_envs", ["4", 2.5, None])
+def test_the_number_of_lanes_is_a_whole_number(num_envs: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^num_envs=.* must be a whole number$"):
+        make_source("CartPole-v1", num_envs)
+
+
+@pytest.mark.parametrize("env_kwargs", [[1], "gravity", {1: 1}, 0])
+def test_keyword_arguments_are_a_mapping_with_names(env_kwargs: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^env_kwargs=.* must be a mapping from names"):
+        make_source("CartPole-v1", env_kwargs=env_kwargs)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ":", ":make", "mymod:", "mymod:make:x", "./mymod:make", "mymod.py:make", "a-b:c"]
+)
+def test_what_cannot_name_an_environment_is_refused_with_the_forms_that_can(name: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make_source(name)
+
+    assert str(refused.value).startswith(
+        f"{name!r} names no environment; write module:factory, without folder and without .py, or "
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "ALE/Pong-v5", "my.mod:Env-v0", "ale_py:ALE/Pong-v5", "my.mod:A.make"]
+)
+def test_ids_and_factories_are_looked_for_where_they_will_run(name: str) -> None:
+    assert make_source(name).description == name
+
+
 def test_what_is_no_environment_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cannot host 5; give a Gymnasium id"):
         make_source(5)  # type: ignore[arg-type]
