@@ -13,8 +13,12 @@ from rlmesh_ray.rllib.sampler import Sampler
 from rlmesh_ray.spaces.contract import EnvContract
 
 
-def require_config(config: object, env: object) -> None:
+def require_config(config: object, env: object = None) -> None:
     """Make sure that ``configure`` has got an AlgorithmConfig.
+
+    Args:
+        config: Its first argument.
+        env: Its second one, which may be the config.
 
     Raises:
         ConfigurationError: It has not, or one of RLlib's old API stack.

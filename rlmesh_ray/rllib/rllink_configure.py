@@ -12,6 +12,7 @@ from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.rllib.capacity import capacity_warnings
+from rlmesh_ray.rllib.checks import require_config
 from rlmesh_ray.rllib.learner_threads import thread_warnings
 from rlmesh_ray.rllib.recording import require_recordable
 from rlmesh_ray.rllib.rllink_env_runner import RLMeshRLlinkEnvRunner
@@ -152,10 +153,7 @@ def _warn(config: AlgorithmConfig) -> None:
 
 
 def _require_what_simulators_can_do(config: AlgorithmConfig) -> None:
-    if not config.enable_env_runner_and_connector_v2:
-        raise ConfigurationError(
-            "this config is of RLlib's old API stack; leave api_stack() at its defaults"
-        )
+    require_config(config)
     if config.is_multi_agent:
         raise ConfigurationError("RLlink has one agent an episode; leave out multi_agent()")
     for kind in ("env_to_module", "module_to_env"):

@@ -295,6 +295,7 @@ def test_a_single_environment_takes_no_seed_below_0() -> None:
     [
         ("CartPole-v1", "an environment is served first: rlmesh-ray serve-env CartPole-v1"),
         ("some/net.onnx", "a policy is served first: rlmesh-ray serve-model some/net.onnx"),
+        ("runs/x/checkpoint", "a policy is served first: rlmesh-ray serve-model runs/x/checkpoint"),
         (str(Path(__file__).parent), "a policy is served first: rlmesh-ray serve-model /"),
     ],
 )

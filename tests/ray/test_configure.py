@@ -32,7 +32,7 @@ from rlmesh_ray.errors import (
     EndpointError,
     EnvStartError,
 )
-from rlmesh_ray.rllib import RLMeshEnvRunner, configure
+from rlmesh_ray.rllib import RLMeshEnvRunner, configure, configure_rllink
 from rlmesh_ray.rllib.endpoints import endpoint_cpus
 from rlmesh_ray.rllib.patience import Patience
 from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
@@ -98,6 +98,14 @@ def test_what_is_no_source_of_environments_is_refused(env: Any) -> None:
 def test_what_is_no_config_is_refused_with_what_is(config: Any, env: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         configure(config, env)
+
+
+def test_simulators_of_a_config_that_is_none_are_refused_likewise() -> None:
+    space: Any = gymnasium.spaces.Discrete(2)
+    config: Any = PPOConfig
+
+    with pytest.raises(ConfigurationError, match=r"give PPOConfig\(\)"):
+        configure_rllink(config, observation_space=space, action_space=space)
 
 
 def test_an_instance_is_refused_with_the_remedy() -> None:
