@@ -20,7 +20,8 @@ def describe(error: BaseException) -> tuple[str, str]:
         # Not isinstance: what Ray raises derives from both, and its text is a traceback.
         if type(inner).__module__ == RlmeshError.__module__:
             kind = type(inner)
-            return _one_line(_PEERS.get(kind, "") + str(inner)), kind.__name__
+            hint = " (--debug shows its traceback)" if getattr(inner, "debug_info", "") else ""
+            return _one_line(_PEERS.get(kind, "") + str(inner) + hint), kind.__name__
     name = type(error).__name__
     return _one_line(f"unexpected {name}: {error} (--debug shows where)"), name
 
@@ -28,9 +29,11 @@ def describe(error: BaseException) -> tuple[str, str]:
 def trace(error: BaseException) -> str:
     """Return the traceback, and what the other side told of its own."""
     parts = ["".join(traceback.format_exception(error))]
+    told = set()  # the last error of an environment that fails again and again tells it, too
     for inner in _chain(error):
         remote = getattr(inner, "debug_info", "") or getattr(inner, "traceback_text", "")
-        if remote:
+        if remote and remote not in told:
+            told.add(remote)
             parts.append(f"The other process reports:\n{remote}")
     return "\n".join(parts)
 

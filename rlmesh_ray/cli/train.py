@@ -1,6 +1,7 @@
 """``rlmesh-ray train``: an RLlib algorithm over endpoints."""
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -373,7 +374,9 @@ def _tell(
     console.facts(
         "interrupted; what was trained so far is kept" if is_interrupted else title,
         {
-            "mean return": f"{last.return_mean:.1f}",
+            "mean return": "none: no episode has ended"
+            if math.isnan(last.return_mean)
+            else f"{last.return_mean:.1f}",
             "env steps": f"{last.env_steps:,} in {last.iteration} iterations",
             "time": words(last.wall_s),
             "checkpoint": checkpoint,

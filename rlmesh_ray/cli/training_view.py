@@ -28,6 +28,7 @@ class TrainingView:
         self._goal = goal
         self._samples: list[Sample] = []
         self._sessions_lost = 0
+        self._is_failure_told = False
         self._status: Status | None = None
         if console.people.is_terminal:
             self._status = console.people.status("first iteration …")
@@ -88,6 +89,14 @@ class TrainingView:
             f"{progress.iteration:>9} {progress.env_steps:>11,} {progress.env_steps_per_s:>8,.0f} "
             f"{mean:>9} {words(progress.wall_s):>12} {words(left_s):>12}"
         )
+        if progress.first_failure and not self._is_failure_told:
+            self._is_failure_told = True
+            message = (
+                f"{progress.first_failure}; episodes that this cuts short count as truncated, and "
+                "are not in the mean return; more failures are not shown here: --debug shows all"
+            )
+            self._console.event("warning", message=message)
+            self._console.say(message, style="yellow")
         if progress.sessions_lost > self._sessions_lost:
             self._sessions_lost = progress.sessions_lost
             self._console.say(

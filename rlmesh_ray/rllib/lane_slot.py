@@ -85,7 +85,7 @@ class LaneSlot:
     ) -> None:
         self.lanes = lanes
         self.phase = Phase.OPENING
-        self.patience = Patience()
+        self.patience = Patience(num_lanes=len(lanes))
         self._open_group = open_group
         self._arrivals = arrivals
         self._group: Group | None = None

@@ -41,6 +41,8 @@ class LostAndMoved(EnvRunner):
     _interrupted: list[Any]
     """Episodes that were cut short in this call of ``sample``."""
     _has_discarded = False
+    first_failure = ""
+    """What first cut episodes short in this runner, and in which lanes; empty: nothing has."""
     broken_environment: RemoteEnvError | None = None
     """Why the last call of ``sample`` gave up; see ``raise_for_broken_environment``."""
 
@@ -81,16 +83,15 @@ class LostAndMoved(EnvRunner):
             self.metrics.log_value(key, num_cut, reduce="lifetime_sum")
         others_work = any(other.slot.phase is not Phase.OPENING for other in self._lanes)
         delay_s = slot.patience.failed(error, time.monotonic(), others_work=others_work)
-        num_raised = slot.patience.num_raised
+        num_raised = slot.patience.num_env_failures
         if delay_s is None:
-            # Whoever calls again gets another try.
-            slot.patience.succeeded()
-            slot.patience.finished_episode()
+            self._allow_another_try(slot)
             slot.reopen(0.0)
             if isinstance(error, RemoteEnvError) and num_raised > 1:
                 self.broken_environment = _broken(error, num_raised)
                 raise self.broken_environment from error
             raise error
+        self.first_failure = self.first_failure or f"{_lanes_of(slot)}: {error}"
         _LOG.warning(
             "worker %s, lanes %d to %d: %s; a new session is opened in %.2g s (failure %d)",
             self.worker_index,
@@ -121,19 +122,20 @@ class LostAndMoved(EnvRunner):
 
     # --- steps that cannot be used ----------------------------------------------------------
 
-    def _count_discarded(self, lanes: Lanes, discarded: Mapping[int, str], *, is_all: bool) -> None:
+    def _count_discarded(self, lanes: Lanes, discarded: Mapping[int, str]) -> None:
         """Count episodes that end before a step which must not reach a learner.
 
         Args:
             lanes: Of which slot.
             discarded: By its lanes: why.
-            is_all: Whether nothing else came with that step.
 
         Raises:
-            RemoteEnvError: That has happened too often without anything else.
+            RemoteEnvError: That has happened too often since an episode was finished.
         """
         row, cause = next(iter(discarded.items()))
-        lane = lanes.slot.lanes[row]
+        slot = lanes.slot
+        lane = slot.lanes[row]
+        self.first_failure = self.first_failure or f"lane {lane}: {cause}"
         key = NUM_EPISODES_INTERRUPTED_LIFETIME
         self.metrics.log_value(key, len(discarded), reduce="lifetime_sum")
         if not self._has_discarded:
@@ -146,15 +148,22 @@ class LostAndMoved(EnvRunner):
                 cause,
                 key,
             )
-        patience = lanes.slot.patience
-        if is_all and patience.has_discarded():
-            num_steps = patience.num_failures
-            patience.succeeded()  # the next call of ``sample`` tries again
-            raise unusable_step(
+        if slot.patience.discarded(len(discarded)):
+            num_discarded = slot.patience.num_discarded
+            self._allow_another_try(slot)
+            have = "have" if len(slot.lanes) > 1 else "has"
+            self.broken_environment = unusable_step(
                 lane,
-                f"{cause}, in {num_steps} steps in a row, and none of these brought another lane "
-                "anything; mend the environment",
+                f"{cause}; {_lanes_of(slot)} {have} lost {num_discarded} episodes that way since "
+                "one last finished; mend the environment",
             )
+            raise self.broken_environment
+
+    @staticmethod
+    def _allow_another_try(slot: LaneSlot) -> None:
+        """Forget the failures of a slot that is given up: the next ``sample`` may go on with it."""
+        slot.patience.succeeded()
+        slot.patience.finished_episode()
 
     # --- moves ---------------------------------------------------------------------------
 
@@ -191,13 +200,17 @@ class LostAndMoved(EnvRunner):
         slot.reopen(0.0, in_background=True)
 
 
+def _lanes_of(slot: LaneSlot) -> str:
+    first, last = slot.lanes.start, slot.lanes.stop - 1
+    return f"lane {first}" if first == last else f"lanes {first} to {last}"
+
+
 def _broken(error: RemoteEnvError, num_raised: int) -> RemoteEnvError:
     """Return the error of an environment that fails again and again."""
     return RemoteEnvError(
         error.code,
         f"{error.message}; this environment has failed {num_raised} times since it last finished "
-        "an episode, and this is the last error; mend it (the traceback is in the endpoint's log "
-        "and in debug_info)",
+        "an episode, and this is the last error; mend it (the endpoint's log has the traceback)",
         error.is_recoverable,
         error.debug_info,
         error.interrupted_episodes,
@@ -232,8 +245,9 @@ def raise_for_broken_environment(*, algorithm: Algorithm, result: dict[str, Any]
     Raises:
         RemoteEnvError: The environment fails again and again.
     """
-    sampled = result.get(ENV_RUNNER_RESULTS, {}).get(NUM_ENV_STEPS_SAMPLED)
-    if sampled or algorithm.env_runner_group is None:
+    # Not a number where nothing has come since the last iteration.
+    sampled = result.get(ENV_RUNNER_RESULTS, {}).get(NUM_ENV_STEPS_SAMPLED, 0)
+    if sampled > 0 or algorithm.env_runner_group is None:
         return
     errors = algorithm.env_runner_group.foreach_env_runner(
         _broken_environment_of, local_env_runner=False, healthy_only=False, timeout_seconds=_ASK_S

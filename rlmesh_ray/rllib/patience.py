@@ -30,18 +30,23 @@ class Patience:
 
     An endpoint that is away is tried again for some time, at growing intervals; the first try
     comes at once. An environment that raises is tried ten times until it finishes an episode: it
-    may be worn out, and another try makes a new one, or it may be broken for good.
+    may be worn out, and another try makes a new one, or it may be broken for good. An error costs
+    all lanes their episodes; episodes that are discarded lane by lane count just as much.
 
     Args:
         give_up_after_s: How long an endpoint may stay away.
+        num_lanes: Lanes that share the environment's failures.
     """
 
-    def __init__(self, give_up_after_s: float = _GIVE_UP_AFTER_S) -> None:
+    def __init__(self, give_up_after_s: float = _GIVE_UP_AFTER_S, num_lanes: int = 1) -> None:
         self._give_up_after_s = give_up_after_s
+        self._num_lanes = num_lanes
         self.num_failures = 0
         """Failures since the last success."""
         self.num_raised = 0
-        """Those of the environment since it finished an episode."""
+        """Errors of the environment since it finished an episode."""
+        self.num_discarded = 0
+        """Episodes since then that ended before a step which cannot be used."""
         self._since_s: float | None = None
 
     def succeeded(self) -> None:
@@ -52,6 +57,12 @@ class Patience:
     def finished_episode(self) -> None:
         """Note that the environment has finished an episode."""
         self.num_raised = 0
+        self.num_discarded = 0
+
+    @property
+    def num_env_failures(self) -> int:
+        """Failures of the environment since it finished an episode, of all lanes each."""
+        return self.num_raised + self.num_discarded // self._num_lanes
 
     def failed(
         self, error: RlmeshError, now_s: float, *, others_work: bool = False
@@ -70,17 +81,22 @@ class Patience:
             return None
         if not isinstance(error, EndpointError):
             self.num_raised += 1
-            if self.num_raised > _MAX_ENV_FAILURES:
+            if self._has_enough:
                 return None
             return _delay_s(_ENV_DELAY_S, self.num_raised)
         if now_s - self._since_s > self._give_up_after_s and not others_work:
             return None
         return _delay_s(_FIRST_DELAY_S, self.num_failures)
 
-    def has_discarded(self) -> bool:
-        """Note a step of which nothing could be used; return whether that happened too often."""
-        self.num_failures += 1
-        return self.num_failures > _MAX_ENV_FAILURES
+    def discarded(self, num_episodes: int) -> bool:
+        """Note episodes that ended before an unusable step; return whether to give up."""
+        self.num_discarded += num_episodes
+        return self._has_enough
+
+    @property
+    def _has_enough(self) -> bool:
+        num_lost = self.num_raised * self._num_lanes + self.num_discarded
+        return num_lost > _MAX_ENV_FAILURES * self._num_lanes
 
 
 def _delay_s(first_s: float, num_tries: int) -> float:

@@ -40,8 +40,8 @@ class SlotRunner(LostAndMoved):
     neither as episodes nor in their mean return. A new session is opened, at the endpoint's new
     address if it has restarted, while the other sessions go on. Where all endpoints are away,
     ``sample`` returns what it has after half of ``sample_timeout_s``. An error leaves it only when
-    an environment has raised ten times in a row, when all endpoints have been away for two
-    minutes, or when another try would be pointless; RLlib ends the actor then.
+    an environment has failed ten times without finishing an episode, when all endpoints have been
+    away for two minutes, or when another try would be pointless; RLlib ends the actor then.
 
     A session that its directory asks to move, since the fleet grows or shrinks, is opened elsewhere
     when ``sample`` ends. Its episodes are cut in the same way, but that is no failure.
@@ -234,13 +234,12 @@ class SlotRunner(LostAndMoved):
         if phase is Phase.STEPPING:
             num_before, num_over = self._quota.timesteps, self._quota.episodes
             self._add_steps(lanes, arrival.batch)
-            is_none = self._quota.timesteps == num_before
-            if arrival.batch.discarded:
-                self._count_discarded(lanes, arrival.batch.discarded, is_all=is_none)
-            if not is_none:
+            if self._quota.timesteps > num_before:
                 slot.patience.succeeded()
             if self._quota.episodes > num_over:
                 slot.patience.finished_episode()
+            if arrival.batch.discarded:
+                self._count_discarded(lanes, arrival.batch.discarded)
         else:
             self._add_resets(lanes, arrival.batch)
 

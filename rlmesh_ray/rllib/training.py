@@ -19,6 +19,9 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.lost_and_moved import NUM_EPISODES_INTERRUPTED_LIFETIME
+
+_ASK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class Progress:
     """Since the beginning."""
     sessions_lost: int
     """Since the beginning; with each, running episodes were cut short, and new ones begun."""
+    first_failure: str = ""
+    """What first cut episodes short in one of the runners, and in which lanes; empty: nothing has.
+    """
 
 
 def train(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -86,7 +92,14 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     try:
         is_done = False
         while not is_done:
-            last = _progress(algorithm.train(), returns, last, time.perf_counter() - start_s)
+            result = algorithm.train()
+            last = _progress(
+                result,
+                returns,
+                last,
+                time.perf_counter() - start_s,
+                last.first_failure or _first_failure(algorithm, result),
+            )
             is_done = (
                 (stop_return is not None and last.return_mean >= stop_return)
                 or (stop_iters is not None and last.iteration >= stop_iters)
@@ -157,8 +170,26 @@ class _RecentReturns:
         return sum(count * mean for count, mean in self._iterations) / total
 
 
+def _first_failure(algorithm: Any, result: dict[str, Any]) -> str:
+    """Return what first cut episodes short in one of the runners; empty: nothing has."""
+    if not result.get(ENV_RUNNER_RESULTS, {}).get(NUM_EPISODES_INTERRUPTED_LIFETIME):
+        return ""
+    causes = algorithm.env_runner_group.foreach_env_runner(
+        _first_failure_of, healthy_only=True, timeout_seconds=_ASK_S
+    )
+    return next(filter(None, causes), "")
+
+
+def _first_failure_of(runner: Any) -> str:
+    return getattr(runner, "first_failure", "")  # not every runner is ours
+
+
 def _progress(
-    result: dict[str, Any], returns: _RecentReturns, last: Progress, wall_s: float
+    result: dict[str, Any],
+    returns: _RecentReturns,
+    last: Progress,
+    wall_s: float,
+    first_failure: str,
 ) -> Progress:
     runners = result.get(ENV_RUNNER_RESULTS, {})
     episodes = int(runners.get(NUM_EPISODES_LIFETIME, last.episodes))
@@ -173,4 +204,5 @@ def _progress(
         episodes=episodes,
         wall_s=wall_s,
         sessions_lost=int(runners.get(NUM_ENV_STEP_FAILURES_LIFETIME, last.sessions_lost)),
+        first_failure=first_failure,
     )

@@ -128,6 +128,14 @@ class Bottomless(Ramp):
         return observation, np.nan, *rest
 
 
+class Collapsing(Ramp):
+    """Gives a reward that is not finite in the second step of each episode."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, np.nan if self.steps == 2 else reward, *rest
+
+
 class Ladder(gymnasium.Env[Any, Any]):
     """Observes the rung that it was last set to."""
 

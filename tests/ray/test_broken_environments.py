@@ -1,5 +1,8 @@
 """Environments that fail again and again end the training with what they raise."""
 
+import contextlib
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -97,6 +100,21 @@ def test_training_ends_with_the_error_of_its_remote_runners() -> None:
             with pytest.raises(RemoteEnvError, match=OFTEN):
                 algorithm.train()
         algorithm.stop()
+
+
+@pytest.mark.parametrize(("sampled", "gives_up"), [(0, True), (math.nan, True), (8, False)])
+def test_an_iteration_without_steps_ends_the_training_also_after_others(
+    sampled: float, gives_up: bool
+) -> None:
+    error = RemoteEnvError("INTERNAL", "it failed 11 times", False)
+    group = SimpleNamespace(foreach_env_runner=lambda *_, **__: [None, error])
+    algorithm: Any = SimpleNamespace(env_runner_group=group)
+    raised = pytest.raises(RemoteEnvError) if gives_up else contextlib.nullcontext()
+
+    with raised:
+        raise_for_broken_environment(
+            algorithm=algorithm, result={"env_runners": {"num_env_steps_sampled": sampled}}
+        )
 
 
 def mine(**_: Any) -> None: ...

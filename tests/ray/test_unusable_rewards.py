@@ -20,7 +20,14 @@ from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
 from tests.ray.lost_endpoints import assert_unbroken
 from tests.ray.multi_agent_worlds import Climb, Precipice
-from tests.ray.ramps import Bottomless, Slippery, SlipperyChoice, slippery_ramps
+from tests.ray.ramps import (
+    Bottomless,
+    Collapsing,
+    Ramp,
+    Slippery,
+    SlipperyChoice,
+    slippery_ramps,
+)
 
 
 def nothing(**_: Any) -> None: ...
@@ -99,12 +106,34 @@ def test_connectors_see_the_last_observation_of_such_an_episode_once(
         np.testing.assert_array_equal(seen, seen[0] + np.arange(len(chunk) + 1))
 
 
-def test_an_environment_that_gives_nothing_else_ends_sampling_with_the_cause() -> None:
-    with EnvServer(Bottomless, num_envs=2) as server:
-        runner = runner_of(server, PPOConfig())
-        with pytest.raises(RemoteEnvError, match="gave nan as a reward, in 11 steps in a row"):
-            runner.sample(num_timesteps=50)
+def sample_often(runner: Any) -> None:
+    for _ in range(100):
+        runner.sample(num_timesteps=4)
+
+
+OFTEN = (
+    r"lane \d: the environment gave nan as a reward; lanes 0 to 1 have lost 2[12] episodes "
+    "that way since one last finished"
+)
+
+
+@pytest.mark.parametrize("as_arrays", [True, False])
+@pytest.mark.parametrize("env", [Bottomless, Collapsing])
+def test_an_environment_that_finishes_no_episode_for_it_ends_sampling_with_the_cause(
+    env: type[Ramp], as_arrays: bool
+) -> None:
+    config = PPOConfig() if as_arrays else PPOConfig().callbacks(on_episode_step=nothing)
+    with EnvServer(env, num_envs=2) as server:
+        runner = runner_of(server, config)
+        with pytest.raises(RemoteEnvError, match=OFTEN) as caught:
+            sample_often(runner)
+        given_up = runner.broken_environment
+        with pytest.raises(RemoteEnvError, match=OFTEN):
+            runner.sample(num_timesteps=1000)  # another call is another try
         runner.stop()
+
+    assert given_up is caught.value
+    assert "lane 0: the environment gave nan as a reward" in runner.first_failure
 
 
 def test_several_agents_lose_the_step_together() -> None:

@@ -5,6 +5,7 @@ from rlmesh_ray.errors import (
     AddressError,
     EndpointUnreachableError,
     EnvStartError,
+    RemoteEnvError,
     RemoteModelError,
 )
 
@@ -72,3 +73,19 @@ def test_the_trace_holds_what_the_other_process_told(error: Exception) -> None:
 
     assert type(error).__name__ in text
     assert text.endswith("The other process reports:\nremote line 7")
+
+
+def test_what_several_errors_of_a_chain_were_told_is_shown_once() -> None:
+    first = RemoteEnvError("INTERNAL", "it failed", True, "remote line 7")
+    last = RemoteEnvError("INTERNAL", "it failed 11 times", True, "remote line 7")
+    last.__cause__ = first
+
+    assert trace(last).count("remote line 7") == 1
+
+
+def test_the_message_says_that_debug_shows_a_remote_traceback_where_there_is_one() -> None:
+    error = RemoteEnvError("INTERNAL", "it failed", True, "remote line 7")
+
+    assert describe(error)[0] == (
+        "the environment's endpoint answered INTERNAL: it failed (--debug shows its traceback)"
+    )

@@ -13,7 +13,9 @@ from rlmesh_ray.cli.training_view import TrainingView
 Capture = pytest.CaptureFixture[str]
 
 
-def progress(iteration: int, return_mean: float, sessions_lost: int = 0) -> Any:
+def progress(
+    iteration: int, return_mean: float, sessions_lost: int = 0, first_failure: str = ""
+) -> Any:
     """What rllib.training yields; the real class would bring Ray along."""
     return SimpleNamespace(
         iteration=iteration,
@@ -23,6 +25,7 @@ def progress(iteration: int, return_mean: float, sessions_lost: int = 0) -> Any:
         episodes=iteration,
         wall_s=iteration * 2.0,
         sessions_lost=sessions_lost,
+        first_failure=first_failure,
     )
 
 
@@ -66,6 +69,18 @@ def test_people_are_told_of_lost_sessions_when_there_are_more(capsys: Capture) -
         "2 session(s) lost so far",
         "3 session(s) lost so far",
     ]
+
+
+def test_the_first_failure_is_told_once(capsys: Capture) -> None:
+    failures = ["", "lane 3: it gave nan", "lane 3: it gave nan"]
+    with TrainingView(Console(is_json=True), Goal(stop_iters=3)) as view:
+        view.follow([progress(number, 1.0, 0, what) for number, what in enumerate(failures, 1)])
+
+    programs, people = capsys.readouterr()
+    assert people.count("lane 3: it gave nan; ") == 1
+    events = [json.loads(line) for line in programs.splitlines()]
+    assert [event["event"] for event in events] == ["progress", "progress", "warning", "progress"]
+    assert events[2]["message"].startswith("lane 3: it gave nan; ")
 
 
 def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

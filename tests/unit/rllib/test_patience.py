@@ -78,13 +78,32 @@ def test_an_episode_that_is_finished_gives_an_environment_all_tries_again() -> N
     assert patience.failed(RAISED, now_s=0.0) == 0.0
 
 
-def test_steps_of_which_nothing_can_be_used_are_too_many_in_a_row_after_ten() -> None:
-    patience = Patience()
-    assert not any(patience.has_discarded() for _ in range(10))
-    patience.succeeded()
-    assert not any(patience.has_discarded() for _ in range(10))
+def test_discarded_episodes_are_too_many_after_ten_in_each_lane_whatever_steps_succeed() -> None:
+    patience = Patience(num_lanes=2)
+    for _ in range(20):
+        assert patience.discarded(1) is False
+        patience.succeeded()
 
-    assert patience.has_discarded()
+    assert patience.discarded(1) is True
+    assert patience.num_discarded == 21
+
+
+def test_an_episode_that_is_finished_forgives_the_discarded_ones() -> None:
+    patience = Patience()
+    assert patience.discarded(10) is False
+    patience.finished_episode()
+
+    assert patience.discarded(10) is False
+    assert patience.discarded(1) is True
+
+
+def test_errors_of_an_environment_and_discarded_episodes_count_together() -> None:
+    patience = Patience(num_lanes=4)
+    for _ in range(5):
+        assert patience.failed(RAISED, now_s=0.0) is not None  # that costs all lanes an episode
+    assert patience.discarded(20) is False
+
+    assert patience.failed(RAISED, now_s=0.0) is None
 
 
 def test_losses_and_errors_in_turns_do_not_go_on_for_ever() -> None:

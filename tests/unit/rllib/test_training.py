@@ -47,6 +47,30 @@ def test_an_interrupted_training_ends_after_its_iteration_with_a_checkpoint(tmp_
     assert saved == [str(tmp_path)]
 
 
+def test_progress_tells_what_first_cut_episodes_short_in_any_runner() -> None:
+    asked = []
+
+    def foreach_env_runner(ask: Any, **_: Any) -> list[Any]:
+        asked.append(ask)
+        other = SimpleNamespace(first_failure="")
+        failing = SimpleNamespace(first_failure="lane 3: it gave nan")
+        return [ask(runner) for runner in (SimpleNamespace(), other, failing)]
+
+    cut = iter([0, 2, 4])
+    algorithm = SimpleNamespace(
+        train=lambda: {"env_runners": {"num_episodes_interrupted_lifetime": next(cut)}},
+        env_runner_group=SimpleNamespace(foreach_env_runner=foreach_env_runner),
+        stop=lambda: None,
+    )
+    config: Any = SimpleNamespace(build_algo=lambda: algorithm)
+
+    history = list(train(config, stop_iters=3))
+
+    told = "lane 3: it gave nan"
+    assert [progress.first_failure for progress in history] == ["", told, told]
+    assert len(asked) == 1
+
+
 def test_an_unknown_algorithm_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"'A2C' is not one of APPO, DQN, IMPALA, PPO"):
         algorithm_config("A2C")
