@@ -11,7 +11,7 @@ from rlmesh_ray.envs.commands import (
 )
 from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.protocol.episodes import Episode
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.protocol.outcomes import Failure
 from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker
@@ -117,9 +117,7 @@ class SessionLine:
         if not self._worker.is_idle:
             return False  # a request on the stream waits for the worker, with its own deadline
         timeout_ms = self._line.control.timeout_ms
-        self._overdue = self._worker.failed(
-            FailureKind.TIMEOUT, f"no result within {timeout_ms} ms"
-        )
+        self._overdue = self._worker.timed_out("no result within", timeout_ms)
         self.cut()
         self._worker.call_in_vain(DetachCommand())
         return True

@@ -94,8 +94,13 @@ class FailureLog:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def note(self, failure: Failure) -> None:
-        """Log a failure, if it is the first of its kind or the 10th, 100th, 1000th, ..."""
+    def note(self, failure: Failure, detail: str = "") -> None:
+        """Log a failure, if it is the first of its kind or the 10th, 100th, 1000th, ...
+
+        Args:
+            failure: What the client is told.
+            detail: What only the log tells, after the message.
+        """
         places = _PLACE.findall(failure.debug_info)
         kind = f"{failure.kind.name} {places[-1] if places else _NUMBER.sub('0', failure.message)}"
         if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
@@ -107,7 +112,7 @@ class FailureLog:
         )
         if count > 1 and not _is_power_of_ten(count):
             return
-        text = f"{_PREFIXES.get(failure.kind, '')}{failure.message}"
+        text = f"{_PREFIXES.get(failure.kind, '')}{failure.message}{detail}"
         if count > 1:
             text += f" (the {count}th time that this happens)"
         elif failure.debug_info:

@@ -109,7 +109,7 @@ class SessionWorker:
             self._looking.look(worker.advance)
         if not await arrives(worker, deadline.at_s):
             self._finishing = asyncio.ensure_future(self._finish(worker))
-            return self.failed(FailureKind.TIMEOUT, f"no result within {deadline.timeout_ms} ms")
+            return self.timed_out("no result within", deadline.timeout_ms)
         if is_alone:
             self._looking.learn()
         reply = await take(worker)
@@ -146,7 +146,7 @@ class SessionWorker:
                     self.process = await self._pool.replace(self.process)
         except TimeoutError:
             # It goes on finishing or starting; the next Reset finds it.
-            return self.failed(FailureKind.TIMEOUT, f"{message} {deadline.timeout_ms} ms")
+            return self.timed_out(message, deadline.timeout_ms)
         except EnvStartError as error:
             return self.failed(FailureKind.CRASHED, str(error), error.traceback_text)
         return None
@@ -157,8 +157,7 @@ class SessionWorker:
             async with asyncio.timeout_at(deadline.at_s):
                 await self._finished()
         except TimeoutError:
-            message = f"still busy with an earlier request after {deadline.timeout_ms} ms"
-            return self.failed(FailureKind.TIMEOUT, message)
+            return self.timed_out("still busy with an earlier request after", deadline.timeout_ms)
         return None
 
     def release(self, *, is_idle: bool) -> None:
@@ -178,9 +177,25 @@ class SessionWorker:
         self._report(failure)
         return failure
 
-    def _report(self, failure: Failure) -> None:
+    def timed_out(self, message: str, timeout_ms: int) -> Failure:
+        """Return the failure of a request that took longer than its limit.
+
+        The log tells also where that was, and the limit that a user of our clients has set: they
+        leave the endpoint less than that, see ``client.env_exchange.endpoint_timeout_ms``.
+        """
+        failure = Failure(FailureKind.TIMEOUT, f"{message} {timeout_ms} ms")
+        num_lanes = self.process.contract.num_envs if self.process is not None else 1
+        lanes = f"lanes 0 to {num_lanes - 1}, which step together" if num_lanes > 1 else "lane 0"
+        self._report(
+            failure,
+            f", in {lanes}, after {self.counts.num_steps} vector steps of the session (a client of "
+            f"rlmesh-ray with a limit of {timeout_ms / 900:.3g} s leaves the endpoint that long)",
+        )
+        return failure
+
+    def _report(self, failure: Failure, detail: str = "") -> None:
         with logged_as(*self._names):
-            self._pool.failures.note(failure)
+            self._pool.failures.note(failure, detail)
 
     def warn(self, message: str, *values: object) -> None:
         """Tell the log what has gone wrong in this session."""

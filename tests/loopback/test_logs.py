@@ -1,5 +1,6 @@
 """What the serving commands write to standard error for programs."""
 
+import functools
 import json
 import logging
 import os
@@ -14,8 +15,11 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
+from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.env_exchange import endpoint_timeout_ms
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
+from rlmesh_ray.testing.envs import Fault, FaultyEnv
 
 SERVE = [sys.executable, "-m", "rlmesh_ray", "serve-env", "CartPole-v1", "--json"]
 TIMEOUT_S = 60.0
@@ -109,3 +113,33 @@ def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
     assert "a value that it must not: observation: " in second
     assert "lane 0" in second
     assert "at step 2 " in second
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "lanes"), [(1, "lane 0"), (2, "lanes 0 to 1, which step together")]
+)
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_that_was_set(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    shared_memory: bool,
+    num_envs: int,
+    lanes: str,
+) -> None:
+    caplog.set_level(logging.ERROR, "rlmesh_ray.server")
+    hangs = functools.partial(FaultyEnv, Fault.HANG, at_step=2)
+    with EnvServer(hangs, num_envs=num_envs, step_grace_s=0.0) as server:
+        env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
+        env.reset()
+        env.step(env.action_space.sample())
+        # Only here: a busy machine may take long for the others.
+        monkeypatch.setattr(EnvClient, "_server_timeout_ms", endpoint_timeout_ms(0.8))
+        with pytest.raises(RemoteEnvError, match=r"no result within 720 ms$"):
+            env.step(env.action_space.sample())
+        env.close()
+
+    (text,) = (record.getMessage() for record in caplog.records)
+    assert text == (
+        f"a request took too long: no result within 720 ms, in {lanes}, after 1 vector steps of "
+        "the session (a client of rlmesh-ray with a limit of 0.8 s leaves the endpoint that long)"
+    )
