@@ -2,10 +2,12 @@
 
 import logging
 import time
+import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
 import ray
+from ray.util.annotations import RayDeprecationWarning
 
 from rlmesh_ray.errors import AddressError, RlmeshError
 
@@ -19,6 +21,19 @@ _LONGEST_PAUSE_S = 30.0
 ServerT = TypeVar("ServerT")
 
 
+def is_restarted() -> bool:
+    """Tell whether this process is that of an actor which Ray has restarted."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return False
+    with warnings.catch_warnings():
+        # Ray's own property asks a deprecated one of Ray's, and each actor would print that.
+        warnings.filterwarnings("ignore", "(?s).*get_actor_id", RayDeprecationWarning)
+        return bool(context.was_current_actor_reconstructed)
+
+
 def started(start: Callable[[], ServerT]) -> ServerT:
     """Start a server in the constructor of its actor; return it.
 
@@ -26,7 +41,7 @@ def started(start: Callable[[], ServerT]) -> ServerT:
         RlmeshError: As ``start`` raises it, but for an address that is in use in an actor that has
             been restarted: what is left of its former process may still be ending.
     """
-    is_back = ray.get_runtime_context().was_current_actor_reconstructed
+    is_back = is_restarted()
     while True:
         try:
             return start()

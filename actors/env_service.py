@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.coming_back import started_later
+from rlmesh_ray.actors.coming_back import is_restarted, started_later
 from rlmesh_ray.actors.heartbeat import Heartbeat
 from rlmesh_ray.actors.packed_env import PackedEnv
 from rlmesh_ray.credentials.ray_files import RayTls
@@ -76,7 +76,7 @@ class EnvServiceActor:
         self._endpoint_id = endpoint_id
         self._fleet = fleet
         self._heartbeat: Heartbeat | None = None
-        self._is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._is_restarted = is_restarted()
 
         def serve() -> EnvServer:
             hosted, kwargs = env.unpack() if isinstance(env, PackedEnv) else (env, env_kwargs)

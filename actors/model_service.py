@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors.calls import answer
-from rlmesh_ray.actors.coming_back import started_later
+from rlmesh_ray.actors.coming_back import is_restarted, started_later
 from rlmesh_ray.actors.heartbeat import Heartbeat
 from rlmesh_ray.actors.lasting import lasting
 from rlmesh_ray.actors.placing import placed
@@ -114,7 +114,7 @@ class ModelReplica:
             self._server = serve()
         except RlmeshError as error:
             self._failure = error
-            if ray.get_runtime_context().was_current_actor_reconstructed:
+            if is_restarted():
                 trying = threading.Thread(
                     target=self._serve_later, args=[serve, error], daemon=True
                 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from rlmesh_ray.actors.coming_back import is_restarted
 from rlmesh_ray.actors.ledger import DEFAULT_LEASE_S, EndpointOverview, EndpointRecord, Ledger
 from rlmesh_ray.actors.seating import Seating
 
@@ -26,7 +27,7 @@ class EndpointRegistry:
         self._ledger = Ledger()
         self._seatings: dict[str, Seating] = {}
         # One that has been restarted does not know yet who has vanished, and who will be heard of.
-        self._settled_s = time.monotonic() + (DEFAULT_LEASE_S if _is_restarted() else 0.0)
+        self._settled_s = time.monotonic() + (DEFAULT_LEASE_S if is_restarted() else 0.0)
 
     def announce(
         self,
@@ -151,10 +152,3 @@ def find_registry() -> Any:
         ValueError: There is none; no fleet has been started.
     """
     return ray.get_actor(REGISTRY_NAME, namespace=REGISTRY_NAMESPACE)
-
-
-def _is_restarted() -> bool:
-    if not ray.is_initialized():
-        return False
-    context = ray.get_runtime_context()
-    return context.get_actor_id() is not None and bool(context.was_current_actor_reconstructed)

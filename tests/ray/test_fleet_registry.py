@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import ray
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor
 from rlmesh_ray.actors.calls import answer
+from rlmesh_ray.actors.coming_back import is_restarted
 from rlmesh_ray.actors.registry import find_registry, shared_registry
 from rlmesh_ray.errors import AccessDeniedError, EndpointClosedError, EndpointUnreachableError
 from tests.loopback.eventually import eventually
@@ -35,6 +37,19 @@ def records(fleet: EnvFleet) -> list[Any]:
 
 def open_env(address: str, token: str | None) -> RemoteVectorEnv:
     return RemoteVectorEnv(address, token=token)
+
+
+def test_actors_ask_whether_they_were_restarted_without_a_warning_of_ray() -> None:
+    class Asking:
+        def warned(self) -> list[str]:
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                assert not is_restarted()
+            return [str(one.message) for one in seen]
+
+    actor: Any = ray.remote(Asking).options(num_cpus=0).remote()
+
+    assert ray.get(actor.warned.remote()) == []
 
 
 def pid_of(actor: Any) -> int:
