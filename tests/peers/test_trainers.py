@@ -1,6 +1,7 @@
 """Stable-Baselines3 and TorchRL train on our endpoints, and see what they see of gymnasium's own.
 
-Their packages lie in a folder of their own, which ``make`` fills.
+So does gymnasium's video recorder, which needs moviepy. Their packages lie in a folder of their
+own, which ``make`` fills.
 """
 
 import json
@@ -154,3 +155,32 @@ def test_torchrl_sees_what_it_sees_of_local_environments(
     assert ours == theirs
     dones = np.array(ours[-1][1])
     assert dones.sum() >= num_envs
+
+
+class Filmed(gymnasium.Env[Any, Any]):
+    """Ends after five steps, and shows as many bright rows as steps were done."""
+
+    observation_space = gymnasium.spaces.Discrete(6)
+    action_space = gymnasium.spaces.Discrete(2)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self.steps, 0.0, self.steps == 5, False, {}
+
+    def render(self) -> Any:
+        picture = np.zeros((32, 48, 3), np.uint8)
+        picture[: self.steps] = 255
+        return picture
+
+
+def test_gymnasiums_recorder_films_an_episode_of_all_lanes(tmp_path: Path) -> None:
+    with EnvServer(Filmed, num_envs=2) as server:
+        videos = told("record_video", server.address, str(tmp_path / "videos"))
+
+    assert videos == {"rl-video-episode-0.mp4": [6, 96, 32]}  # the lanes side by side
