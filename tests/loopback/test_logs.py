@@ -131,11 +131,13 @@ def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_t
     with EnvServer(hangs, num_envs=num_envs, step_grace_s=0.0) as server:
         env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
         env.reset()
-        env.step(env.action_space.sample())
+        env.action_space.seed(0)
+        actions = env.action_space.sample()
+        env.step(actions)
         # Only here: a busy machine may take long for the others.
         monkeypatch.setattr(EnvClient, "_server_timeout_ms", endpoint_timeout_ms(0.8))
         with pytest.raises(RemoteEnvError, match=r"no result within 720 ms$"):
-            env.step(env.action_space.sample())
+            env.step(actions)
         env.close()
 
     (text,) = (record.getMessage() for record in caplog.records)
