@@ -3,6 +3,7 @@
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 
 def half_cheetah() -> Any:
@@ -26,7 +27,7 @@ def pong() -> Any:
 
     gymnasium.register_envs(ale_py)
     game = gymnasium.make("ALE/Pong-v5", frameskip=1)
-    return gymnasium.wrappers.AtariPreprocessing(game)
+    return gymnasium.wrappers.AtariPreprocessing(game, grayscale_newaxis=True, scale_obs=True)
 
 
 def minigrid() -> Any:
@@ -39,21 +40,21 @@ def minigrid() -> Any:
 def minigrid_flat() -> Any:
     from minigrid.wrappers import FlatObsWrapper
 
-    return FlatObsWrapper(minigrid())
+    return gymnasium.wrappers.DtypeObservation(FlatObsWrapper(minigrid()), np.float32)
 
 
 def highway() -> Any:
     import highway_env
 
     gymnasium.register_envs(highway_env)
-    return gymnasium.make("highway-v0")
+    return gymnasium.wrappers.FlattenObservation(gymnasium.make("highway-fast-v0"))
 
 
 def fetch() -> Any:
     import gymnasium_robotics
 
     gymnasium.register_envs(gymnasium_robotics)
-    return gymnasium.make("FetchReach-v4")
+    return gymnasium.wrappers.FlattenObservation(gymnasium.make("FetchReach-v4"))
 
 
 def franka_kitchen() -> Any:
@@ -67,7 +68,8 @@ def dm_control() -> Any:
     import shimmy
 
     gymnasium.register_envs(shimmy)
-    return gymnasium.make("dm_control/cartpole-balance-v0")
+    env = gymnasium.make("dm_control/cartpole-balance-v0")
+    return gymnasium.wrappers.FlattenObservation(env)
 
 
 def vizdoom() -> Any:
