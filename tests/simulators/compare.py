@@ -29,13 +29,13 @@ def compare(name: str) -> dict[str, Any]:
     if not hasattr(factory(), "observation_space") or callable(factory().observation_space):
         return {"steps": 0, "reason": "several agents, which no vector of gymnasium's has"}
     local = local_vector(factory())
-    local.action_space.seed(SEED)
     with EnvServer(factory, max_sessions=1) as server:
         remote = RemoteVectorEnv(server.address)
+        remote.action_space.seed(SEED)  # EnvPool's own is that of one lane
         seed = None if name == "envpool" else SEED  # it is seeded when it is made
         assert_identical(remote.reset(seed=seed)[0], local.reset(seed=seed)[0])
         for step in range(NUM_STEPS):
-            actions = local.action_space.sample()
+            actions = remote.action_space.sample()
             ours, theirs = remote.step(actions), local.step(actions)
             try:
                 assert_identical(ours[0], theirs[0])

@@ -198,7 +198,7 @@ def _last_line(text: str) -> str:
 def _cell(text: str) -> str:
     """Return ``text`` so that it breaks no row of the table."""
     line = " ".join(text.split()).replace("|", "\\|")
-    return line if len(line) <= _LONGEST_CELL else f"{line[:_LONGEST_CELL]} …"
+    return line if len(line) <= _LONGEST_CELL else f"{line[:_LONGEST_CELL].rpartition(' ')[0]} …"
 
 
 if __name__ == "__main__":
