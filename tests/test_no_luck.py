@@ -19,6 +19,7 @@ MAY_SLEEP = {
     "peers/test_javascript_client.py",
     "ray/autoscaled_fleet.py",
 }
+MAY_SHARE_CHANNELS = {"golden/relay.py", "loopback/ports.py", "loopback/test_rpc.py"}
 GUARD = "unit/conftest.py"
 
 
@@ -56,6 +57,8 @@ def faults_of_a_call(name: str, owner: str, method: str, call: ast.Call) -> Iter
         yield "other threads use time, too; replace that of the module"
     if owner in {"os", "time"} and method in {"sched_yield", "sleep"} and name not in MAY_SLEEP:
         yield "wait by tests.loopback.eventually"
+    if (owner, method) == ("grpc", "insecure_channel") and name not in MAY_SHARE_CHANNELS:
+        yield "use tests.loopback.ports.plain_channel: others share failed connections to a port"
     if (owner, method) == ("sys", "_current_frames"):
         yield "it stops Python 3.11 now and then; use tests.loopback.eventually.entered"
     if owner == "signal" and method in {"alarm", "setitimer"}:

@@ -18,6 +18,7 @@ from rlmesh_ray.protocol.messages import Unreadable
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
+from tests.loopback.ports import plain_channel
 
 SERVICES: dict[str, tuple[str, ModuleType]] = {
     "env": ("rlmesh.env.v1.EnvService", env_wire),
@@ -92,9 +93,7 @@ class TamperingServer:
         self.memory: dict[str, Any] = {}
         """What the saboteurs of all calls share."""
         self._new_sabotage = sabotage
-        self._channel = grpc.insecure_channel(
-            upstream, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
+        self._channel = plain_channel(upstream)
         self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         handlers = {
             "Handshake": grpc.unary_unary_rpc_method_handler(self._handshake),

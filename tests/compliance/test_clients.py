@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import gymnasium
 import numpy as np
 import pytest
@@ -39,6 +38,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.compliance.tampering import Sabotage, TamperingServer
+from tests.loopback.ports import plain_channel
 
 Event = tuple[str, Any]
 CONTRACT = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))
@@ -123,7 +123,7 @@ def our_session(address: str) -> None:
 
 
 def a_session_without_a_handshake(address: str) -> None:
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         call = channel.stream_stream("/rlmesh.env.v1.EnvService/Join")
         frames = [wire.pack_request(Reset("1")), wire.pack_request(Close("2"))]
         assert len(list(call(iter(frames), timeout=10.0))) == 2
@@ -229,7 +229,7 @@ def ends_seen_by_one_that_looks_for_ones(address: str) -> list[bool]:
     with EnvSubject(Dial(address)).session() as session:
         action = session.command(Command.GO_ON, Command.TERMINATE)
     requests: list[EnvRequest] = [Reset("1"), Step("2", action), Close("3")]
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         call = channel.stream_stream("/rlmesh.env.v1.EnvService/Join")
         answers = list(call(map(wire.pack_request, requests), timeout=10.0))
     return [byte == 1 for byte in JoinResponse.FromString(answers[1]).step.terminated_mask]

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
@@ -16,6 +15,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close, EnvRequest, Reset, ResetDone, Step, StepDone
 from rlmesh_ray.testing.envs import EchoEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from tests.loopback.ports import plain_channel
 
 REQUESTS: list[EnvRequest] = [
     Reset("1", seeds=(3,)),
@@ -32,7 +32,7 @@ def server() -> Iterator[EnvServer]:
 
 def draws(address: str, metadata: tuple[tuple[str, str], ...]) -> Any:
     """Return an array of the infos, as a client sees it that opens Join with ``metadata``."""
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         call = channel.stream_stream("/rlmesh.env.v1.EnvService/Join")
         frames = map(wire.pack_request, REQUESTS)
         reset, step, _ = map(wire.parse_response, call(frames, metadata=metadata, timeout=10.0))

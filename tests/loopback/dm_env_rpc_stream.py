@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 from dm_env_rpc.v1 import tensor_utils
+
+from tests.loopback.ports import plain_channel
 
 PROCESS = "/dm_env_rpc.v1.Environment/Process"
 DEADLINE_S = 60.0
@@ -28,7 +29,7 @@ class DmStream:
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        self._channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self._channel = plain_channel(address)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         metadata = [("authorization", f"Bearer {token}")] if token else None
         self._call: Any = self._channel.stream_stream(PROCESS)(

@@ -1,8 +1,12 @@
-"""Ports for servers that have to be found again at the port they had."""
+"""Ports for servers that have to be found again at the port they had, and channels to any."""
 
 import itertools
 import os
 import socket
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
 
 # Below those that the system hands out, to whoever binds port 0 or connects: between two servers
 # of a test nobody else gets it by chance. Processes with neighbouring ids have a hundred each.
@@ -20,3 +24,15 @@ def free_address(host: str = "127.0.0.1") -> str:
             except OSError:
                 continue
         return f"{host}:{port}"
+
+
+def plain_channel(
+    address: str, options: Sequence[tuple[str, Any]] = (), **named: Any
+) -> grpc.Channel:
+    """Return a channel that shares nothing with the others of this process.
+
+    Else it takes over a failed connection to a port at which another server listened before, and
+    the time that gRPC waits until it tries again.
+    """
+    own = [("grpc.use_local_subchannel_pool", 1), *options]
+    return grpc.insecure_channel(address, options=own, **named)

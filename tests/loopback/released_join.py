@@ -4,13 +4,12 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
-
 from rlmesh_ray.protocol.generations import EDITION_NAME
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.protocol.messages import Configure, EnvRequest, EnvResponse, Reset, Step
 from rlmesh_ray.protocol.wire_handshake import make_wire_offer
 from rlmesh_ray.wire.rlmesh_wire_v1 import env as wire
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 
 ENV_HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
@@ -21,7 +20,7 @@ def shake_hands(address: str, token: str | None = None) -> Answer:
     """Return what an environment's endpoint answers to the handshake."""
     offer = wire.pack_offer(make_wire_offer("test", "0", {}))
     metadata = None if token is None else (("authorization", token),)
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         call = channel.unary_unary(ENV_HANDSHAKE)
         return wire.parse_answer(call(offer, timeout=LONG_MS / 1000, metadata=metadata))
 
@@ -36,7 +35,7 @@ class ReleasedJoin:
     """
 
     def __init__(self, address: str, *, configure: bool = True, token: str | None = None) -> None:
-        self._channel = grpc.insecure_channel(address)
+        self._channel = plain_channel(address)
         self._stream = RawJoin(self._channel, ENV_JOIN, token)
         self._ids = count(1)
         if configure:

@@ -61,8 +61,3 @@ def ended_with(
     with contextlib.suppress(grpc.RpcError):
         answers += call
     return call.code(), call.details(), answers
-
-
-def plain_channel(address: str) -> Any:
-    """Return a connection of its own, to be closed."""
-    return grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])

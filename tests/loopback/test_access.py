@@ -30,7 +30,8 @@ from rlmesh_ray.server.rllink import RLlinkServer
 from rlmesh_ray.wire.rllink import messages as m
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.eventually import eventually
-from tests.loopback.served_calls import Metadata, ServedCalls, ended_with, plain_channel
+from tests.loopback.ports import plain_channel
+from tests.loopback.served_calls import Metadata, ServedCalls, ended_with
 
 SECRET = "the-fleets-s3cret"
 RIGHT = derive_token(SECRET, "fleet/0")

@@ -39,9 +39,9 @@ from rlmesh_ray.wire.rllink import messages as m
 from rlmesh_ray.wire.rllink.frames import framed
 from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.eventually import eventually
-from tests.loopback.ports import free_address
+from tests.loopback.ports import free_address, plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
-from tests.loopback.served_calls import ended_with, plain_channel
+from tests.loopback.served_calls import ended_with
 
 
 def zeros(observations: Any) -> Any:
@@ -455,7 +455,7 @@ def test_large_messages_and_bombs_cost_a_policys_endpoint_little_memory(
 ) -> None:
     with (
         contextlib.closing(OwnProcess()) as server,
-        grpc.insecure_channel(
+        plain_channel(
             server.address, [("grpc.max_send_message_length", -1)], compression=compression
         ) as channel,
     ):

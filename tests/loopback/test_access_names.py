@@ -30,7 +30,8 @@ from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.errors import RlmeshError
 from tests.loopback.dm_env_rpc_stream import DmStream
-from tests.loopback.served_calls import ended_with, plain_channel
+from tests.loopback.ports import plain_channel
+from tests.loopback.served_calls import ended_with
 
 TEXTS = ("canary_module:Env-v0", "canary_module", "canary_module.Env", "./canary_module.py")
 

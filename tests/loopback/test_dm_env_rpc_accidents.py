@@ -38,6 +38,7 @@ from rlmesh_ray.errors import (
 from tests.loopback.dm_env_rpc_peer import CUT, RUNNING, SILENT, Conduct, Peer, spec, specs
 from tests.loopback.dm_env_rpc_stream import PROCESS
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 
 MOVE = {3: spec("move", np.int8, (), -1, 1)}
 INVALID = 3
@@ -91,7 +92,7 @@ class Repeater:
     def __init__(self, address: str, kind: str = "") -> None:
         self.kind = kind
         self.has_repeated = threading.Event()
-        self._channel = grpc.insecure_channel(address)
+        self._channel = plain_channel(address)
         self._server = grpc.server(ThreadPoolExecutor(8))
         service, method = PROCESS[1:].split("/")
         handlers = {method: grpc.stream_stream_rpc_method_handler(self._process)}

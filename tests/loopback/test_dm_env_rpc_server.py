@@ -36,6 +36,7 @@ from tests.loopback.dm_env_rpc_stream import (
     tensors,
 )
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 
 ACTION = 1  # uids count from 1
 
@@ -156,7 +157,7 @@ class TestThroughTheStockAdaptor(dm_env.test_utils.EnvironmentTestMixin, absltes
         super().tearDownClass()
 
     def make_object_under_test(self) -> Any:
-        channel = grpc.insecure_channel(self.server.address)
+        channel = plain_channel(self.server.address)
         link = connection.Connection(channel)
         self.addCleanup(channel.close)
         self.addCleanup(link.close)
@@ -894,7 +895,7 @@ def test_one_batched_lane_begins_its_next_episode_by_itself(count: EnvServer) ->
 
 
 def test_the_contract_can_be_read_before_and_after_joining(count: EnvServer) -> None:
-    with connection.Connection(grpc.insecure_channel(count.address)) as link:
+    with connection.Connection(plain_channel(count.address)) as link:
         extension = properties.PropertiesExtension(link)
         assert contract_from_text(str(extension[CONTRACT])) == count.contract
         dm_env_adaptor.create_and_join_world(link, {}, {})
@@ -902,7 +903,7 @@ def test_the_contract_can_be_read_before_and_after_joining(count: EnvServer) -> 
 
 
 def test_properties_as_the_extension_has_them(count: EnvServer) -> None:
-    with connection.Connection(grpc.insecure_channel(count.address)) as link:
+    with connection.Connection(plain_channel(count.address)) as link:
         extension = properties.PropertiesExtension(link)
         assert [spec.listable for spec in extension.specs().values()] == [True]
         assert set(extension.specs("rlmesh")) == {CONTRACT, "rlmesh.version"}

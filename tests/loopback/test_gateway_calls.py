@@ -16,6 +16,7 @@ from rlmesh_ray.server import gateway_lines
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Toy
+from tests.loopback.ports import plain_channel
 
 FRONT = (("authorization", "Bearer front"),)
 WAIT_S = 30.0
@@ -44,8 +45,8 @@ def channel(gateway: GatewayServer) -> Iterator[grpc.Channel]:
 
 def dial(gateway: GatewayServer) -> grpc.Channel:
     """Open a connection of its own."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-    return grpc.insecure_channel(gateway.address, options=options)
+    options = [("grpc.max_receive_message_length", -1)]
+    return plain_channel(gateway.address, options=options)
 
 
 def stream(channel: grpc.Channel, name: str, *messages: bytes, **options: Any) -> Any:

@@ -34,6 +34,7 @@ from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_service import SERVICE as MODEL
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -93,7 +94,7 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 def test_any_grpc_client_can_ask_for_the_health(
     make: Callable[[], EnvServer | ModelServer], name: str
 ) -> None:
-    with make() as server, grpc.insecure_channel(server.address) as channel:
+    with make() as server, plain_channel(server.address) as channel:
         plain = Plain(channel)
 
         assert plain.check() == SERVING
@@ -103,7 +104,7 @@ def test_any_grpc_client_can_ask_for_the_health(
 
 
 def test_a_service_that_is_not_there_has_no_health() -> None:
-    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+    with EnvServer("CartPole-v1") as server, plain_channel(server.address) as channel:
         plain = Plain(channel)
         watch = plain.watch(MODEL)
 
@@ -119,7 +120,7 @@ def test_a_service_that_is_not_there_has_no_health() -> None:
 @pytest.mark.parametrize("method", ["Check", "Watch"])
 def test_a_question_that_does_not_decode_is_refused(method: str) -> None:
     served = endpoint(lambda: Health(True))
-    with grpc.insecure_channel(served.address) as channel:
+    with plain_channel(served.address) as channel:
         answers = channel.unary_stream(f"/grpc.health.v1.Health/{method}")(b"\xff", timeout=20.0)
         with pytest.raises(grpc.RpcError) as caught:
             next(answers)
@@ -171,7 +172,7 @@ def test_a_watch_sees_what_only_the_probe_knows(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("rlmesh_ray.server.health.WATCH_PERIOD_S", 0.05)
     health = Health(True)
     served = endpoint(lambda: health)
-    with grpc.insecure_channel(served.address) as channel:
+    with plain_channel(served.address) as channel:
         watch = Plain(channel).watch()
         first = next(watch).status
         health = Health(False, "stuck")
@@ -192,7 +193,7 @@ def test_watches_that_were_left_are_not_kept(monkeypatch: pytest.MonkeyPatch) ->
         return Health(True)
 
     served = endpoint(probe)
-    with grpc.insecure_channel(served.address) as channel:
+    with plain_channel(served.address) as channel:
         next(Plain(channel).watch())
     while asked.acquire(timeout=0.5):
         pass  # whoever still watches asks again and again
@@ -312,7 +313,7 @@ def test_a_held_loop_keeps_no_server_from_stopping(
 def test_a_draining_env_endpoint_finishes_what_it_has_and_takes_nobody_else(
     aside: ThreadPoolExecutor,
 ) -> None:
-    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+    with EnvServer("CartPole-v1") as server, plain_channel(server.address) as channel:
         env = RemoteEnv(server.address)
         env.reset()
         watch = Plain(channel).watch(ENV)
@@ -363,7 +364,7 @@ def test_a_drain_that_takes_too_long_says_so_and_stays(timeout_s: float) -> None
 
 
 def test_who_has_shaken_hands_before_the_drain_is_turned_away_at_the_join() -> None:
-    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+    with EnvServer("CartPole-v1") as server, plain_channel(server.address) as channel:
         server.drain(0.0)
 
         with RawJoin(channel, ENV_JOIN) as join, pytest.raises(grpc.RpcError) as caught:
@@ -405,7 +406,7 @@ def test_a_stop_ends_the_drain(aside: ThreadPoolExecutor) -> None:
 
 
 def test_a_watch_hears_of_a_stop_and_ends_well() -> None:
-    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+    with EnvServer("CartPole-v1") as server, plain_channel(server.address) as channel:
         watch = Plain(channel).watch()
         assert next(watch).status == SERVING
 
@@ -469,7 +470,7 @@ def test_a_drain_under_load_breaks_nothing_and_is_told_before_anybody_is_refused
 def test_the_health_is_behind_the_token_as_all_calls_are(metadata: Any) -> None:
     with (
         EnvServer("CartPole-v1", token="wrong") as server,
-        grpc.insecure_channel(server.address) as channel,
+        plain_channel(server.address) as channel,
     ):
         plain = Plain(channel)
         with pytest.raises(grpc.RpcError) as check:

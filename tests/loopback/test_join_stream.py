@@ -28,6 +28,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
 )
 from tests.loopback.eventually import entered, eventually
+from tests.loopback.ports import plain_channel
 
 PATH = "/test.Service/Join"
 Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
@@ -65,7 +66,7 @@ def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         )
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        channels.append(grpc.insecure_channel(f"127.0.0.1:{port}"))
+        channels.append(plain_channel(f"127.0.0.1:{port}"))
         streams.append(JoinStream(channels[-1], PATH, (), f"127.0.0.1:{port}"))
         assert type(streams[-1]._call) is request.param
         return streams[-1]
@@ -222,7 +223,7 @@ def test_a_closed_stream_refuses_to_send(serve: Serve) -> None:
 
 def test_a_stream_keeps_its_channel(serve: Serve) -> None:
     address = serve(echo)._address
-    stream = JoinStream(grpc.insecure_channel(address), PATH, (), address)
+    stream = JoinStream(plain_channel(address), PATH, (), address)
     gc.collect()
 
     stream.send(b"a")
@@ -370,9 +371,7 @@ def test_nothing_is_left_of_streams_that_were_closed(serve: Serve) -> None:
     address = stream._address
 
     def come_and_go() -> None:
-        with grpc.insecure_channel(
-            address, options=[("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
+        with plain_channel(address) as channel:
             passing = JoinStream(channel, PATH, (), address)
             passing.send(b"a")
             passing.receive(5.0)
@@ -399,7 +398,7 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
         raise error("changed")
 
     monkeypatch.setattr(DirectCall, "begin", begin)
-    with grpc.insecure_channel("127.0.0.1:1") as channel:
+    with plain_channel("127.0.0.1:1") as channel:
         stream = JoinStream(channel, PATH, (), "127.0.0.1:1")
 
         assert type(stream._call) is QueuedCall

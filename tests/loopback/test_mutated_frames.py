@@ -62,6 +62,7 @@ from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.loopback.child_processes import child_pids
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 
 PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
@@ -283,7 +284,7 @@ def test_an_env_endpoint_survives_wrong_frames_in_mid_episode(amount: int) -> No
     with (
         # One session after the other, in one worker: none is started ahead of need.
         EnvServer(PROBE, num_envs=NUM_LANES, max_sessions=1) as server,
-        grpc.insecure_channel(server.address) as channel,
+        plain_channel(server.address) as channel,
     ):
 
         def send(count: int) -> None:
@@ -414,7 +415,7 @@ def test_a_model_endpoint_survives_wrong_frames_on_configured_routes() -> None:
     seen: Counter[str] = Counter()
     with (
         ModelServer(_zeros) as server,
-        grpc.insecure_channel(server.address) as channel,
+        plain_channel(server.address) as channel,
     ):
 
         def send(count: int) -> None:

@@ -43,6 +43,7 @@ from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_request_bytes
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
 ENV = "/rlmesh.env.v1.EnvService/"
@@ -55,7 +56,7 @@ class RawStream:
 
     def __init__(self, address: str, path: str, session_id: str | None = None) -> None:
         options = [("grpc.max_send_message_length", -1)]
-        self._channel = grpc.insecure_channel(address, options=options)
+        self._channel = plain_channel(address, options=options)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         metadata = session_id and ((capabilities.SESSION_METADATA_KEY, session_id),)
         self._call = self._channel.stream_stream(path)(
@@ -229,7 +230,7 @@ def test_an_edition_text_that_nobody_knows_is_refused_at_once() -> None:
 
 
 def call(server: EnvServer | ModelServer, service: str, data: bytes) -> bytes:
-    with grpc.insecure_channel(server.address) as channel:
+    with plain_channel(server.address) as channel:
         reply: bytes = channel.unary_unary(service + "Handshake")(data, timeout=20.0)
         return reply
 
@@ -255,7 +256,7 @@ def test_what_a_policy_is_is_told_to_whoever_asks(offered: tuple[str, ...]) -> N
 def test_no_call_goes_without_the_token(
     closed_servers: dict[str, Any], service: str, method: str, metadata: Any
 ) -> None:
-    with grpc.insecure_channel(closed_servers[service].address) as channel:
+    with plain_channel(closed_servers[service].address) as channel:
         if method == "Join":
             call = channel.stream_stream(service + method)
             answers = call(iter([RESET]), metadata=metadata, timeout=10.0)
@@ -359,7 +360,7 @@ def test_requests_of_one_route_that_come_in_a_flood_are_answered_in_their_order(
 
     with (
         ModelServer(network) as server,
-        grpc.insecure_channel(server.address) as channel,
+        plain_channel(server.address) as channel,
         RawJoin(channel, MODEL_JOIN) as stream,
     ):
         for _ in range(3):  # at last with a policy that has long proved quick

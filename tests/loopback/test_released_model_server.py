@@ -53,6 +53,7 @@ from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import values
 from rlmesh_ray.wire.rlmesh_wire_v1.model_requests import MAX_ROWS
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
 
 PATIENCE_S = 30.0
@@ -80,7 +81,7 @@ class Runtime:
     """One stream, as a runtime would hold it."""
 
     def __init__(self, address: str) -> None:
-        self._channel = grpc.insecure_channel(address)
+        self._channel = plain_channel(address)
         self.join = RawJoin(self._channel, MODEL_JOIN)
         self._num_requests = 0
 
@@ -246,7 +247,7 @@ def runtime(server: ModelServer, opened: Callable[[ModelServer], Runtime]) -> Ru
 
 def shake_hands(address: str, edition: str = "2026.06") -> Answer:
     offer = dataclasses.replace(make_wire_offer("test", "1", {}), editions=(edition,))
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         call = channel.unary_unary(HANDSHAKE)
         return wire.parse_answer(call(wire.pack_offer(offer), timeout=PATIENCE_S))
 
@@ -269,7 +270,7 @@ def test_a_handshake_without_a_common_edition_is_refused(server: ModelServer) ->
 def test_headers_come_before_the_first_word(server: ModelServer) -> None:
     # Else a client that waits for them would wait for ever.
     silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    with grpc.insecure_channel(server.address) as channel:
+    with plain_channel(server.address) as channel:
         frames = iter(silence.get, None)
         call = channel.stream_stream(MODEL_JOIN)(frames, timeout=PATIENCE_S)
 
@@ -278,7 +279,7 @@ def test_headers_come_before_the_first_word(server: ModelServer) -> None:
 
 
 def test_a_stream_that_says_nothing_ends_well(server: ModelServer) -> None:
-    with grpc.insecure_channel(server.address) as channel:
+    with plain_channel(server.address) as channel:
         call = channel.stream_stream(MODEL_JOIN)(iter(()), timeout=PATIENCE_S)
 
         assert list(call) == []
@@ -639,7 +640,7 @@ def test_who_has_sent_groups_and_says_no_more_is_answered(server: ModelServer) -
         wire.pack_request(resolve("b")("1")),
         wire.pack_request(grouped(("a", ["e"], [1]), ("b", ["e"], [1]))("2")),
     ]
-    with grpc.insecure_channel(server.address) as channel:
+    with plain_channel(server.address) as channel:
         call = channel.stream_stream(MODEL_JOIN)(iter(frames), timeout=PATIENCE_S)
 
         answers = [wire.parse_response(frame) for frame in call]
@@ -722,7 +723,7 @@ def test_a_runtime_that_says_no_more_is_answered_and_forgotten(
 ) -> None:
     makers = [resolve(), predict("a", ["e"], 1), predict("a", ["e"], 1)]
     frames = [wire.pack_request(make(str(number))) for number, make in enumerate(makers)]
-    with grpc.insecure_channel(server.address) as channel:
+    with plain_channel(server.address) as channel:
         call = channel.stream_stream(MODEL_JOIN)(iter(frames), timeout=PATIENCE_S)
         answers = [wire.parse_response(frame) for frame in call]
 

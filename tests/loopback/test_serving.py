@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
@@ -48,6 +47,7 @@ from rlmesh_ray.server.model_conversation import ModelConversation
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 
 PATIENCE_S = 30.0
 CONTRACT = EnvContract(
@@ -1075,7 +1075,7 @@ def test_the_answer_mirrors_the_context_to_the_last_slot(gate: Gate) -> None:
         wire.pack_request(ConfigureRoute("1", context, CONTRACT)),
         wire.pack_request(Predict("7", context, observation(1).tobytes())),
     ]
-    with ModelServer(gate) as server, grpc.insecure_channel(server.address) as channel:
+    with ModelServer(gate) as server, plain_channel(server.address) as channel:
         join = channel.stream_stream("/rlmesh.model.v1.ModelService/Join")
         _, frame = join(iter(frames))
 

@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 
-import grpc
 import numpy as np
 import pytest
 
@@ -27,6 +26,7 @@ from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.testing.reference import Deed, EnvReference, Stepped, Trouble
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 
 PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
@@ -177,7 +177,7 @@ def test_random_sessions_with_a_real_endpoint_are_as_the_text_says(num_sessions:
     seen: Counter[str] = Counter()
     with (
         EnvServer(PROBE, num_envs=NUM_LANES, max_sessions=1) as server,
-        grpc.insecure_channel(server.address) as channel,
+        plain_channel(server.address) as channel,
     ):
         for seed in range(num_sessions):
             walk = Walk(random.Random(seed), seen)

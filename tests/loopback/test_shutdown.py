@@ -26,13 +26,14 @@ from rlmesh_ray.wire.rlmesh_v1.shutdown import (
     pack_shutdown_request,
     parse_shutdown_response,
 )
+from tests.loopback.ports import plain_channel
 
 ENV = "/rlmesh.env.v1.EnvService/Shutdown"
 MODEL = "/rlmesh.model.v1.ModelService/Shutdown"
 
 
 def shut_down(address: str, path: str) -> ShutdownResponse:
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         return parse_shutdown_response(
             channel.unary_unary(path)(pack_shutdown_request("the day is over"), timeout=20.0)
         )
@@ -123,7 +124,7 @@ def test_a_shutdown_that_does_not_decode_stops_nothing(path: str) -> None:
         server = EnvServer("CartPole-v1", allow_shutdown=True)
     else:
         server = ModelServer(lambda batch: batch, allow_shutdown=True)
-    with server, grpc.insecure_channel(server.address) as channel:
+    with server, plain_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(path)(b"\xff\xff", timeout=20.0)
 

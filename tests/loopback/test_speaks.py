@@ -22,6 +22,7 @@ from rlmesh_ray.wire.rlmesh_v1 import model as edition_model
 from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
 from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_env
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as released_model
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.released_join import ReleasedJoin, shake_hands
 
@@ -40,7 +41,7 @@ def zeros(observations: np.ndarray) -> np.ndarray:
 def tell(address: str, path: str, frame: bytes, token: str | None = None) -> bytes:
     """Return what a call of one frame is answered with."""
     metadata = None if token is None else (("authorization", token),)
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         answer: bytes = channel.unary_unary(path)(frame, timeout=DEADLINE_S, metadata=metadata)
         return answer
 
@@ -60,7 +61,7 @@ def greet(address: str, generation: str, service: str) -> Answer:
 
 
 def refusal_of_join(address: str, path: str, frame: bytes) -> grpc.RpcError:
-    with grpc.insecure_channel(address) as channel, RawJoin(channel, path) as stream:
+    with plain_channel(address) as channel, RawJoin(channel, path) as stream:
         with pytest.raises(grpc.RpcError) as caught:
             stream.ask(frame)
         return caught.value
@@ -99,7 +100,7 @@ def test_whoever_speaks_another_generation_is_told_which_ones_are_spoken(
 def test_an_endpoint_may_speak_only_dm_env_rpc() -> None:
     with EnvServer("CartPole-v1", speaks=[DM_ENV_RPC]) as server:
         refused = [greet(server.address, each, ENV) for each in (PROTOCOL_V1, WIRE_V1)]
-        with grpc.insecure_channel(server.address) as channel:
+        with plain_channel(server.address) as channel:
             call = channel.stream_stream("/dm_env_rpc.v1.Environment/Process")
             answers = list(call(iter([b""]), timeout=DEADLINE_S))
 
@@ -111,7 +112,7 @@ def test_an_endpoint_may_speak_only_dm_env_rpc() -> None:
 def test_an_endpoint_may_not_speak_dm_env_rpc() -> None:
     with (
         EnvServer("CartPole-v1", speaks=[WIRE_V1, PROTOCOL_V1]) as server,
-        grpc.insecure_channel(server.address) as channel,
+        plain_channel(server.address) as channel,
     ):
         call = channel.stream_stream("/dm_env_rpc.v1.Environment/Process")
         with pytest.raises(grpc.RpcError) as caught:
@@ -184,7 +185,7 @@ def test_the_token_may_be_shown_alone() -> None:
 
 
 def test_strangers_of_both_generations_are_known_by_what_they_say_first() -> None:
-    with EnvServer("CartPole-v1") as server, grpc.insecure_channel(server.address) as channel:
+    with EnvServer("CartPole-v1") as server, plain_channel(server.address) as channel:
         with RawJoin(channel, ENV_JOIN) as edition:
             reset = edition_env.parse_response(edition.ask(edition_env.pack_request(Reset("a"))))
             # It goes on as it has begun.

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-import grpc
 import gymnasium
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.testing.envs import EchoEnv
+from tests.loopback.ports import plain_channel
 
 # The tests themselves put a DOUBLE's least value into a FLOAT, to send what must be refused.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
@@ -127,7 +127,7 @@ class Connected:
 
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
-        channel = grpc.insecure_channel(started(self.server_name).address)
+        channel = plain_channel(started(self.server_name).address)
         self._channel = channel
         self.connection = connection.Connection(channel)
         self.world_name = self.connection.send(pb.CreateWorldRequest()).world_name
@@ -159,7 +159,7 @@ class Creating:
 
     def setUp(self) -> None:
         super().setUp()  # type: ignore[misc]
-        self._channel = grpc.insecure_channel(started(self.server_name).address)
+        self._channel = plain_channel(started(self.server_name).address)
         self.connection = connection.Connection(self._channel)
 
     def tearDown(self) -> None:

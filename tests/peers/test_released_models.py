@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import gymnasium
 import numpy as np
 import pytest
@@ -34,6 +33,7 @@ from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
 from rlmesh_ray.wire.rlmesh_wire_v1 import values
 from tests.loopback.eventually import eventually
+from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import RawJoin
 from tests.peers.rlmesh_released.made import make
 from tests.peers.rlmesh_released.peer import TIMEOUT_S, drive, driving, serving
@@ -237,7 +237,7 @@ def predict(env_id: str, *falls: float) -> AdapterPredict:
 
 def ask_in_groups(address: str, *groups: AdapterPredict) -> list[Any]:
     """Resolve adapters ``a`` and ``b``, ask for all groups at once; return what came of each."""
-    with grpc.insecure_channel(address) as channel:
+    with plain_channel(address) as channel:
         stream = RawJoin(channel, _JOIN)
         for env_id in "ab":
             # Its own server works on all requests at once: what needs the adapter has to wait.
