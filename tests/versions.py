@@ -41,8 +41,12 @@ NEED_RAY = (
     "test_cli.py::test_train_tells_how_it_goes_and_where_the_files_are",
 )
 """Tests that are left out of the other files."""
-# The published dm_env_rpc was generated for protobuf 5, which the first versions of 6 warn of.
-WARNINGS = ("ignore:Protobuf gencode version:UserWarning",)
+# The published dm_env_rpc was generated for protobuf 5, which the first versions of 6 warn of, and
+# sets the shape of arrays, which NumPy 2.5 warns of.
+WARNINGS = (
+    "ignore:Protobuf gencode version:UserWarning",
+    "ignore:Setting the shape on a NumPy array:DeprecationWarning",
+)
 
 
 def lowest_versions(requirements: Sequence[str], python: str) -> dict[str, str]:

@@ -273,7 +273,7 @@ def test_a_vector_that_ignores_masks_gets_drawn_seeds_where_some_are_missing() -
 def test_what_no_option_is_called_leaves_nothing_to_close() -> None:
     with pytest.raises(TypeError, match="timeout"):
         RemoteVectorEnv("127.0.0.1:1", timeout=3)  # type: ignore[call-arg]
-    RemoteVectorEnv.__new__(RemoteVectorEnv).__del__()  # as after that
+    RemoteVectorEnv.__new__(RemoteVectorEnv).close()  # as the collector does after that
 
 
 def test_whether_memory_is_shared_is_no_word() -> None:

@@ -156,7 +156,7 @@ def test_pings_are_answered_while_a_client_waits_for_nothing() -> None:
 def test_a_fork_with_open_calls_is_no_noise_unless_the_user_wants_it(verbosity: str | None) -> None:
     chosen = {} if verbosity is None else {"GRPC_VERBOSITY": verbosity}
     done = subprocess.run(
-        [sys.executable, "-c", FORKS],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS],  # Python 3.12 warns, too
         env=environment_with(chosen),
         capture_output=True,
         text=True,
