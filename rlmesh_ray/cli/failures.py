@@ -29,11 +29,11 @@ def describe(error: BaseException) -> tuple[str, str]:
 def trace(error: BaseException) -> str:
     """Return the traceback, and what the other side told of its own."""
     parts = ["".join(traceback.format_exception(error))]
-    told = set()  # the last error of an environment that fails again and again tells it, too
+    shown = set()  # the error that gives an environment up repeats the traceback of its cause
     for inner in _chain(error):
         remote = getattr(inner, "debug_info", "") or getattr(inner, "traceback_text", "")
-        if remote and remote not in told:
-            told.add(remote)
+        if remote and remote not in shown:
+            shown.add(remote)
             parts.append(f"The other process reports:\n{remote}")
     return "\n".join(parts)
 

@@ -98,7 +98,7 @@ class FailureLog:
         """Log a failure, if it is the first of its kind or the 10th, 100th, 1000th, ...
 
         Args:
-            failure: What the client is told.
+            failure: The answer to the client.
             detail: What only the log tells, after the message.
         """
         places = _PLACE.findall(failure.debug_info)

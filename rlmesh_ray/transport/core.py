@@ -2,12 +2,13 @@
 
 Every request that reaches the environment has a number: Reset, Step, Render and Call count up by
 one in each session, and Close has none. A request travels by the Join stream and the endpoint, or
-by a direct road between client and worker. Three parties keep to these rules:
+by a direct road between client and worker. These are the rules for the three parties; client,
+endpoint and worker do not use them yet (``wire.line_v1`` has what they do today):
 
 * **The worker decides what runs** (``WorkerSide``). It executes the number that follows its last
-  one, answers the last one again from what it has kept, and refuses all others, whatever road they
-  come by. A direct road is answered only where the request succeeded; for all else it says "ask on
-  the Join stream".
+  one, answers the last one again with the answer that it has kept, and refuses all others,
+  whatever road they come by. A direct road is answered only where the request succeeded; for all
+  else it says "ask on the Join stream".
 * **The endpoint decides one thing** (``EndpointSide``): that a request is overdue, or that the
   worker is dead. That is final. It cuts the direct road first, which no answer passes afterwards,
   and then reads whether the request was done: an answer that left before the cut counts. Nothing
@@ -51,7 +52,7 @@ class Decision(enum.Enum):
 
     EXECUTE = enum.auto()
     ANSWER_AGAIN = enum.auto()
-    """It was executed, by whatever road it came: the kept answer is sent."""
+    """The worker has executed it, by whatever road it came, and sends the kept answer."""
     REFUSE = enum.auto()
     """Its number is none that can come now."""
 
@@ -87,7 +88,7 @@ class WorkerSide:
         self._numbers.end()
 
     def pass_over(self, number: int) -> None:
-        """Note that the endpoint has refused a request itself, which nobody executes."""
+        """Note that the endpoint has answered a request itself: the worker does not execute it."""
         if number == self._numbers.begun + 1:
             self._numbers.begin(number, 0)
             self._numbers.end()
@@ -121,7 +122,7 @@ class EndpointSide:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the worker is known not to be busy with what nobody waits for."""
+        """Whether the worker has confirmed that it is not busy with an overdue request."""
         return self._is_at_rest
 
     def admit(self, number: int) -> Admission:
