@@ -270,6 +270,6 @@ def _serving_hint(text: str) -> str:
     """Return how what ``text`` seems to name, in place of an address, becomes an endpoint."""
     if re.fullmatch(r"[\w./:-]*-v\d+", text):
         return f"; an environment is served first: rlmesh-ray serve-env {text}"
-    if os.path.exists(text) or text.endswith((".onnx", ".pt", ".pt2", "checkpoint")):
+    if os.path.exists(text) or text.endswith((".pt", ".pt2", "checkpoint")):
         return f"; a policy is served first: rlmesh-ray serve-model {text}"
     return ""

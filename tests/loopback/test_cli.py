@@ -615,7 +615,7 @@ def test_an_error_is_all_that_a_process_says(
             ["dm_env_rpc://127.0.0.1:0", "write 127.0.0.1:0", "--speak"],
         ),
         (["serve-model", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
-        (["inspect", "own_policy.onnx"], ["is not an address", "serve-model own_policy.onnx"]),
+        (["inspect", "own_policy.pt"], ["is not an address", "serve-model own_policy.pt"]),
         (["inspect", "127.0.0.1:9"], ["127.0.0.1:9", "nothing answers"]),
     ],
 )
