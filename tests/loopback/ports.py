@@ -1,12 +1,18 @@
-"""Ports for servers that have to be found again at the port they had, and channels to any."""
+"""Ports for servers that have to be found again at the port they had, and channels to any.
+
+Peers' scripts take their ports from here, too, in environments without grpcio.
+"""
+
+from __future__ import annotations
 
 import itertools
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import grpc
+if TYPE_CHECKING:
+    import grpc
 
 # Below those that the system hands out, to whoever binds port 0 or connects: between two servers
 # of a test nobody else gets it by chance. Processes with neighbouring ids have a hundred each.
@@ -34,5 +40,7 @@ def plain_channel(
     Else it takes over a failed connection to a port at which another server listened before, and
     the time that gRPC waits until it tries again.
     """
+    import grpc  # not at the top: see there
+
     own = [("grpc.use_local_subchannel_pool", 1), *options]
     return grpc.insecure_channel(address, options=own, **named)

@@ -294,7 +294,7 @@ def test_a_single_environment_takes_no_seed_below_0() -> None:
     ("name", "remedy"),
     [
         ("CartPole-v1", "an environment is served first: rlmesh-ray serve-env CartPole-v1"),
-        ("some/net.onnx", "a policy is served first: rlmesh-ray serve-model some/net.onnx"),
+        ("some/net.pt", "a policy is served first: rlmesh-ray serve-model some/net.pt"),
         ("runs/x/checkpoint", "a policy is served first: rlmesh-ray serve-model runs/x/checkpoint"),
         (str(Path(__file__).parent), "a policy is served first: rlmesh-ray serve-model /"),
     ],
