@@ -9,9 +9,6 @@ from typing import Any, Protocol
 from rlmesh_ray.client.channel import Metadata
 from rlmesh_ray.rpc import grpc
 
-_DIRECT_SINCE = (1, 85)
-"""The grpcio that ``direct_call`` is tried with; long before it, nothing came in between reads."""
-
 
 class BidiCall(Protocol):
     """An open call; what ends it early is raised as ``grpc.RpcError``."""
@@ -119,8 +116,7 @@ class QueuedCall:
 
 def _begin_direct() -> Any:
     """Return what begins a call without those threads; None: not with this gRPC."""
-    version = tuple(map(int, grpc.__version__.split(".")[:2]))
-    if sys.platform != "linux" or version < _DIRECT_SINCE:
+    if sys.platform != "linux":
         return None
     try:
         from rlmesh_ray.client.direct_call import DirectCall

@@ -35,14 +35,8 @@ Handler = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 Serve = Callable[[Handler], JoinStream]
 
 
-needs_direct_calls = pytest.mark.skipif(
-    tuple(map(int, grpc.__version__.split(".")[:2])) < (1, 85),
-    reason="before grpcio 1.85 all calls take gRPC's usual way",
-)
-
-
 @pytest.fixture(
-    params=[pytest.param(DirectCall, marks=needs_direct_calls), QueuedCall],
+    params=[DirectCall, QueuedCall],
     ids=["direct", "queued"],
 )
 def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
@@ -348,9 +342,7 @@ class Interrupted:
 
 @pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize("request_", ["send", "receive", "poll"])
-@pytest.mark.parametrize(
-    "serve", [pytest.param(DirectCall, marks=needs_direct_calls)], indirect=True, ids=["direct"]
-)
+@pytest.mark.parametrize("serve", [DirectCall], indirect=True, ids=["direct"])
 def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
     serve: Serve, request_: str, is_asked: bool
 ) -> None:
@@ -405,15 +397,6 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
         with pytest.raises(EndpointUnreachableError):
             stream.receive(20.0)
         stream.close()
-
-
-@needs_direct_calls
-def test_calls_take_no_short_cut_through_a_grpc_that_is_older(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert bidi_call._begin_direct() is not None
-    monkeypatch.setattr(grpc, "__version__", "1.84.9")
-    assert bidi_call._begin_direct() is None
 
 
 FORK = """

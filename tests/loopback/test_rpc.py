@@ -123,10 +123,6 @@ def wakes_of_grpcs_own_threads(**variables: str) -> int:
     return int(wakes)
 
 
-@pytest.mark.skipif(
-    tuple(map(int, grpc.__version__.split(".")[:2])) < (1, 85),
-    reason="before grpcio 1.85 its threads are left as they are",
-)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; elsewhere gRPC stays as it is")
 def test_messages_wake_no_threads_of_grpcs_own_unless_the_user_chooses() -> None:
     by_itself = wakes_of_grpcs_own_threads()
