@@ -20,10 +20,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "credentials": ({"errors", "protocol"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
     "envs": (
-        {"errors", "options", "spaces", "protocol", "wire", "waiting", "histogram"},
+        {"errors", "options", "spaces", "protocol", "wire", "waiting", "histogram", "transport"},
         {"gymnasium"},
     ),
-    "transport": ({"errors", "spaces", "protocol", "wire", "waiting", "histogram"}, set()),
+    "transport": ({"errors", "histogram"}, set()),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (
         {
@@ -38,11 +38,22 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "waiting",
             "histogram",
             "rpc",
+            "transport",
         },
         {"asyncio"},
     ),
     "client": (
-        {"errors", "options", "spaces", "protocol", "credentials", "wire", "waiting", "rpc"},
+        {
+            "errors",
+            "options",
+            "spaces",
+            "protocol",
+            "credentials",
+            "wire",
+            "waiting",
+            "rpc",
+            "transport",
+        },
         {"asyncio", "gymnasium"},
     ),
     "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),

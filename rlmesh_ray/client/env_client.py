@@ -16,8 +16,10 @@ from rlmesh_ray.client.line import Line
 from rlmesh_ray.client.line_keeper import LineKeeper
 from rlmesh_ray.client.results import ResetResult, StepResult
 from rlmesh_ray.errors import (
+    AccessDeniedError,
     CodecError,
     ConfigurationError,
+    EndpointError,
     EndpointTimeoutError,
     HandshakeRefusedError,
     LocalProtocolError,
@@ -143,7 +145,7 @@ class EnvClient:
         """Start new episodes without waiting; return the request's id."""
         self._settle()
         request = self._tongue.reset(
-            next(self._exchange.request_ids),
+            self._exchange.next_id,
             seeds=seeds,
             options=options or {},
             timeout_ms=self._server_timeout_ms,
@@ -192,7 +194,7 @@ class EnvClient:
         # What is still on the stream comes first, and a line would overtake it.
         is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
         line = self._lines.line() if is_alone else None
-        request_id = next(self._exchange.request_ids)
+        request_id = self._exchange.next_id
         if line is None:
             self._send_on_stream(request_id, action)
         else:
@@ -202,6 +204,7 @@ class EnvClient:
     def _send_on_line(self, request_id: str, action: Sequence[Column], line: Line) -> None:
         try:
             line.send(int(request_id), action, self._server_timeout_ms)
+            self._exchange.numbers.sent_direct()
             self._on_line = request_id, line
         except BaseException as error:
             self._exchange.give_up_if_interrupted(error)
@@ -250,9 +253,11 @@ class EnvClient:
         except EndpointTimeoutError as error:
             self._exchange.give_up(error)
             raise
+        numbers = self._exchange.numbers
         if frame is None:
-            self._send_on_stream(request_id, line.action)
+            self._send_on_stream(str(numbers.ask_on_join()), line.action)
             return self.receive_step(request_id)
+        numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
         if frame:
@@ -280,7 +285,7 @@ class EnvClient:
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
         self._settle()
-        request = Render(next(self._exchange.request_ids), timeout_ms=self._server_timeout_ms)
+        request = Render(self._exchange.next_id, timeout_ms=self._server_timeout_ms)
         self._exchange.send(request)
         return self._exchange.receive(request.request_id, Rendered, self._timeout_s).png
 
@@ -323,12 +328,30 @@ class EnvClient:
             # The call must not come before the Join: this does nothing, but its answer tells that
             # there is a session, or why there is none.
             self.render()
-        call = LaneCall(
-            name, arguments, tuple(lanes), self._exchange.num_sent, self._server_timeout_ms
-        )
-        return self._when_started(
-            lambda: call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
-        )
+        return self._when_started(lambda: self._call(name, arguments, tuple(lanes)))
+
+    def _call(
+        self, name: str, arguments: tuple[object, ...], lanes: tuple[int, ...]
+    ) -> tuple[Any, ...]:
+        exchange = self._exchange
+        is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
+        num_before = exchange.numbers.next_number - 1 if is_numbered else exchange.num_sent
+        call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms)
+        try:
+            results = call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
+        except (CodecError, AccessDeniedError):
+            raise  # it has not come to the session
+        except RemoteEnvError:
+            exchange.numbers.sent()
+            raise
+        except EndpointError as error:
+            exchange.give_up(error)  # whether it was executed nobody knows
+            raise
+        except BaseException as error:
+            exchange.give_up_if_interrupted(error)
+            raise
+        exchange.numbers.sent()
+        return results
 
     def _when_started(self, ask: Callable[[], T]) -> T:
         """Return what ``ask`` returns, again and again while the environment is still starting."""
@@ -364,7 +387,7 @@ class EnvClient:
         """Name the edition, where the generation wants that before anything else."""
         if not self._tongue.edition:
             return
-        request = Configure(next(self._exchange.request_ids), self._tongue.edition)
+        request = Configure(self._exchange.next_id, self._tongue.edition)
         try:
             self._exchange.send(request)
             self._exchange.receive(request.request_id, Configured, self._dial.timeout_s)

@@ -1,7 +1,6 @@
 """Requests and answers of one session with an EnvService, and how they end."""
 
 import contextlib
-import itertools
 import re
 import sys
 import threading
@@ -30,6 +29,7 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.rpc import grpc
+from rlmesh_ray.transport.core import ClientSide
 
 _CLOSE_TIMEOUT_S = 2.0
 _CUT_OFF_TIMEOUT_S = 1.0
@@ -68,8 +68,8 @@ class EnvExchange:
     def __init__(
         self, stream: JoinStream, channel: grpc.Channel, frames: EnvFrames, address: str
     ) -> None:
-        self.request_ids = map(str, itertools.count(1))
-        """For the requests, each once."""
+        self.numbers = ClientSide()
+        """Of the requests."""
         self.num_sent = 0
         """How many requests have been sent."""
         self.num_received = 0
@@ -81,6 +81,11 @@ class EnvExchange:
         self._process = OwnProcess(address)
         self._is_shut = self._is_closed = False
         self._end: RlmeshError | None = None
+
+    @property
+    def next_id(self) -> str:
+        """Id of the next request that is sent."""
+        return str(self.numbers.next_number)
 
     @property
     def is_own(self) -> bool:
@@ -122,6 +127,8 @@ class EnvExchange:
         try:
             self._stream.send(frame)
             self.num_sent += 1
+            if request.request_id == self.next_id:  # else it had been sent by a direct road
+                self.numbers.sent()
         except BaseException as error:
             self.give_up_if_interrupted(error)
             raise
@@ -230,7 +237,7 @@ class EnvExchange:
 
     def _say_goodbye(self) -> None:
         with contextlib.suppress(Exception):  # whatever broke the session, it is closed now
-            self._finish(Close(next(self.request_ids)))
+            self._finish(Close(self.next_id))
         self._stream.close()
         self._channel.close()
 

@@ -18,6 +18,7 @@ from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_wire
 
 _ABLE = (
     capabilities.NDARRAY,
+    capabilities.NUMBERED_REQUESTS,
     capabilities.SAME_STEP,
     capabilities.SHARED_MEMORY,
     capabilities.SPACES_CORE,
@@ -111,7 +112,9 @@ def _greetings(dial: Dial) -> tuple[Greeting, ...]:
 def _as_told_here(answer: Answer) -> dict[str, str]:
     """Return the capabilities of a released endpoint, with our names for what we know, too."""
     told = dict(answer.capabilities)
-    told.pop(capabilities.SHARED_MEMORY, None)  # only the edition says what travels there
+    # Only the edition says what travels there, and how requests are numbered.
+    told.pop(capabilities.SHARED_MEMORY, None)
+    told.pop(capabilities.NUMBERED_REQUESTS, None)
     if told.get(capabilities.SUBSET_STEP) == capabilities.YES:
         told[capabilities.PARTIAL_RESET] = ""
     return told

@@ -1,29 +1,50 @@
-"""Steps that say nothing but that they are one: no text, no infos. Nearly all are such.
+"""Frames of steps that say nothing but that they are one: no text, no infos. Nearly all are such.
 
-What they are about lies in the block. Their frames are always the same, so that nobody needs to
-write or read them.
+What they are about lies in the block. A bare step is its number, and the answer to it is always
+the same.
 """
 
-from rlmesh_ray.envs.channel import encode
+import pickle
+import struct
+from typing import Any
+
+from rlmesh_ray.envs.channel import encode, frame_of
 from rlmesh_ray.envs.commands import Command, Outcome, StepCommand, StepReply
 
 _STEP = StepCommand()
+_NUMBER = struct.Struct("!cQ")
+_STEP_TAG = b"s"  # no pickle of today begins with it
 _REPLY = StepReply({})
-_STEP_FRAME, _REPLY_FRAME = encode(_STEP), encode(_REPLY)
-MESSAGES: dict[bytes, StepCommand | StepReply] = {_STEP_FRAME: _STEP, _REPLY_FRAME: _REPLY}
-"""By frame."""
+_REPLY_BODY = b"r"
+_REPLY_FRAME = frame_of(_REPLY_BODY)
+
+NumberedCommand = tuple[int, Command]
+"""A command and the number of its request; 0: it has none."""
 
 
-def frame_of_command(command: Command) -> bytes:
-    """Return the frame of ``command``."""
+def frame_of_command(command: Command, number: int = 0) -> bytes:
+    """Return the frame of ``command``, the request with this number."""
     is_bare = type(command) is StepCommand and not (
-        command.text_columns or command.lanes or command.number
+        command.text_columns or command.lanes or command.begins
     )
-    return _STEP_FRAME if is_bare else encode(command)
+    return frame_of(_NUMBER.pack(_STEP_TAG, number)) if is_bare else encode((number, command))
+
+
+def decode_command(body: memoryview) -> NumberedCommand:
+    """Return the command in the body of a frame, which is shared: nobody may change it."""
+    if len(body) == _NUMBER.size and body[:1] == _STEP_TAG:
+        return _NUMBER.unpack(body)[1], _STEP
+    command: NumberedCommand = pickle.loads(body)
+    return command
 
 
 def frame_of_bare(reply: Outcome) -> bytes | None:
     """Return the frame of ``reply`` if it is the reply to a bare step."""
-    if type(reply) is not StepReply or reply.text_columns or reply.infos or reply.num_deviations:
+    if type(reply) is not StepReply or reply.text_columns or reply.infos:
         return None
     return None if any(reply.final_infos.values()) else _REPLY_FRAME
+
+
+def decode_reply(body: memoryview) -> Any:
+    """Return the reply in the body of a frame, which is shared: nobody may change it."""
+    return _REPLY if body == _REPLY_BODY else pickle.loads(body)

@@ -83,7 +83,7 @@ def bounded(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
         return ResetReply(trimmer.with_notice(infos), reply.text_columns)
     final_infos = {lane: trimmer.trim(own) for lane, own in reply.final_infos.items()}
     infos = trimmer.with_notice(infos)
-    return StepReply(infos, final_infos, reply.text_columns, reply.num_deviations)
+    return StepReply(infos, final_infos, reply.text_columns)
 
 
 def _bounded_results(reply: CallReply) -> CallReply | Failure:

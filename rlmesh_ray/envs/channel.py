@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -46,16 +46,14 @@ class Channel:
 
     Args:
         connection: A connected, blocking stream socket; owned from now on.
-        usual: Messages by their whole frames, which need not be read: whoever gets one of them
-            changes nothing in it.
+        decode: Returns the message in the body of a frame.
     """
 
     def __init__(
-        self, connection: socket.socket, usual: Mapping[bytes, object] | None = None
+        self, connection: socket.socket, decode: Callable[[memoryview], Any] = pickle.loads
     ) -> None:
         self._connection = connection
-        self._usual = usual or {}
-        self._usual_bytes = frozenset(map(len, self._usual))
+        self._decode = decode
         self._unsent = memoryview(b"")
         # What has arrived: the first _num_arrived bytes, then room for the rest of a large message.
         self._data = bytearray()
@@ -141,11 +139,7 @@ class Channel:
                 raise EOFError("the other end of the worker's channel is gone")
             self._take(0)
         size = self._size_bytes
-        message = None
-        if size in self._usual_bytes:
-            message = self._usual.get(bytes(self._data[:size]))
-        if message is None:
-            message = pickle.loads(memoryview(self._data)[_HEADER.size : size])
+        message = self._decode(memoryview(self._data)[_HEADER.size : size])
         self._data = self._data[size : self._num_arrived]
         self._num_arrived = len(self._data)
         return message
@@ -201,6 +195,11 @@ def encode(message: object) -> bytes:
 def decode(frame: bytes) -> Any:
     """Return the message in what ``encode`` gave."""
     return pickle.loads(memoryview(frame)[_HEADER.size :])
+
+
+def frame_of(body: bytes) -> bytes:
+    """Return the frame of a body that is no pickle; see ``Channel``'s ``decode``."""
+    return _HEADER.pack(len(body)) + body
 
 
 class _PlainPickler(pickle.Pickler):

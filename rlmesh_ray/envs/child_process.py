@@ -9,7 +9,7 @@ import sys
 from typing import Self
 
 from rlmesh_ray.envs import last_words
-from rlmesh_ray.envs.bare_steps import MESSAGES
+from rlmesh_ray.envs.bare_steps import decode_reply
 from rlmesh_ray.envs.channel import Channel
 
 _REAP_TIMEOUT_S = 1.0
@@ -51,7 +51,7 @@ class ChildProcess:
                 ours.close()
                 os.close(descriptor)
                 raise
-        return cls(process, Channel(ours, MESSAGES), descriptor)
+        return cls(process, Channel(ours, decode_reply), descriptor)
 
     @property
     def pid(self) -> int:

@@ -40,12 +40,12 @@ class StepCommand:
     """One string for each lane that is stepped."""
     lanes: tuple[int, ...] = ()
     """Which lanes, in any order; empty: all. Only where ``Started.steps_subsets``."""
-    number: int = 0
-    """Of the request, which may have come over the line as well; 0: it cannot have."""
+    begins: tuple[int, ...] = ()
+    """Lanes in which an autoreset begins an episode with this step that counts as one."""
 
     def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
         # Two messages a step: what dataclasses generate for slots takes three times as long.
-        return StepCommand, (self.text_columns, self.lanes, self.number)
+        return StepCommand, (self.text_columns, self.lanes, self.begins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,27 @@ class CallCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class StartSessionCommand:
+    """Take the requests of a session from now on; has no reply.
+
+    The progress (``transport.progress``) says with which number they begin.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PassOverCommand:
+    """Note that the endpoint has refused a request itself; has no reply."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttachCommand:
     """Begin to answer steps over a line, too.
 
-    After the reply the parent sends five descriptors: a new block's, to be used instead of the old
-    one, the line's control, the line itself, and the bells of this end and of the client's. A line
-    that is there already ends.
+    After the reply the parent sends four descriptors: a new block's, to be used instead of the old
+    one, the line itself, and the bells of this end and of the client's. A line that is there
+    already ends.
     """
 
     tag_arrays: bool
@@ -84,7 +99,7 @@ class AttachCommand:
 class TrackCommand:
     """Open the line for steps of these episodes, or shut it; has no reply."""
 
-    episodes: tuple[Episode, ...]
+    episodes: tuple[Episode | None, ...]
     """The latest of each lane; empty: shut it."""
 
 
@@ -113,6 +128,8 @@ Command = (
     | StepCommand
     | RenderCommand
     | CallCommand
+    | StartSessionCommand
+    | PassOverCommand
     | AttachCommand
     | TrackCommand
     | DetachCommand
@@ -141,11 +158,9 @@ class StepReply:
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
     """By lane: the last infos of each episode that ended on this step."""
     text_columns: TextColumns = ()
-    num_deviations: int = 0
-    """Kinds of values out of their range, by leaf, and episodes that a bad value has ended."""
 
     def __reduce__(self) -> tuple[type["StepReply"], tuple[object, ...]]:
-        return StepReply, (self.infos, self.final_infos, self.text_columns, self.num_deviations)
+        return StepReply, (self.infos, self.final_infos, self.text_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +234,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The environment exists; the parent answers with the block's descriptor."""
+    """The environment exists; the parent answers with the descriptors of block and progress."""
 
     contract: EnvContract
     steps_subsets: bool

@@ -5,8 +5,6 @@ import os
 import socket
 from collections.abc import Sequence
 
-from rlmesh_ray.envs.line_control import LineControl
-
 
 class LentLine:
     """A line that the endpoint can look at and cut, but does not use.
@@ -14,15 +12,11 @@ class LentLine:
     Args:
         given: Descriptors of the line's block and of its bells, for the client; owned.
         connection: The client's end; owned, and kept, since cutting it ends the line for both.
-        control: Shared with the worker.
     """
 
-    def __init__(
-        self, given: Sequence[int], connection: socket.socket, control: LineControl
-    ) -> None:
+    def __init__(self, given: Sequence[int], connection: socket.socket) -> None:
         self._given = list(given)
         self._connection = connection
-        self.control = control
 
     @property
     def is_cut(self) -> bool:

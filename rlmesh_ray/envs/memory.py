@@ -1,11 +1,13 @@
 """Memory that processes share by descriptor: it has no name and needs no cleaning up."""
 
 import fcntl
+import mmap
 import os
 import tempfile
 
 from rlmesh_ray.spaces.block import size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.progress import Progress
 
 _SIZE_SEALS = 7  # F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW, which macOS does not have
 
@@ -18,6 +20,17 @@ def can_seal() -> bool:
 def create_block(contract: EnvContract) -> int:
     """Return the descriptor of new memory for a ``Block``."""
     return create(size_bytes(contract))
+
+
+def create_progress(num_lanes: int) -> int:
+    """Return the descriptor of new memory for a ``Progress``."""
+    return create(Progress.size_bytes(num_lanes))
+
+
+def mapped_progress(descriptor: int, num_lanes: int) -> Progress:
+    """Return the progress in memory that ``create_progress`` made; maps it."""
+    size = Progress.size_bytes(num_lanes)
+    return Progress(memoryview(mmap.mmap(descriptor, size)), num_lanes)
 
 
 def create(size: int) -> int:

@@ -180,7 +180,7 @@ class VectorHost:
         for env in self._truncating:
             found += env.take_found()
         infos = self._with_warnings(infos, found)
-        return StepReply(infos, self._final_infos(), self._texts(), self._num_deviations())
+        return StepReply(infos, self._final_infos(), self._texts())
 
     @property
     def place(self) -> str:
@@ -276,8 +276,8 @@ class VectorHost:
                 f"{self._step_of(lane)})"
             )
 
-    def _num_deviations(self) -> int:
-        """Return how many have been found since this was asked last, also in resets."""
+    def take_num_deviations(self) -> int:
+        """Return how many values were out of range, by leaf, since this was asked last."""
         num_told, self._num_told = self._num_told, self._warnings.num_found
         return self._num_told - num_told
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.envs import last_words, lifeline
-from rlmesh_ray.envs.bare_steps import MESSAGES, frame_of_bare
+from rlmesh_ray.envs.bare_steps import NumberedCommand, decode_command, frame_of_bare
 from rlmesh_ray.envs.bounded import MAX_BYTES, encode_reply
 from rlmesh_ray.envs.channel import Channel, decode, encode
 from rlmesh_ray.envs.commands import (
@@ -28,19 +28,22 @@ from rlmesh_ray.envs.commands import (
     DetachCommand,
     DetachReply,
     Outcome,
+    PassOverCommand,
     RenderCommand,
     RenewCommand,
     RenewReply,
     ResetCommand,
+    ResetReply,
     Start,
     Started,
     StartFailed,
+    StartSessionCommand,
     StepCommand,
     StepReply,
     StopCommand,
     TrackCommand,
 )
-from rlmesh_ray.envs.line_control import LineControl
+from rlmesh_ray.envs.memory import mapped_progress
 from rlmesh_ray.envs.source import build
 from rlmesh_ray.envs.start_errors import explain
 from rlmesh_ray.envs.vector_host import VectorHost
@@ -49,10 +52,16 @@ from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.core import Decision, WorkerSide
+from rlmesh_ray.transport.progress import Progress
 from rlmesh_ray.waiting import BelledSocket, Waiting, wake_politely
 
 if TYPE_CHECKING:
     from rlmesh_ray.envs.line import LineEnd
+
+
+_STEP = StepCommand()
+_REFUSED = Failure(FailureKind.BAD_REQUEST, "the endpoint has answered it")
 
 
 class Worker:
@@ -75,9 +84,13 @@ class Worker:
         self._block: Block | None = None
         self._line: LineEnd | None = None
         self._max_info_bytes = MAX_BYTES
+        self._progress = Progress.local(self.contract.num_envs)
+        self._requests = WorkerSide(self._progress)
+        self._kept: Outcome = _REFUSED
+        """The answer to the last request."""
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
-            ResetCommand: lambda command: self._host.reset(command),
-            StepCommand: self._step_once,
+            ResetCommand: self._reset,
+            StepCommand: self._step,
             RenderCommand: lambda command: self._host.render(command),
             CallCommand: lambda command: self._host.call(command),
             AttachCommand: lambda _: AttachReply(),
@@ -101,20 +114,21 @@ class Worker:
         """Where steps may come from besides the endpoint."""
         return None if self._line is None or self._line.signal is None else self._line
 
-    def own(self, block: Block) -> None:
-        """Keep the arrays in ``block`` whenever there is no line."""
+    def own(self, block: Block, progress: Progress) -> None:
+        """Keep the arrays in ``block`` whenever there is no line, and what is done in another."""
+        self._progress = progress
         columns = (column for column in block.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
         self._own_block = block
         self._use(block)
 
-    def attach(
-        self,
-        command: AttachCommand,
-        block: Block,
-        control: LineControl,
-        client: BelledSocket,
-    ) -> None:
+    def start_session(self) -> None:
+        """Take the requests of a session from now on."""
+        self._progress.forget()
+        self._requests = WorkerSide(self._progress)
+        self._kept = _REFUSED
+
+    def attach(self, command: AttachCommand, block: Block, client: BelledSocket) -> None:
         """Take steps over a line, too, with the arrays in its block."""
         # Brings protobuf along, which nothing else here needs.
         from rlmesh_ray.envs.line import LineEnd
@@ -123,34 +137,61 @@ class Worker:
         self._move_to(block)
         self._line = LineEnd(
             client,
-            control,
+            self._progress,
             block.results,
-            self._step,
+            self._step_directly,
             self.contract.num_envs,
             tag_arrays=command.tag_arrays,
         )
 
-    def track(self, episodes: Sequence[Episode]) -> None:
+    def track(self, episodes: Sequence[Episode | None]) -> None:
         """Open the line for steps of ``episodes``, or shut it if there are none."""
-        if self._line is not None:
-            if episodes:
-                self._line.open(episodes)
-            else:
-                self._line.shut()
+        if self._line is not None and episodes:
+            self._line.follow(episodes)
+            self._requests.open_direct()
+        else:
+            self._requests.shut_direct()
+
+    def pass_over(self, number: int) -> None:
+        """Take notice of a request that the endpoint has refused itself."""
+        self._requests.pass_over(number)
+        self._kept = _REFUSED if self._progress.begun == number else self._kept
 
     def drop_line(self) -> None:
-        """End the line, if there is one; it still knows which requests it has executed."""
+        """End the line, if there is one."""
         if self._line is not None:
             self._line.close()
 
-    def answer(self, command: Command) -> bytes:
-        """Return the encoded reply to ``command``."""
+    def answer(self, number: int, command: Command) -> bytes:
+        """Return the encoded reply to ``command``, of the request with this number; 0: of none."""
+        if not number:
+            return self._encoded(self._done(command))
+        decision = self._requests.decide(number)
+        if decision is Decision.REFUSE:
+            last = self._progress.begun
+            message = f"request {number} is out of order: the last one was {last}"
+            return encode_reply(Failure(FailureKind.BAD_REQUEST, message))
+        if decision is Decision.EXECUTE:
+            self._requests.begin(number)
+            self._kept = self._done(command)
+            frame = self._encoded(self._kept)
+            self._requests.end(is_success=not isinstance(self._kept, Failure))
+            return frame
+        return self._encoded(self._kept)
+
+    def _done(self, command: Command) -> Outcome:
+        """Do ``command``; whatever happens comes back."""
         try:
-            reply = self._handlers[type(command)](command)
-            return frame_of_bare(reply) or encode_reply(reply, self._max_info_bytes)
+            return self._handlers[type(command)](command)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
             is_stepped = isinstance(command, (ResetCommand, StepCommand))
-            return encode_reply(failure(error, self._host.place if is_stepped else ""))
+            return failure(error, self._host.place if is_stepped else "")
+
+    def _encoded(self, reply: Outcome) -> bytes:
+        try:
+            return frame_of_bare(reply) or encode_reply(reply, self._max_info_bytes)
+        except BaseException as error:  # noqa: BLE001  # infos are the user's objects
+            return encode_reply(failure(error))
 
     def close(self) -> None:
         """Close the environment, once."""
@@ -158,24 +199,49 @@ class Worker:
             self._is_cleared = True
             self._host.close()
 
-    def _step(self) -> StepReply | Failure:
-        """Step for the line; infos come out as the endpoint gets them."""
-        try:
-            reply = self._host.step(StepCommand())
-            if isinstance(reply, StepReply) and frame_of_bare(reply):
-                return reply
-            frame = encode_reply(reply, self._max_info_bytes)
-        except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-            frame = encode_reply(failure(error, self._host.place))
-        plain: StepReply | Failure = decode(frame)
-        return plain
+    def _reset(self, command: ResetCommand) -> Outcome:
+        reply = self._host.reset(command)
+        if isinstance(reply, ResetReply):
+            self._progress.count_reset(command.lanes)
+        return reply
 
-    def _step_once(self, command: StepCommand) -> Outcome:
-        """Step for the stream, unless the line has done it."""
-        executed = None
-        if command.number and self._line is not None:
-            executed = self._line.claim(command.number)
-        return executed or self._host.step(command)
+    def _step(self, command: StepCommand) -> Outcome:
+        reply = self._host.step(command)
+        if isinstance(reply, StepReply):
+            assert self._block is not None, "a worker in use has a block"
+            results = self._block.results
+            self._progress.count_step(
+                results.rewards, results.terminated, results.truncated, command.lanes
+            )
+            if command.begins:
+                self._progress.count_reset(command.begins)
+            self._progress.count(
+                self._progress.elapsed_ns,
+                len(command.lanes) or self.contract.num_envs,
+                len(reply.final_infos),
+                self._host.take_num_deviations(),
+            )
+        return reply
+
+    def _step_directly(
+        self, number: int, timeout_ms: int, pack: Callable[[StepReply], bytes]
+    ) -> bytes | None:
+        """Step for the line; infos come out as the endpoint gets them."""
+        if not self._requests.executes_direct(number):
+            return None
+        self._requests.begin(number, timeout_ms)
+        self._kept = self._done(_STEP)
+        body = None
+        if isinstance(self._kept, StepReply):
+            plain = self._kept
+            if not frame_of_bare(plain):
+                plain = decode(self._encoded(plain))
+            if isinstance(plain, StepReply):
+                body = pack(plain)
+            else:
+                self._kept = plain
+        self._requests.end(is_success=body is not None)
+        return body
 
     def _detach(self) -> Outcome:
         self.drop_line()
@@ -193,11 +259,14 @@ class Worker:
         for new, old in zip(block.observations, self._block.observations, strict=True):
             if not isinstance(new, tuple):
                 new[...] = old
+        own, former = block.results, self._block.results
+        own.rewards[:], own.terminated[:] = former.rewards, former.terminated
+        own.truncated[:] = former.truncated
         self._use(block)
 
     def _clear(self) -> Outcome:
         self._detach()
-        self._line = None  # the next session counts its requests anew
+        self._line = None
         self.close()
         return ClearReply()
 
@@ -258,24 +327,37 @@ def serve(channel: Channel) -> None:
         channel.send(encode(StartFailed(message, traceback.format_exc())))
         return
     channel.send(started)
-    (descriptor,) = _descriptors(channel, 1)
-    worker.own(Block(descriptor, worker.contract))
-    os.close(descriptor)
+    num_lanes = worker.contract.num_envs
+    block, memory = _descriptors(channel, 2)
+    worker.own(Block(block, worker.contract), mapped_progress(memory, num_lanes))
+    os.close(block)
+    os.close(memory)
     # Else a process that the environment forks would keep a line open after its end.
     os.register_at_fork(after_in_child=worker.drop_line)
     # A client at a line works between two steps, on this processor perhaps; an endpoint hardly.
     at_line, at_channel = Waiting(0.2e-3), Waiting(1.5e-3)
-    while not isinstance(command := _next(channel, worker, at_line, at_channel), StopCommand):
-        if isinstance(command, TrackCommand):
-            worker.track(command.episodes)
-            continue
-        channel.send(worker.answer(command))
-        if isinstance(command, AttachCommand):
-            _attach(channel, worker, command)
+    while True:
+        number, command = _next(channel, worker, at_line, at_channel)
+        match command:
+            case StopCommand():
+                break
+            case TrackCommand():
+                worker.track(command.episodes)
+            case PassOverCommand():
+                worker.pass_over(command.number)
+            case StartSessionCommand():
+                worker.start_session()
+            case AttachCommand():
+                channel.send(worker.answer(number, command))
+                _attach(channel, worker, command)
+            case _:
+                channel.send(worker.answer(number, command))
     worker.close()
 
 
-def _next(channel: Channel, worker: Worker, at_line: Waiting, at_channel: Waiting) -> Command:
+def _next(
+    channel: Channel, worker: Worker, at_line: Waiting, at_channel: Waiting
+) -> NumberedCommand:
     """Return the endpoint's next command; answer what comes over the line meanwhile."""
     own = channel.connection.fileno()
     while (line := worker.line) is not None and not channel.has_message:
@@ -287,23 +369,17 @@ def _next(channel: Channel, worker: Worker, at_line: Waiting, at_channel: Waitin
         line.serve()
     if worker.line is None and not channel.has_message:
         at_channel.ready(own)
-    command: Command = channel.receive()
+    command: NumberedCommand = channel.receive()
     return command
 
 
 def _attach(channel: Channel, worker: Worker, command: AttachCommand) -> None:
-    block, control, line, bell, client_bell = _descriptors(channel, 5)
+    block, line, bell, client_bell = _descriptors(channel, 4)
     client = BelledSocket(socket.socket(fileno=line), bell, client_bell)
     try:
-        worker.attach(
-            command,
-            Block(block, worker.contract),
-            LineControl(control, worker.contract.num_envs),
-            client,
-        )
+        worker.attach(command, Block(block, worker.contract), client)
     finally:
         os.close(block)
-        os.close(control)
 
 
 def _descriptors(channel: Channel, count: int) -> list[int]:
@@ -344,7 +420,7 @@ def main() -> None:
     last_words.record(last_words_descriptor)
     lifeline.hold(_take_lifeline(), parent_pid)
     wake_politely()
-    channel = Channel(socket.socket(fileno=socket_descriptor), MESSAGES)
+    channel = Channel(socket.socket(fileno=socket_descriptor), decode_command)
     # Else a process that the environment forks would keep the road open after our death.
     os.register_at_fork(after_in_child=channel.connection.close)
     with contextlib.suppress(EOFError, ConnectionError):

@@ -20,10 +20,10 @@ from rlmesh_ray.envs.commands import (
     Start,
     Started,
     StartFailed,
+    StartSessionCommand,
     StopCommand,
 )
 from rlmesh_ray.envs.lent_line import LentLine
-from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
@@ -31,12 +31,15 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.progress import EpisodeCounts, Progress
 
 
 class WorkerProcess:
     """A running worker; made by ``start``, ended by ``close`` or ``kill``."""
 
-    def __init__(self, process: ChildProcess, started: Started, block: Block) -> None:
+    def __init__(
+        self, process: ChildProcess, started: Started, block: Block, progress: Progress
+    ) -> None:
         self.process = process
         """Who runs it; to be ended without waiting for its environment."""
         self._channel = process.channel
@@ -45,6 +48,8 @@ class WorkerProcess:
         """What the environment is."""
         self.steps_subsets = started.steps_subsets
         """Whether a StepCommand may name its lanes."""
+        self.progress = progress
+        """What it has begun and done in its session; stays when it is dead."""
         self._use(block)
 
     def _use(self, block: Block) -> None:
@@ -86,7 +91,7 @@ class WorkerProcess:
         process = process or ChildProcess.start()
         try:
             started = _handshake(process, source, policy, timeout_s)
-            return cls(process, started, _share_block(process.channel, started.contract))
+            return cls(process, started, *_share_memory(process.channel, started.contract))
         except BaseException:
             process.end(0.0)
             raise
@@ -124,12 +129,16 @@ class WorkerProcess:
         """
         return self._channel.connection.fileno()
 
-    def submit(self, command: Command) -> None:
+    def submit(self, command: Command, number: int = 0) -> None:
         """Send ``command``, as far as that goes at once; ``advance`` does the rest.
 
         Never blocks. If the worker is gone, ``receive`` tells.
+
+        Args:
+            command: What to do.
+            number: Of the request that it belongs to; 0: it belongs to none.
         """
-        self._channel.begin(frame_of_command(command))
+        self._channel.begin(frame_of_command(command, number))
 
     def advance(self) -> bool:
         """Send and receive what goes at once; return whether ``receive`` would not block."""
@@ -144,18 +153,15 @@ class WorkerProcess:
         Raises:
             OSError: There is not enough of something, or the worker is gone.
         """
-        num_lanes = self.contract.num_envs
         with contextlib.ExitStack() as owned:
             block = memory.create_block(self.contract)
             owned.callback(os.close, block)
-            control = LineControl.create(num_lanes)
-            owned.callback(os.close, control)
             ours, theirs = socket.socketpair()
             owned.enter_context(theirs)
             bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
-            line = LentLine([os.dup(block), *bells], ours, LineControl(control, num_lanes))
+            line = LentLine([os.dup(block), *bells], ours)
             try:
-                descriptors = [block, control, theirs.fileno(), *bells]
+                descriptors = [block, theirs.fileno(), *bells]
                 socket.send_fds(self._channel.connection, [b"\0"], descriptors)
                 self._use(Block(block, self.contract))
             except BaseException:
@@ -166,6 +172,16 @@ class WorkerProcess:
     def take_line_back(self) -> None:
         """Use the worker's own block again: it has been told to detach, or to clear."""
         self._use(self._own_block)
+
+    def start_session(self, number: int, counts: EpisodeCounts | None) -> None:
+        """Begin a session, between two of them.
+
+        Args:
+            number: The one before its first request's.
+            counts: Of its episodes, where another worker has counted before.
+        """
+        self.progress.start(number, counts)
+        self.submit(StartSessionCommand())
 
     def poll(self, timeout_s: float) -> bool:
         """Return whether ``receive`` would not block, after at most ``timeout_s``."""
@@ -236,12 +252,15 @@ def _handshake(
     return answer
 
 
-def _share_block(channel: Channel, contract: EnvContract) -> Block:
-    descriptor = memory.create_block(contract)
-    try:
-        socket.send_fds(channel.connection, [b"\0"], [descriptor])
-        return Block(descriptor, contract)
-    except OSError as error:
-        raise EnvStartError("the environment's process died as soon as it had started") from error
-    finally:
-        os.close(descriptor)
+def _share_memory(channel: Channel, contract: EnvContract) -> tuple[Block, Progress]:
+    with contextlib.ExitStack() as owned:
+        block = memory.create_block(contract)
+        owned.callback(os.close, block)
+        progress = memory.create_progress(contract.num_envs)
+        owned.callback(os.close, progress)
+        try:
+            socket.send_fds(channel.connection, [b"\0"], [block, progress])
+        except OSError as error:
+            message = "the environment's process died as soon as it had started"
+            raise EnvStartError(message) from error
+        return Block(block, contract), memory.mapped_progress(progress, contract.num_envs)

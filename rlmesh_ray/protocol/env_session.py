@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, EnvRules, State
-from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger, ReplacedEpisodes, Tally
+from rlmesh_ray.protocol.episodes import Counting, Episode, EpisodeLedger, ReplacedEpisodes
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -55,6 +55,7 @@ class EnvSession:
     Args:
         num_lanes: Width of the session's vector.
         new_id: Mints episode ids.
+        counting: What the worker counts in the lanes.
         rules: The dialect's.
         autoresets: Whether a lane that has ended begins anew on the next step (NEXT_STEP).
         steps_subsets: Whether the endpoint can reset and step any of its lanes alone.
@@ -64,18 +65,20 @@ class EnvSession:
         self,
         num_lanes: int,
         new_id: Callable[[], str],
+        counting: Counting,
         rules: EnvRules = EDITION_2026_06_RULES,
         *,
         autoresets: bool = False,
         steps_subsets: bool = False,
     ) -> None:
         self._all_lanes = range(num_lanes)
-        self._ledger = EpisodeLedger(num_lanes, new_id)
+        self._ledger = EpisodeLedger(num_lanes, new_id, counting)
         self._rules = rules
         self._objections = Objections(num_lanes, rules, steps_subsets=steps_subsets)
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
         self._state = State.AWAIT_RESET
         self._pending: EnvRequest | None = None
+        self._begins: tuple[int, ...] = ()
         # The lanes that have been reset, since the beginning or since they were lost.
         self._begun: set[int] = set()
         self._replaced = ReplacedEpisodes(max(_MOST_REPLACED, num_lanes))
@@ -91,22 +94,19 @@ class EnvSession:
         return self._pending
 
     @property
+    def begins(self) -> tuple[int, ...]:
+        """Lanes in which an autoreset begins an episode with the pending step."""
+        return self._begins
+
+    @property
     def episode_ids(self) -> tuple[str, ...]:
         """Id of each lane's tracked episode; empty where there is none."""
         return self._ledger.episode_ids
 
     @property
-    def episodes(self) -> tuple[Episode, ...]:
-        """The latest of each lane."""
+    def episodes(self) -> tuple[Episode | None, ...]:
+        """The latest of each lane; None: its record has been given out."""
         return self._ledger.episodes
-
-    def share(self, tally: Tally) -> None:
-        """Keep the account of the episodes in ``tally``, where somebody else answers steps, too.
-
-        Who does so must keep the rules of this class, which are the edition's: answer no step
-        unless the state is READY, and none while a request is in progress here.
-        """
-        self._ledger.share(tally)
 
     def receive(self, request: EnvRequest | Unreadable, now_ns: int) -> EnvResponse | None:
         """Take the next message of the stream, in arrival order.
@@ -133,6 +133,9 @@ class EnvSession:
         if isinstance(request, (Close, Configure)):
             return self._answered(request, now_ns)
         self._pending = self._spread(request) if isinstance(request, Reset) else request
+        self._begins = ()
+        if isinstance(request, Step) and self._tracks_autoresets:
+            self._begins = self._due(request.env_indices or self._all_lanes)
         return None
 
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
@@ -152,7 +155,11 @@ class EnvSession:
             case Step(), StepOutcome():
                 breach = self._breach(request, outcome) if self._tracks_autoresets else ""
                 if breach:
-                    return self._abandon(request, EnvErrorCode.INTERNAL, breach, now_ns)
+                    self._state = State.ABANDONED
+                    records = self._all_cut_off(now_ns, is_before=True)
+                    return EnvFailed(
+                        request.request_id, EnvErrorCode.INTERNAL, breach, False, "", records
+                    )
                 response = self._step(request, outcome, now_ns)
             case Render(), RenderOutcome():
                 response = Rendered(request.request_id, outcome.png)
@@ -179,7 +186,7 @@ class EnvSession:
     def _reset(self, request: Reset, outcome: ResetOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
         if self._rules.reports_replaced:
-            self._replaced.add(self._cut_off(lanes, now_ns))
+            self._replaced.add(self._cut_off(lanes, now_ns, is_before=True))
         ids = request.episode_ids if self._rules.client_mints_ids else ()
         self._ledger.begin(lanes, request.seeds, now_ns, ids)
         self._begun.update(lanes)
@@ -189,18 +196,17 @@ class EnvSession:
 
     def _step(self, request: Step, outcome: StepOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
-        due = self._due(lanes) if self._tracks_autoresets else {}
-        completed = self._ledger.step(
-            outcome.rewards,
+        completed = self._ledger.completed(
             outcome.terminated,
             outcome.truncated,
             outcome.final_infos,
             now_ns,
             lanes,
         )
-        if due:
-            ids = [id_ for position, id_ in enumerate(request.episode_ids) if position in due]
-            self._ledger.begin(list(due.values()), (), now_ns, ids)
+        if self._begins:
+            given = zip(lanes, request.episode_ids, strict=False)
+            ids = [episode_id for lane, episode_id in given if lane in self._begins]
+            self._ledger.begin(self._begins, (), now_ns, ids)
         if self._rules.reports_replaced:
             completed = (*self._replaced.take(lanes), *completed)
         return StepDone(
@@ -271,7 +277,10 @@ class EnvSession:
 
     def _breach(self, request: Step, outcome: StepOutcome) -> str:
         """Return how the environment has broken its autoreset mode; empty if it has not."""
-        for position, lane in self._due(request.env_indices or self._all_lanes).items():
+        begins = set(self._begins)
+        for position, lane in enumerate(request.env_indices or self._all_lanes):
+            if lane not in begins:
+                continue
             reward = outcome.rewards[position]
             if reward != 0 or outcome.terminated[position] or outcome.truncated[position]:
                 return (
@@ -281,19 +290,21 @@ class EnvSession:
                 )
         return ""
 
-    def _due(self, lanes: Sequence[int]) -> dict[int, int]:
-        """Return which of ``lanes`` have ended, by position: they begin anew."""
+    def _due(self, lanes: Sequence[int]) -> tuple[int, ...]:
+        """Return which of ``lanes`` have ended: they begin anew."""
         tracked = self._ledger.episode_ids
-        return {position: lane for position, lane in enumerate(lanes) if not tracked[lane]}
+        return tuple(lane for lane in lanes if not tracked[lane])
 
-    def _cut_off(self, lanes: Iterable[int], now_ns: int) -> tuple[EpisodeRecord, ...]:
+    def _cut_off(
+        self, lanes: Iterable[int], now_ns: int, *, is_before: bool = False
+    ) -> tuple[EpisodeRecord, ...]:
         is_truncated = self._rules.truncates_cut_off
-        return self._ledger.cut_off(lanes, now_ns, is_truncated=is_truncated)
+        return self._ledger.cut_off(lanes, now_ns, is_truncated=is_truncated, is_before=is_before)
 
-    def _all_cut_off(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
+    def _all_cut_off(self, now_ns: int, *, is_before: bool = False) -> tuple[EpisodeRecord, ...]:
         """End everything; return what has not been told yet."""
         replaced = self._replaced.take(self._all_lanes)
-        return (*replaced, *self._cut_off(self._all_lanes, now_ns))
+        return (*replaced, *self._cut_off(self._all_lanes, now_ns, is_before=is_before))
 
     def _ids_of(self, request: Reset | Step) -> tuple[str, ...]:
         ids = self._ledger.episode_ids

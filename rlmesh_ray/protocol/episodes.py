@@ -4,29 +4,28 @@ Rule 1: an episode is tracked from ``begin`` until its lane reports terminated o
 only then. After edition 2026.06 ("Episode Accounting") only an explicit Reset begins one; what an
 autoreset starts is not tracked.
 Rule 2: an episode's record is given out exactly once.
-Rule 3: what steps change is in the tally and nowhere else, so that two processes can keep one
-account: whichever answers a step writes to it, and only one of them does at a time.
+Rule 3: one party counts: the one that steps the lanes. The ledger knows which episode runs in
+which lane, and reads the counts when it makes a record.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 MAX_ID_CHARACTERS = 2**10
 """Of the name that a client gives an episode, or a route: it is kept as long as that runs."""
 
 
 class Counters(Protocol[T]):
-    """One value a lane: a list, or a view of memory."""
+    """One value a lane: a list, or an array."""
 
     def __iter__(self) -> Iterator[T]: ...
     def __getitem__(self, lane: int, /) -> T: ...
-    def __setitem__(self, lane: int, value: T, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,32 @@ class Episode:
     start_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What steps change; one entry a lane everywhere."""
+class Counts(Protocol):
+    """Counts of the tracked episodes at one moment; one entry a lane everywhere."""
 
-    is_tracked: Counters[int]
-    step_counts: Counters[int]
-    cumulative_rewards: Counters[float]
+    @property
+    def is_tracked(self) -> Counters[Any]:
+        """Whether an episode is tracked."""
 
-    @classmethod
-    def empty(cls, num_lanes: int) -> "Tally":
-        """Return one for this process alone."""
-        return cls([0] * num_lanes, [0] * num_lanes, [0.0] * num_lanes)
+    @property
+    def step_counts(self) -> Counters[Any]:
+        """Steps of the lane's episode, or of the last one."""
+
+    @property
+    def cumulative_rewards(self) -> Counters[Any]:
+        """Sum of its rewards."""
+
+
+class Counting(Protocol):
+    """Where a ledger reads what was counted."""
+
+    @property
+    def now(self) -> Counts:
+        """After the last request."""
+
+    @property
+    def before(self) -> Counts:
+        """Before the last request."""
 
 
 class EpisodeLedger:
@@ -58,48 +71,33 @@ class EpisodeLedger:
     Args:
         num_lanes: Width of the session's vector.
         new_id: Mints an episode id; never the same one twice.
+        counting: What is counted in the lanes.
     """
 
-    def __init__(self, num_lanes: int, new_id: Callable[[], str]) -> None:
-        # By lane: the latest; it may have ended.
-        self._episodes: list[Episode] = [Episode("", None, 0)] * num_lanes
+    def __init__(self, num_lanes: int, new_id: Callable[[], str], counting: Counting) -> None:
+        # By lane: the latest, until its record has been given out.
+        self._episodes: list[Episode | None] = [None] * num_lanes
         self._all_lanes = range(num_lanes)
-        self._tally = Tally.empty(num_lanes)
+        self._counting = counting
         self._new_id = new_id
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
         """Id of each lane's tracked episode; empty where there is none."""
         return tuple(
-            episode.episode_id if is_tracked else ""
-            for episode, is_tracked in zip(self._episodes, self._tally.is_tracked, strict=True)
+            episode.episode_id if is_tracked and episode else ""
+            for episode, is_tracked in zip(
+                self._episodes, self._counting.now.is_tracked, strict=True
+            )
         )
 
     @property
-    def is_tracking(self) -> bool:
-        """Whether any lane has a tracked episode."""
-        return any(self._tally.is_tracked)
-
-    @property
-    def episodes(self) -> tuple[Episode, ...]:
-        """The latest of each lane, whether it is still tracked or not."""
+    def episodes(self) -> tuple[Episode | None, ...]:
+        """The latest of each lane; None: its record has been given out, or there was none."""
         return tuple(self._episodes)
 
-    def share(self, tally: Tally) -> None:
-        """Go on in ``tally``, which gets what this ledger has counted so far."""
-        _copy(self._tally.step_counts, tally.step_counts)
-        _copy(self._tally.cumulative_rewards, tally.cumulative_rewards)
-        _copy(self._tally.is_tracked, tally.is_tracked)
-        self._tally = tally
-
-    def join(self, tally: Tally, episodes: Sequence[Episode]) -> None:
-        """Go on where the ledger that shares ``tally`` stands.
-
-        Args:
-            tally: With its counts.
-            episodes: That ledger's.
-        """
-        self._tally = tally
+    def follow(self, episodes: Sequence[Episode | None]) -> None:
+        """Go on with the ``episodes`` of another ledger."""
         self._episodes = list(episodes)
 
     def begin(
@@ -109,7 +107,7 @@ class EpisodeLedger:
         now_ns: int,
         episode_ids: Sequence[str] = (),
     ) -> None:
-        """Track a new episode in each of ``lanes``; one that was running there is forgotten.
+        """Note which episode begins in each of ``lanes``; one that was running is forgotten.
 
         Args:
             lanes: Indices.
@@ -118,49 +116,45 @@ class EpisodeLedger:
             episode_ids: Of the new ones, in the order of ``lanes``; those that are missing or empty
                 are minted.
         """
-        tally = self._tally
         for position, lane in enumerate(lanes):
             seed = seeds[position] if seeds else None
             given = episode_ids[position] if position < len(episode_ids) else ""
             self._episodes[lane] = Episode(given or self._new_id(), seed, now_ns)
-            tally.step_counts[lane], tally.cumulative_rewards[lane] = 0, 0.0
-            tally.is_tracked[lane] = 1
 
-    def step(
+    def completed(
         self,
-        rewards: Sequence[float],
         terminated: Sequence[int],
         truncated: Sequence[int],
         final_infos: Mapping[int, Infos],
         now_ns: int,
         lanes: Sequence[int] = (),
     ) -> tuple[EpisodeRecord, ...]:
-        """Account one vector step; return the episodes that it ended.
+        """Return the records of the episodes that the last request, a step, has ended.
 
         Args:
-            rewards: One a lane.
             terminated: One flag a lane.
             truncated: One flag a lane.
             final_infos: Last infos of the lanes that ended, by lane.
             now_ns: Time since the epoch.
-            lanes: Those that were stepped, if not all: there is one reward and flag for each.
+            lanes: Those that were stepped, if not all: there is one flag for each.
         """
-        tally, completed = self._tally, []
-        is_tracked, step_counts = tally.is_tracked, tally.step_counts
-        cumulative_rewards = tally.cumulative_rewards
+        now, before = self._counting.now, self._counting.before
+        records = []
         for position, lane in enumerate(lanes or self._all_lanes):
-            if not is_tracked[lane]:
+            if not (terminated[position] or truncated[position]):
                 continue
-            step_counts[lane] += 1
-            cumulative_rewards[lane] += rewards[position]
-            if terminated[position] or truncated[position]:
+            if before.is_tracked[lane] and not now.is_tracked[lane]:
                 flags = (bool(terminated[position]), bool(truncated[position]))
-                completed.append(self._record(lane, flags, final_infos.get(lane, {}), now_ns))
-                is_tracked[lane] = 0
-        return tuple(completed)
+                records += self._give_out(lane, now, flags, final_infos.get(lane, {}), now_ns)
+        return tuple(records)
 
     def cut_off(
-        self, lanes: Iterable[int], now_ns: int, *, is_truncated: bool = False
+        self,
+        lanes: Iterable[int],
+        now_ns: int,
+        *,
+        is_truncated: bool = False,
+        is_before: bool = False,
     ) -> tuple[EpisodeRecord, ...]:
         """Stop tracking in ``lanes``; return what ran there, with nothing in its final info.
 
@@ -168,28 +162,33 @@ class EpisodeLedger:
             lanes: Indices.
             now_ns: Time since the epoch.
             is_truncated: Whether that counts as truncation.
+            is_before: Whether it was cut off by the last request, which does not count.
         """
-        cut_off = []
+        counts = self._counting.before if is_before else self._counting.now
+        records = []
         for lane in lanes:
-            if self._tally.is_tracked[lane]:
-                cut_off.append(self._record(lane, (False, is_truncated), {}, now_ns))
-                self._tally.is_tracked[lane] = 0
-        return tuple(cut_off)
+            if counts.is_tracked[lane]:
+                records += self._give_out(lane, counts, (False, is_truncated), {}, now_ns)
+            self._episodes[lane] = None
+        return tuple(records)
 
     def finalize(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
         """Stop tracking everywhere; return what was cut off, neither terminated nor truncated."""
         return self.cut_off(self._all_lanes, now_ns)
 
-    def _record(
-        self, lane: int, flags: tuple[bool, bool], final_info: Infos, now_ns: int
-    ) -> EpisodeRecord:
+    def _give_out(
+        self, lane: int, counts: Counts, flags: tuple[bool, bool], final_info: Infos, now_ns: int
+    ) -> list[EpisodeRecord]:
+        """Return the record of a lane's episode, unless it has been given out."""
+        episode, self._episodes[lane] = self._episodes[lane], None
+        if episode is None:
+            return []
         terminated, truncated = flags
-        episode = self._episodes[lane]
-        return EpisodeRecord(
+        record = EpisodeRecord(
             episode_id=episode.episode_id,
             env_index=lane,
-            step_count=self._tally.step_counts[lane],
-            cumulative_reward=self._tally.cumulative_rewards[lane],
+            step_count=int(counts.step_counts[lane]),
+            cumulative_reward=float(counts.cumulative_rewards[lane]),
             terminated=terminated,
             truncated=truncated,
             start_timestamp_ns=episode.start_ns,
@@ -197,6 +196,7 @@ class EpisodeLedger:
             seed=episode.seed,
             final_info=final_info,
         )
+        return [record]
 
 
 class ReplacedEpisodes:
@@ -224,8 +224,3 @@ class ReplacedEpisodes:
         self._records.clear()
         self._records.extend(kept)
         return taken
-
-
-def _copy(source: Counters[T], target: Counters[T]) -> None:
-    for lane, value in enumerate(source):
-        target[lane] = value

@@ -7,9 +7,9 @@ ask. What several threads must see change together is changed and summed up unde
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 from rlmesh_ray import __version__
-from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.histogram import (
     BATCH_BOUNDS_ROWS,
     DURATION_BOUNDS_NS,
@@ -19,6 +19,7 @@ from rlmesh_ray.histogram import (
 )
 from rlmesh_ray.models.batcher import BatcherStatistics
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, SessionStatistics
+from rlmesh_ray.transport.progress import Progress
 
 
 class SessionCounts:
@@ -70,60 +71,59 @@ class SessionCounts:
 
 
 class LaneCounts:
-    """What the lanes of one session have done: over the stream, and over its line."""
+    """What the lanes of one session have done, as their worker notes it."""
 
     def __init__(self) -> None:
         self.resets = 0
         """Resets that succeeded."""
-        self.deviations = 0
-        """Values out of range that came over the stream, and over lines that have ended."""
         self._steps = Buckets(DURATION_BOUNDS_NS)
-        self._lane_steps = 0
-        self._episodes = 0
-        self._line: LineControl | None = None
-        self._num_lanes = 0
+        self._lane_steps = self._episodes = self._deviations = 0
+        self._progress: Progress | None = None
 
     @property
     def num_steps(self) -> int:
         """Vector steps up to now."""
-        return sum(self.read()[0][:-1])
+        return sum(self.read().steps[:-1])
 
-    def note_step(self, took_ns: int, num_lanes: int, num_ended: int) -> None:
-        """Count a vector step of ``num_lanes`` lanes; in ``num_ended`` of them it was the last."""
-        self._steps.add(took_ns)
-        self._lane_steps += num_lanes
-        self._episodes += num_ended
-
-    def follow(self, line: LineControl, num_lanes: int) -> None:
-        """Count what is done over a line, too, until ``settle``."""
-        self._line, self._num_lanes = line, num_lanes
+    def follow(self, progress: Progress) -> None:
+        """Count what a worker does from now on, until ``settle``."""
+        self.settle()
+        self._progress = progress
 
     def settle(self) -> None:
-        """Take over what a line has counted, which has ended; nothing, if there is none."""
-        line, self._line = self._line, None
-        if line is not None:
-            reading = line.steps.read()
-            self._steps.take_over(reading)
-            self._lane_steps += sum(reading[:-1]) * self._num_lanes
-            self._episodes += line.num_ended
-            self.deviations += line.num_deviations
+        """Keep what the worker has done; it is dead, or is given another session."""
+        reading, self._progress = self.read(), None
+        self._steps = Buckets(DURATION_BOUNDS_NS)
+        self._steps.take_over(reading.steps)
+        self._lane_steps, self._episodes = reading.lane_steps, reading.episodes
+        self._deviations = reading.deviations
 
-    @property
-    def num_deviations(self) -> int:
-        """Values out of range up to now."""
-        line = self._line
-        return self.deviations + (line.num_deviations if line is not None else 0)
+    def read(self) -> "LaneReading":
+        """Return what has been done up to now."""
+        progress = self._progress
+        if progress is None:
+            steps = self._steps.read()
+            return LaneReading(steps, self._lane_steps, self._episodes, self._deviations)
+        pairs = zip(self._steps.read(), progress.steps.read(), strict=True)
+        return LaneReading(
+            tuple(one + other for one, other in pairs),
+            self._lane_steps + progress.num_lane_steps,
+            self._episodes + progress.num_ended,
+            self._deviations + progress.num_deviations,
+        )
 
-    def read(self) -> tuple[tuple[int, ...], int, int]:
-        """Return the steps by duration, the steps of lanes, and the episodes."""
-        steps, lane_steps, episodes = self._steps.read(), self._lane_steps, self._episodes
-        line = self._line
-        if line is None:
-            return steps, lane_steps, episodes
-        over_line = line.steps.read()
-        lane_steps += sum(over_line[:-1]) * self._num_lanes
-        both = tuple(one + other for one, other in zip(steps, over_line, strict=True))
-        return both, lane_steps, episodes + line.num_ended
+
+@dataclass(frozen=True, slots=True)
+class LaneReading:
+    """What the lanes of a session have done."""
+
+    steps: tuple[int, ...]
+    """Vector steps by duration, as ``Buckets.read`` returns them."""
+    lane_steps: int
+    episodes: int
+    """Episodes that were seen to end."""
+    deviations: int
+    """Values out of range, and episodes that such a value has truncated."""
 
 
 class EnvCounts:
@@ -150,19 +150,19 @@ class EnvCounts:
         """Take over what a session has counted; to be called once."""
         with self._lock:
             lanes.settle()
-            steps, lane_steps, episodes = lanes.read()
-            self._steps.take_over(steps)
-            self._lane_steps += lane_steps
-            self._episodes += episodes
+            reading = lanes.read()
+            self._steps.take_over(reading.steps)
+            self._lane_steps += reading.lane_steps
+            self._episodes += reading.episodes
             self._resets += lanes.resets
-            self._deviations += lanes.deviations
+            self._deviations += reading.deviations
             self._running.discard(lanes)
             self.sessions.note_ended()
 
-    def settle(self, lanes: LaneCounts) -> None:
-        """See ``LaneCounts.settle``."""
+    def follow(self, lanes: LaneCounts, progress: Progress) -> None:
+        """See ``LaneCounts.follow``."""
         with self._lock:
-            lanes.settle()
+            lanes.follow(progress)
 
     def note_worker_restart(self) -> None:
         """Count a worker process that takes the place of another within a session."""
@@ -173,10 +173,9 @@ class EnvCounts:
         with self._lock:
             readings = [lanes.read() for lanes in self._running]
             resets = self._resets + sum(lanes.resets for lanes in self._running)
-            deviations = self._deviations + sum(lanes.num_deviations for lanes in self._running)
             step_s = histogram_of(
                 DURATION_BOUNDS_NS,
-                [self._steps.read(), *(steps for steps, _, _ in readings)],
+                [self._steps.read(), *(reading.steps for reading in readings)],
                 NS_PER_S,
             )
             return EnvStatistics(
@@ -184,11 +183,11 @@ class EnvCounts:
                 uptime_s=self.sessions.uptime_s,
                 sessions=self.sessions.sessions(),
                 steps=step_s.count,
-                lane_steps=self._lane_steps + sum(lane_steps for _, lane_steps, _ in readings),
+                lane_steps=self._lane_steps + sum(reading.lane_steps for reading in readings),
                 resets=resets,
-                episodes=self._episodes + sum(episodes for _, _, episodes in readings),
+                episodes=self._episodes + sum(reading.episodes for reading in readings),
                 errors=self.sessions.errors(),
-                deviations=deviations,
+                deviations=self._deviations + sum(reading.deviations for reading in readings),
                 worker_restarts=self._worker_restarts,
                 step_s=step_s,
             )

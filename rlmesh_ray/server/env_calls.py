@@ -123,12 +123,13 @@ class OpenSession:
         deadline = Deadline.after(call.timeout_ms)
         try:
             async with asyncio.timeout_at(deadline.at_s):
-                while self._num_answered < call.num_requests:
+                while not self._has_come_to(call.num_requests):
                     self._progress.clear()
                     await self._progress.wait()
                 await self._turn.acquire()
         except TimeoutError:
             message = f"not called: still at the requests before it after {call.timeout_ms} ms"
+            self._host.pass_over(call)
             return CallFailed(EnvErrorCode.BUSY, message)
         self._current = asyncio.current_task()
         try:
@@ -136,6 +137,17 @@ class OpenSession:
         finally:
             self._current = None
             self._turn.release()
+            self._progress.set()
+
+    def _has_come_to(self, num_requests: int) -> bool:
+        if self._host.is_numbered:
+            return self._host.has_come_to(num_requests)
+        return self._num_answered >= num_requests
+
+    def refuse(self, call: LaneCall) -> None:
+        """Take notice of a call that is not done."""
+        self._host.pass_over(call)
+        self._progress.set()
 
 
 class EnvCalls:
@@ -192,7 +204,11 @@ class EnvCalls:
         outcome: Outcome = None
         if session is not None:
             with self._drain.owing():
-                outcome = self._objection(call) or await session.call(call)
+                outcome = self._objection(call)
+                if outcome is None:
+                    outcome = await session.call(call)
+                else:
+                    session.refuse(call)
         if outcome is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session is open")
             raise AssertionError("abort raises")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.protocol.env_rules import State
 from rlmesh_ray.protocol.env_session import EnvSession
-from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, ResetDone
+from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvDialect, EnvFrames
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.session_worker import SessionWorker
@@ -45,16 +45,19 @@ class EnvExchange:
     async def answer(self, data: bytes) -> bytes:
         """Return the answer to the request in ``data``."""
         session = self._session
-        response = session.receive(self._frames.parse_request(data), time.time_ns())
+        request = self._frames.parse_request(data)
+        response = session.receive(request, time.time_ns())
         if response is None:
-            request = session.pending
-            assert request is not None, "the session wants it done"
-            outcome = await self.host.run(request)
+            pending = session.pending
+            assert pending is not None, "the session wants it done"
+            outcome = await self.host.run(pending, session.begins)
             response = session.complete(outcome, time.time_ns())
             if session.state is not State.READY:
                 self.host.track(())
             elif isinstance(response, ResetDone):
                 self.host.track(session.episodes)
+        elif isinstance(response, EnvFailed) and isinstance(request, Request):
+            self.host.pass_over(request)
         if isinstance(response, EnvFailed):
             self.host.note_error(response.code.name)
         self.is_over = session.state in self._last_states
@@ -66,7 +69,6 @@ class EnvExchange:
             return None
         line = await self.host.lend_line(timeout_ms, tag_arrays=self._tag_arrays)
         if line is not None:
-            self._session.share(line.control.tally)
             self.host.track(self._session.episodes)
         return line
 
@@ -130,26 +132,33 @@ class Exchanges:
         is_free = self._contract.autoreset_mode is AutoresetMode.DISABLED
         return is_free and self._pool.steps_subsets
 
-    def open(self, dialect: EnvDialect, *, tag_arrays: bool) -> EnvExchange:
+    def open(
+        self, dialect: EnvDialect, *, tag_arrays: bool, is_numbered: bool = False
+    ) -> EnvExchange:
         """Return a new session, for which there is a place in the pool.
 
         Args:
             dialect: What its client speaks.
             tag_arrays: Whether its client knows arrays in infos.
+            is_numbered: See ``EnvHost``.
         """
         contract = self._contract
+        watch = Stopwatch()
+        if dialect.timed is None:
+            worker = SessionWorker(self._pool, self._step_grace_s, contract.num_envs)
+        else:
+            worker = TimedWorker(self._pool, self._step_grace_s, contract.num_envs, watch)
+        host = EnvHost(worker, contract, dialect, is_numbered=is_numbered)
         session = EnvSession(
             contract.num_envs,
             _new_episode_id,
+            worker.counting,
             dialect.rules,
             autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
             steps_subsets=self.steps_subsets,
         )
         if dialect.timed is None:
-            host = EnvHost(SessionWorker(self._pool, self._step_grace_s), contract, dialect)
             return EnvExchange(session, host, dialect, tag_arrays=tag_arrays)
-        watch = Stopwatch()
-        host = EnvHost(TimedWorker(self._pool, self._step_grace_s, watch), contract, dialect)
         return TimedExchange(session, host, dialect, tag_arrays=tag_arrays, watch=watch)
 
 

@@ -16,7 +16,7 @@ from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import Episode
-from rlmesh_ray.protocol.messages import EnvRequest, Infos, Render, Reset, Step
+from rlmesh_ray.protocol.messages import EnvRequest, Infos, Render, Request, Reset, Step
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
     Failure,
@@ -30,8 +30,10 @@ from rlmesh_ray.server.session_line import SessionLine
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.core import Admission
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
+_MOST_DIGITS = 18  # of a number that a client counts to
 Lanes = tuple[int, ...]
 """Some of the lanes, in any order; empty: all of them, in theirs."""
 
@@ -43,27 +45,80 @@ class EnvHost:
         worker: The session's.
         contract: What the endpoint promised.
         dialect: What the client speaks.
+        is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
     """
 
-    def __init__(self, worker: SessionWorker, contract: EnvContract, dialect: EnvDialect) -> None:
+    def __init__(
+        self,
+        worker: SessionWorker,
+        contract: EnvContract,
+        dialect: EnvDialect,
+        *,
+        is_numbered: bool = False,
+    ) -> None:
         self._contract = contract
         self._dialect = dialect
         self._all_lanes = tuple(range(contract.num_envs))
         self._worker = worker
         self._line = SessionLine(self._worker)
+        self._is_numbered = is_numbered
+        self._last_passed = 0
         self._is_running = False
         self._is_released = False
 
-    async def run(self, request: EnvRequest) -> EnvOutcome:
-        """Do what a legal ``request`` asks; what goes wrong comes back as a Failure."""
+    async def run(self, request: EnvRequest, begins: Lanes = ()) -> EnvOutcome:
+        """Do what a legal ``request`` asks; what goes wrong comes back as a Failure.
+
+        Args:
+            request: What to do.
+            begins: Lanes in which an autoreset begins an episode with it, a step.
+        """
+        self._worker.settle_numbers()
+        number = self._number_of(request)
+        outcome = await self._run(request, number, begins)
+        if number and self._worker.last_number != number:
+            self.pass_over(request)
+        return outcome
+
+    async def _run(self, request: EnvRequest, number: int, begins: Lanes) -> EnvOutcome:
         match request:
             case Reset():
-                return await self._reset(request, Deadline.after(request.timeout_ms))
+                return await self._reset(request, Deadline.after(request.timeout_ms), number)
             case Step():
-                return await self._step(request, Deadline.after(request.timeout_ms))
+                return await self._step(request, Deadline.after(request.timeout_ms), number, begins)
             case Render():
-                return await self._render(request, Deadline.after(request.timeout_ms))
+                return await self._render(request, Deadline.after(request.timeout_ms), number)
         raise AssertionError(f"the session lets no {type(request).__name__} through")
+
+    def pass_over(self, request: Request | LaneCall) -> None:
+        """Take notice of a request that was answered without the worker."""
+        number = self._number_of(request)
+        if number:
+            self._worker.pass_over(number)
+            self._last_passed = max(number, self._last_passed)
+
+    def has_come_to(self, number: int) -> bool:
+        """Tell whether all requests up to this number have been worked on.
+
+        Args:
+            number: That of a client which numbers its requests.
+        """
+        return max(self._worker.last_number, self._last_passed, self.num_line_steps) >= number
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the client numbers its requests."""
+        return self._is_numbered
+
+    def _number_of(self, request: Request | LaneCall) -> int:
+        """Return the client's number for ``request``; 0: it has none."""
+        if not self._is_numbered:
+            return 0
+        if isinstance(request, LaneCall):
+            return request.num_requests + 1
+        request_id = request.request_id
+        is_number = request_id.isdecimal() and request_id.isascii()
+        return int(request_id) if is_number and len(request_id) <= _MOST_DIGITS else 0
 
     @property
     def num_line_steps(self) -> int:
@@ -95,9 +150,11 @@ class EnvHost:
         else:
             obstacle = await self._worker.make_idle(deadline)
         if obstacle is not None:
+            self.pass_over(call)
             return obstacle
+        self._worker.settle_numbers()
         command = CallCommand(call.name, call.arguments, call.lanes)
-        reply = await self._worker.call(command, deadline)
+        reply = await self._worker.request(command, deadline, self._number_of(call))
         return reply.results if isinstance(reply, CallReply) else as_failure(reply)
 
     def release(self) -> None:
@@ -119,8 +176,8 @@ class EnvHost:
             return None
         return await self._line.lend(timeout_ms, tag_arrays=tag_arrays)
 
-    def track(self, episodes: tuple[Episode, ...]) -> None:
-        """Take notice of what runs: the latest episode of each lane; none: nothing does any more.
+    def track(self, episodes: tuple[Episode | None, ...]) -> None:
+        """Take notice of what runs: the latest episode of each lane; empty: nothing runs any more.
 
         See also ``SessionLine.track``.
         """
@@ -135,7 +192,7 @@ class EnvHost:
     async def _make_ready(self, deadline: Deadline) -> Failure | None:
         return await self._worker.make_ready(deadline, self._line.cut)
 
-    async def _reset(self, request: Reset, deadline: Deadline) -> EnvOutcome:
+    async def _reset(self, request: Reset, deadline: Deadline, number: int) -> EnvOutcome:
         former = self._worker.process
         obstacle = await self._make_ready(deadline)
         if obstacle is not None:
@@ -148,7 +205,7 @@ class EnvHost:
         command = ResetCommand(
             seeds=request.seeds, options=dict(request.options) or None, lanes=lanes
         )
-        reply = await self._worker.call(command, deadline)
+        reply = await self._worker.request(command, deadline, number)
         if not isinstance(reply, ResetReply):
             return as_failure(reply)
         shown = lanes if self._dialect.rules.narrows_replies else ()
@@ -156,22 +213,28 @@ class EnvHost:
             self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
         )
 
-    async def _step(self, request: Step, deadline: Deadline) -> EnvOutcome:
-        number = self._line.number_of(request.request_id)
-        overdue = self._line.overdue(number)
-        if overdue is not None:
-            return overdue
+    async def _step(
+        self, request: Step, deadline: Deadline, number: int, begins: Lanes
+    ) -> EnvOutcome:
+        if number and self._worker.endpoint.admit(number) is Admission.IS_OVERDUE:
+            return self._line.overdue
+        if self._worker.is_finishing and self._line.is_ending:
+            obstacle = await self._worker.make_idle(deadline)
+            if obstacle is not None:
+                return obstacle
         if self._worker.is_finishing:
             return Failure(
                 FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
             )
+        self._line.is_ending = False
         lanes = self._some(request.env_indices) if request.env_indices else ()
         try:
             worker = self._worker.require()
             text_columns = self._write_action(worker, request.action, lanes)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
-        reply = await self._worker.call(StepCommand(text_columns, lanes, number), deadline)
+        command = StepCommand(text_columns, lanes, begins)
+        reply = await self._worker.request(command, deadline, number)
         if not isinstance(reply, StepReply):
             return as_failure(reply)
         block = worker.results
@@ -188,14 +251,15 @@ class EnvHost:
             final_infos=reply.final_infos,
         )
 
-    async def _render(self, request: Render, deadline: Deadline) -> EnvOutcome:
+    async def _render(self, request: Render, deadline: Deadline, number: int) -> EnvOutcome:
         obstacle = await self._worker.make_idle(deadline)
         if obstacle is not None:
             return obstacle
         process = self._worker.process
         if process is None or not process.is_alive:
             return RenderOutcome(None)
-        reply = await self._worker.call(RenderCommand(request.env_indices), deadline)
+        command = RenderCommand(request.env_indices)
+        reply = await self._worker.request(command, deadline, number)
         return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
 
     def _some(self, named: tuple[int, ...]) -> Lanes:

@@ -32,6 +32,7 @@ _ABLE = {
     capabilities.ENV_SERVICE: "",
     capabilities.SPACES_CORE: "",
     capabilities.NDARRAY: "",
+    capabilities.NUMBERED_REQUESTS: "",
     capabilities.PARTIAL_RESET: "",
 }
 _STOPPING = "the endpoint is stopping"
@@ -109,11 +110,14 @@ class EnvService:
         if begun is None:
             return
         dialect, frames = begun
-        exchange = self._exchanges.open(dialect, tag_arrays=capabilities.NDARRAY in offered)
+        is_numbered = capabilities.NUMBERED_REQUESTS in offered
+        exchange = self._exchanges.open(
+            dialect, tag_arrays=capabilities.NDARRAY in offered, is_numbered=is_numbered
+        )
         lanes = self._calls.open(context, exchange.host)
         silence = Silence(self._idle_timeout_s, _signs_of_life(exchange.host, lanes))
         leave_desk: Callable[[], None] = _nothing
-        if capabilities.SHARED_MEMORY in offered:
+        if is_numbered and capabilities.SHARED_MEMORY in offered:
             leave_desk = self._wait_at_desk(session_id_of(context), exchange, lanes)
         log = SessionLog(
             self._pool.counts.sessions,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from rlmesh_ray.envs.line_control import LineControl
+from rlmesh_ray.transport.progress import Progress
 
 _LONGEST_PERIOD_S = 0.25
 _SHORTEST_PERIOD_S = 0.005
@@ -17,16 +17,14 @@ class LineWatch:
     against the timeout.
 
     Args:
-        control: The line's.
+        progress: Of the session.
         timeout_ms: What the client's steps may take; 0: for ever.
         on_overdue: Called when a step has missed its deadline; returns whether that was the end
             of the line, and of the watch.
     """
 
-    def __init__(
-        self, control: LineControl, timeout_ms: int, on_overdue: Callable[[], bool]
-    ) -> None:
-        self._control = control
+    def __init__(self, progress: Progress, timeout_ms: int, on_overdue: Callable[[], bool]) -> None:
+        self._progress = progress
         self._on_overdue = on_overdue
         self._period_s = _LONGEST_PERIOD_S
         if timeout_ms:
@@ -41,7 +39,7 @@ class LineWatch:
             self._timer.cancel()
 
     def _look(self) -> None:
-        left_s = self._control.left_s if self._control.is_busy else None
+        left_s = self._progress.left_s if self._progress.is_busy else None
         if left_s is not None and left_s <= 0 and self._on_overdue():
             return
         wait_s = self._period_s if left_s is None else min(left_s, self._period_s)

@@ -8,7 +8,14 @@ from rlmesh_ray.protocol.handshake import Offer
 
 _CAPACITY = 1024
 # What a client offers beyond these is not kept: it may be megabytes of nonsense.
-_OPTIONAL = frozenset({capabilities.NDARRAY, capabilities.SAME_STEP, capabilities.SHARED_MEMORY})
+_OPTIONAL = frozenset(
+    {
+        capabilities.NDARRAY,
+        capabilities.NUMBERED_REQUESTS,
+        capabilities.SAME_STEP,
+        capabilities.SHARED_MEMORY,
+    }
+)
 
 
 class Offers:

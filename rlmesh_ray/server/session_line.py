@@ -16,11 +16,9 @@ from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker
 
-_MOST_DIGITS = 20  # of a number that a line can have
-
 
 class SessionLine:
-    """Lends the worker's line, keeps its deadlines, and knows what it has begun.
+    """Lends the worker's line, and keeps its deadlines.
 
     Args:
         worker: The session's.
@@ -32,16 +30,20 @@ class SessionLine:
         self._line: LentLine | None = None
         self._watch: LineWatch | None = None
         self._overdue: Failure | None = None
+        self.is_ending = False
+        """Whether the line was cut because of its deadline, and the worker may be at it still."""
 
     @property
     def is_busy(self) -> bool:
         """Whether a step is in progress over the line."""
-        return self._line is not None and self._line.control.is_busy
+        progress = self._worker.progress
+        return self._is_there and progress is not None and progress.is_busy
 
     @property
     def num_begun(self) -> int:
-        """Number of the last request that has begun over the line; 0: none."""
-        return self._line.control.begun if self._line is not None else 0
+        """Grows with each request that the worker begins."""
+        progress = self._worker.progress
+        return 0 if progress is None else progress.begun
 
     @property
     def _is_there(self) -> bool:
@@ -56,15 +58,14 @@ class SessionLine:
             timeout_ms: What the client's steps may take.
             tag_arrays: Whether it knows arrays in infos.
         """
-        process = self._worker.process
-        if process is None or self._worker.is_finishing:
+        process, progress = self._worker.process, self._worker.progress
+        if process is None or progress is None or self._worker.is_finishing:
             return None
         # As long as a step: a worker that is stopped meanwhile must not cost the episodes.
         deadline = Deadline.after(timeout_ms)
         reply = await self._worker.call(AttachCommand(tag_arrays), deadline)
         if not isinstance(reply, AttachReply):
             return None
-        begun = self.num_begun
         self.cut()
         try:
             line = process.lend_line()
@@ -72,14 +73,11 @@ class SessionLine:
             self._worker.warn("no shared memory for a session: %s", error)
             await in_thread(process.kill)
             return None
-        line.control.begin(begun, 0)
-        line.control.end()
         self._line, self._overdue = line, None
-        self._worker.counts.follow(line.control, process.contract.num_envs)
-        self._watch = LineWatch(line.control, timeout_ms, self._end_overdue)
+        self._watch = LineWatch(progress, timeout_ms, self._end_overdue)
         return line
 
-    def track(self, episodes: tuple[Episode, ...]) -> None:
+    def track(self, episodes: tuple[Episode | None, ...]) -> None:
         """Have steps of ``episodes`` executed over the line; none: hand them all over."""
         if self._is_there:
             self._worker.require().submit(TrackCommand(episodes))
@@ -97,27 +95,26 @@ class SessionLine:
             self._watch = None  # it knows us: memory would wait for the collector of such circles
         if self._line is not None and not self._line.is_cut:
             self._line.cut()
-            self._worker.settle_line()
             self._worker.require().take_line_back()
 
-    def number_of(self, request_id: str) -> int:
-        """Return the number under which the line may have got a request; 0: it cannot have."""
-        if self._line is None or not (request_id.isdecimal() and request_id.isascii()):
-            return 0
-        return int(request_id[:_MOST_DIGITS])
-
-    def overdue(self, number: int) -> Failure | None:
-        """Return the timeout failure of an overdue step; None: the step is not overdue."""
-        is_late = self._line is not None and 0 < number <= self._line.control.begun
-        return self._overdue if is_late else None
+    @property
+    def overdue(self) -> Failure:
+        """The answer to the step that is overdue."""
+        assert self._overdue is not None, "a step is overdue"
+        return self._overdue
 
     def _end_overdue(self) -> bool:
         """Give up a step that has missed its deadline: its client hears of it on the stream."""
-        assert self._line is not None, "only a line is watched"
+        progress = self._worker.progress
+        assert progress is not None, "only a line of a session that has begun is watched"
         if not self._worker.is_idle:
             return False  # a request on the stream waits for the worker, with its own deadline
-        timeout_ms = self._line.control.timeout_ms
-        self._overdue = self._worker.timed_out("no result within", timeout_ms)
+        number, timeout_ms = progress.begun, progress.timeout_ms
+        # An answer that has left before this counts; none leaves after it.
         self.cut()
+        if self._worker.endpoint.cut_late(progress, number):
+            self._worker.counting.leave_out(number)
+            self._overdue = self._worker.timed_out("no result within", timeout_ms)
+        self.is_ending = True
         self._worker.call_in_vain(DetachCommand())
         return True

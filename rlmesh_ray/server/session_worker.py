@@ -2,21 +2,15 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rlmesh_ray.envs.commands import (
     Command,
+    PassOverCommand,
     Reply,
-    ResetCommand,
     ResetReply,
-    StepCommand,
-    StepReply,
 )
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
@@ -25,7 +19,8 @@ from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.spaces.contract import AutoresetMode
+from rlmesh_ray.transport.core import EndpointSide
+from rlmesh_ray.transport.progress import EpisodeCounts, Progress
 from rlmesh_ray.waiting import Looking
 
 _LOG = logging.getLogger(__name__)
@@ -40,9 +35,6 @@ _ENVIRONMENTS_OWN = {
     FailureKind.BAD_OBSERVATION,
 }
 """Failures that the operator of the environment must hear of; the others are the client's."""
-
-_NOWHERE = np.zeros((), np.bool_)
-"""Stands for an array of that, one a lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +52,43 @@ class Deadline:
         return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
 
 
+class SessionCounting:
+    """What is counted in a session's episodes, whichever worker counts; a ``Counting``.
+
+    Args:
+        num_lanes: Width of the session.
+    """
+
+    def __init__(self, num_lanes: int) -> None:
+        self._progress = Progress.local(num_lanes)
+        self._left_out = 0
+
+    @property
+    def now(self) -> EpisodeCounts:
+        """After the last request that has succeeded."""
+        return self.after(self._progress.done)
+
+    @property
+    def before(self) -> EpisodeCounts:
+        """Before the last request."""
+        return self._progress.counts_after(self._progress.done - 1)
+
+    def after(self, number: int) -> EpisodeCounts:
+        """Return the counts after request ``number``, or the last one before that was done."""
+        if self._left_out:
+            number = min(number, self._left_out - 1)
+        return self._progress.counts_after(min(number, self._progress.done))
+
+    def leave_out(self, number: int) -> None:
+        """Do not count what request ``number`` does, which has failed for the client; 0: count."""
+        self._left_out = number
+
+    def follow(self, progress: Progress) -> None:
+        """Read what another worker counts from now on."""
+        self._progress = progress
+        self._left_out = 0
+
+
 class SessionWorker:
     """Asks one worker at a time, and gets another when that is gone.
 
@@ -67,9 +96,10 @@ class SessionWorker:
         pool: Where workers come from; it has a place for the session.
         grace_s: How long a request may go on after its deadline, for nobody, before its worker
             is killed.
+        num_lanes: Width of the session.
     """
 
-    def __init__(self, pool: WorkerPool, grace_s: float) -> None:
+    def __init__(self, pool: WorkerPool, grace_s: float, num_lanes: int) -> None:
         self._pool = pool
         self._grace_s = grace_s
         self.process: WorkerProcess | None = None
@@ -81,40 +111,104 @@ class SessionWorker:
         self.counts = pool.counts.open()
         """What its lanes do."""
         self._looking = Looking(_LONGEST_LOOK_S)
+        self.endpoint = EndpointSide()
+        """What has been decided about the session's requests."""
         # While the worker is busy with what nobody waits for any more.
         self._finishing: asyncio.Task[None] | None = None
-        self._over: NDArray[np.bool_] = _NOWHERE
-        """Which lanes have ended and only begin anew with a Reset; see ``_NOWHERE``."""
+        self._started: WorkerProcess | None = None
+        """The process that takes the session's requests."""
+        self._last_number = 0
+        self._passed_over: set[int] = set()
+        self.counting = SessionCounting(num_lanes)
+        """Where the session reads what is counted in its episodes."""
 
     @property
     def is_finishing(self) -> bool:
         """Whether it is, or was when somebody looked last, busy with what missed its deadline."""
         return self._finishing is not None
 
+    @property
+    def last_number(self) -> int:
+        """Number of the last request that the worker was given by ``request``."""
+        return self._last_number
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the worker has begun and done in this session; None: there has been none."""
+        return None if self._started is None else self._started.progress
+
     def require(self) -> WorkerProcess:
         """Return the process, of which is known that there is one."""
         assert self.process is not None, "the session lets no Step through before a Reset is done"
         return self.process
 
-    async def call(self, command: Command, deadline: Deadline) -> Reply | Failure:
-        """Have ``command`` done by an idle worker."""
+    async def request(
+        self, command: Command, deadline: Deadline, number: int = 0
+    ) -> Reply | Failure:
+        """Have a numbered request done by an idle worker, once.
+
+        Args:
+            command: What to do.
+            deadline: Until when.
+            number: The client's for it; 0: the client has none, and it gets the next one.
+        """
+        worker = self.require()
+        number = number or self._last_number + 1
+        if self._started is not worker:
+            self._start(worker, number - 1)
+        self._last_number = number
+        self.counting.leave_out(0)
+        reply = await self.call(command, deadline, number)
+        if isinstance(reply, Failure):
+            self.counting.leave_out(number)
+        elif type(reply) is ResetReply:
+            self.counts.resets += 1
+        return reply
+
+    def pass_over(self, number: int) -> None:
+        """Take notice that a numbered request was answered without the worker."""
+        self._passed_over.add(number)
+        self.settle_numbers()
+
+    def settle_numbers(self) -> None:
+        """Tell the worker of the numbers that it need not wait for, as far as it has come."""
+        worker, progress = self._started, self.progress
+        if not self._passed_over or worker is None or progress is None or worker.fileno() < 0:
+            return
+        done = progress.done
+        for number in sorted(self._passed_over):
+            if number > done + 1:
+                break
+            if number == done + 1:
+                worker.submit(PassOverCommand(number))
+                done = number
+            self._passed_over.discard(number)
+
+    def _start(self, worker: WorkerProcess, number: int) -> None:
+        worker.start_session(number, self.counting.after(number))
+        self._started = worker
+        self._passed_over = {one for one in self._passed_over if one > number}
+        self.counting.follow(worker.progress)
+        self._pool.counts.follow(self.counts, worker.progress)
+
+    async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Reply | Failure:
+        """Have ``command`` done by an idle worker, as the request with this number, or as none."""
         worker = self.require()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self.is_idle = False
-        begun_ns = time.monotonic_ns()
-        worker.submit(command)
+        worker.submit(command, number)
         is_alone = self._pool.num_sessions == 1  # else others would wait for the loop meanwhile
         if is_alone:
             self._looking.look(worker.advance)
         if not await arrives(worker, deadline.at_s):
+            self.endpoint.missed_deadline()
             self._finishing = asyncio.ensure_future(self._finish(worker))
             return self.timed_out("no result within", deadline.timeout_ms)
         if is_alone:
             self._looking.learn()
         reply = await take(worker)
         self.is_idle = True
-        self._count(worker, command, reply, time.monotonic_ns() - begun_ns)
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
@@ -206,41 +300,6 @@ class SessionWorker:
         """Count an error that a request was answered with."""
         self._pool.counts.sessions.note_error(code)
 
-    def settle_line(self) -> None:
-        """Keep what was counted over a line that has ended."""
-        self._pool.counts.settle(self.counts)
-
-    def _count(
-        self, worker: WorkerProcess, command: Command, reply: Reply | Failure, took_ns: int
-    ) -> None:
-        if type(command) is StepCommand and type(reply) is StepReply:
-            num_ended = self._num_ended(worker, command.lanes)
-            num_lanes = len(command.lanes) or worker.contract.num_envs
-            self.counts.note_step(took_ns, num_lanes, num_ended)
-            self.counts.deviations += reply.num_deviations
-        elif type(command) is ResetCommand and type(reply) is ResetReply:
-            self.counts.resets += 1
-            if command.lanes and self._over.ndim:
-                self._over[list(command.lanes)] = False
-            elif not command.lanes:
-                self._over = _NOWHERE
-
-    def _num_ended(self, worker: WorkerProcess, lanes: Sequence[int]) -> int:
-        """Return in how many of ``lanes``, or of all, an episode has ended with this step."""
-        terminated, truncated = worker.results.terminated, worker.results.truncated
-        # Mostly there is none, and NumPy would take longer to say so.
-        if 1 not in terminated.tobytes() and 1 not in truncated.tobytes():
-            return 0
-        has_ended = terminated | truncated
-        if lanes:
-            is_meant = np.zeros_like(has_ended)
-            is_meant[list(lanes)] = True
-            has_ended &= is_meant
-        if worker.contract.autoreset_mode is AutoresetMode.DISABLED:
-            # Whoever steps past an end sees the flags again, but no other episode has ended.
-            has_ended, self._over = has_ended > self._over, has_ended | self._over
-        return int(np.count_nonzero(has_ended))
-
     async def _finished(self) -> None:
         """Wait until the worker is idle, or gone."""
         if self._finishing is not None:
@@ -257,6 +316,7 @@ class SessionWorker:
         else:
             self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
             await in_thread(worker.kill)
+        self.endpoint.confirmed()
         self.is_idle = True
 
 

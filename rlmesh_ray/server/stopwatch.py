@@ -83,17 +83,18 @@ class TimedWorker(SessionWorker):
     Args:
         pool: See ``SessionWorker``.
         grace_s: See ``SessionWorker``.
+        num_lanes: See ``SessionWorker``.
         watch: The session's.
     """
 
-    def __init__(self, pool: WorkerPool, grace_s: float, watch: Stopwatch) -> None:
-        super().__init__(pool, grace_s)
+    def __init__(self, pool: WorkerPool, grace_s: float, num_lanes: int, watch: Stopwatch) -> None:
+        super().__init__(pool, grace_s, num_lanes)
         self._watch = watch
 
-    async def call(self, command: Command, deadline: Deadline) -> Reply | Failure:
+    async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Reply | Failure:
         """See ``SessionWorker``."""
         self._watch.ask()
-        reply = await super().call(command, deadline)
+        reply = await super().call(command, deadline, number)
         self._watch.hear()
         return reply
 

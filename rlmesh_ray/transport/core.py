@@ -2,8 +2,7 @@
 
 Every request that reaches the environment has a number: Reset, Step, Render and Call count up by
 one in each session, and Close has none. A request travels by the Join stream and the endpoint, or
-by a direct road between client and worker. These are the rules for the three parties; client,
-endpoint and worker do not use them yet (``wire.line_v1`` has what they do today):
+by a direct road between client and worker. Each of the three parties has its class here:
 
 * **The worker decides what runs** (``WorkerSide``). It executes the number that follows its last
   one, answers the last one again with the answer that it has kept, and refuses all others,
@@ -166,25 +165,30 @@ class ClientSide:
         self._last = 0
         self._on_direct = 0
 
+    @property
     def next_number(self) -> int:
-        """Return the number of the next request."""
+        """Number of the next request that is sent."""
+        return self._last + 1
+
+    def sent(self) -> None:
+        """Note that the next request has been sent, by whatever road."""
         self._last += 1
-        return self._last
 
     @property
     def on_direct(self) -> int:
         """Number of the request whose answer comes by the direct road; 0: there is none."""
         return self._on_direct
 
-    def sent_direct(self, number: int) -> None:
-        """Note that a request has been sent by the direct road.
+    def sent_direct(self) -> None:
+        """Note that the next request has been sent, by the direct road.
 
         Raises:
             LocalProtocolError: Another one is still to be answered there.
         """
         if self._on_direct:
             raise LocalProtocolError("a request is in flight on the direct road already")
-        self._on_direct = number
+        self._last += 1
+        self._on_direct = self._last
 
     def direct_answered(self, number: int) -> bool:
         """Note an answer of the direct road; return whether it is the awaited one's.

@@ -10,6 +10,7 @@ from rlmesh_ray.server.reports import pack_report, parse_report
 from rlmesh_ray.wire import registry_v1 as wire
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
 from tests.fuzz.samples import Target
+from tests.lane_counts import note_step
 
 
 def registry_request(data: bytes) -> None:
@@ -44,7 +45,7 @@ def registry_report_seeds() -> Iterator[bytes]:
     """Yield what was counted of nothing, and of something."""
     counts = EnvCounts()
     yield pack_report(counts.statistics())
-    counts.open().note_step(30_000, 4, 1)
+    note_step(counts.open(), 30_000, 4, 1)
     counts.sessions.note_error("TIMEOUT")
     yield pack_report(counts.statistics())
 

@@ -46,6 +46,7 @@ from rlmesh_ray.server.reports import pack_report
 from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.tls import ServerTls
 from rlmesh_ray.wire import registry_v1 as wire
+from tests.lane_counts import note_step
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
@@ -158,7 +159,7 @@ def test_an_endpoint_tells_again_and_again_what_it_has_done(
     lanes = counts.open()
 
     def report() -> bytes:
-        lanes.note_step(1000, 2, 0)
+        note_step(lanes, 1000, 2, 0)
         return pack_report(counts.statistics())
 
     with registration(dial(registrar), report=report) as (_, told):

@@ -33,6 +33,7 @@ from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.protocol.episodes import EpisodeLedger
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.transport.progress import Progress
 from rlmesh_ray.waiting import Signal
 
 _GENERATION = "dm_env_rpc.v1"
@@ -78,7 +79,8 @@ class WorldClient:
         self._seed, self._is_ours = opened.seed, opened.is_ours
         self.contract = opened.contract
         self._values = ValueCheck(self.contract.observation_space, settings.policy, dial.address)
-        self._ledger = EpisodeLedger(self.contract.num_envs, lambda: uuid4().hex)
+        self._counted = Progress.local(self.contract.num_envs)
+        self._ledger = EpisodeLedger(self.contract.num_envs, lambda: uuid4().hex, self._counted)
         self._ids = map(str, itertools.count(1))
         self._pending: deque[tuple[str, _Begun | None]] = deque()
         self._end: BaseException | None = None
@@ -166,6 +168,9 @@ class WorldClient:
             self._pending.popleft()
             observation = self._carrier.receive_reset(time.monotonic() + self._timeout_s)
             infos = self._values.check(observation)
+        self._counted.begin(self._counted.done + 1, 0)
+        self._counted.count_reset(begun[0])
+        self._counted.end()
         self._ledger.begin(*begun, time.time_ns())
         return ResetResult(observation, infos, self._ledger.episode_ids)
 
@@ -207,8 +212,10 @@ class WorldClient:
                     self._ledger.finalize(time.time_ns())
                 raise
             infos = self._values.check(step.observation, step.rewards)
-        completed = self._ledger.step(
-            step.rewards.tolist(),
+        self._counted.begin(self._counted.done + 1, 0)
+        self._counted.count_step(step.rewards, step.terminated, step.truncated)
+        self._counted.end()
+        completed = self._ledger.completed(
             step.terminated.tolist(),
             step.truncated.tolist(),
             {},

@@ -40,7 +40,7 @@ class LanesHost:
     def __init__(
         self, pool: WorkerPool, contract: EnvContract, grace_s: float, timeout_ms: int
     ) -> None:
-        self._worker = SessionWorker(pool, grace_s)
+        self._worker = SessionWorker(pool, grace_s, contract.num_envs)
         self._timeout_ms = timeout_ms
         self._num_lanes = contract.num_envs
         zeros = np.zeros(contract.num_envs)
@@ -77,7 +77,7 @@ class LanesHost:
             # The other lanes have gone with the former one, which nobody has noticed yet.
             return self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
         command = ResetCommand(seeds=seeds, options=dict(options) or None, lanes=lanes)
-        reply = await self._worker.call(command, deadline)
+        reply = await self._worker.request(command, deadline)
         if not isinstance(reply, ResetReply):
             return self._failed(as_failure(reply))
         return Frame(_shown(self._worker.require(), reply.text_columns), *self._nothing)
@@ -96,7 +96,7 @@ class LanesHost:
             else:
                 target[...] = column
         deadline = Deadline.after(self._timeout_ms)
-        reply = await self._worker.call(StepCommand(tuple(texts)), deadline)
+        reply = await self._worker.request(StepCommand(tuple(texts)), deadline)
         if not isinstance(reply, StepReply):
             return self._failed(as_failure(reply))
         results = process.results

@@ -20,6 +20,7 @@ from rlmesh_ray.actors.metrics import Meter
 from rlmesh_ray.models.batcher import BatcherStatistics
 from rlmesh_ray.server import metrics
 from rlmesh_ray.server.counts import EnvCounts, ModelCounts
+from tests.lane_counts import note_step
 
 TIMEOUT_S = 60.0
 NUM_STEPS = 5
@@ -41,7 +42,7 @@ class Metered:
             counts.sessions.note_error("TIMEOUT")
         env.note_worker_restart()
         lanes = env.open()
-        lanes.resets, lanes.deviations = 2, 3
+        lanes.resets = 2
         model.sessions.note_opened()
         model.note_waited(30_000)
         model.note_batch(16, 1_500_000)
@@ -54,7 +55,7 @@ class Metered:
     def beat(self, num_steps: int) -> None:
         """Look after as many steps of 30 microseconds, of four lanes, of which one ends."""
         for _ in range(num_steps):
-            self._lanes.note_step(30_000, 4, 1)
+            note_step(self._lanes, 30_000, 4, 1)
         self._env.feed(self._look_at_env())
         self._model.feed(self._model_statistics)
 

@@ -8,13 +8,14 @@ from rlmesh_ray.cli.status_view import EndpointStatus, as_fields, tables
 from rlmesh_ray.models.batcher import BatcherStatistics
 from rlmesh_ray.server.counts import EnvCounts, ModelCounts
 from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, Sighting
+from tests.lane_counts import note_step
 
 
 def env(steps_ms: list[int], uptime_s: float) -> EnvStatistics:
     counts = EnvCounts()
     lanes = counts.open()
     for took_ms in steps_ms:
-        lanes.note_step(took_ms * 1_000_000, 4, 0)
+        note_step(lanes, took_ms * 1_000_000, 4, 0)
     return replace(counts.statistics(), uptime_s=uptime_s)
 
 

@@ -103,7 +103,7 @@ def test_lanes_begin_anew_by_themselves_and_the_session_is_warned_once() -> None
         assert isinstance(reply, StepReply)
         truncated = block.results.truncated.tolist()
         warnings: Any = reply.infos.get(WARNING_KEY, ())
-        seen.append((truncated, len(warnings), reply.num_deviations))
+        seen.append((truncated, len(warnings), host.take_num_deviations()))
 
     both, none = [True, True], [False, False]
     first, second = [(none, 0, 0), (both, 1, 2), (none, 0, 0)], [(none, 0, 0), (both, 0, 2)]

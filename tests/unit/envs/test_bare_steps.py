@@ -4,40 +4,52 @@ import socket
 
 import pytest
 
-from rlmesh_ray.envs.bare_steps import MESSAGES, frame_of_bare, frame_of_command
-from rlmesh_ray.envs.channel import Channel, decode, encode
-from rlmesh_ray.envs.commands import Outcome, RenderReply, ResetReply, StepCommand, StepReply
+from rlmesh_ray.envs.bare_steps import (
+    decode_command,
+    decode_reply,
+    frame_of_bare,
+    frame_of_command,
+)
+from rlmesh_ray.envs.channel import Channel, encode
+from rlmesh_ray.envs.commands import (
+    Command,
+    Outcome,
+    RenderCommand,
+    RenderReply,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
+
+HEADER_BYTES = 8
 
 
-def test_a_bare_step_reads_as_what_it_is_with_and_without_the_table() -> None:
-    frame = frame_of_command(StepCommand())
+@pytest.mark.parametrize(
+    "command",
+    [
+        StepCommand(),
+        StepCommand((("left", "right"),)),
+        StepCommand((), (2, 0)),
+        StepCommand((), (), (1,)),
+        RenderCommand(),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 7, 2**63 - 1])
+def test_a_command_comes_with_its_number(command: Command, number: int) -> None:
+    frame = frame_of_command(command, number)
 
-    assert decode(frame) == MESSAGES[frame] == StepCommand()
-
-
-def test_a_step_with_text_is_written_whole() -> None:
-    command = StepCommand((("left", "right"),))
-
-    assert decode(frame_of_command(command)) == command
-
-
-def test_a_step_of_some_lanes_is_written_whole() -> None:
-    command = StepCommand((), (2, 0))
-
-    assert decode(frame_of_command(command)) == command
-
-
-def test_a_step_that_the_line_may_have_got_as_well_is_written_with_its_number() -> None:
-    command = StepCommand(number=7)
-
-    assert decode(frame_of_command(command)) == command
+    assert decode_command(memoryview(frame)[HEADER_BYTES:]) == (number, command)
 
 
-def test_the_reply_to_a_bare_step_reads_as_what_it_is_with_and_without_the_table() -> None:
+def test_a_bare_step_takes_few_bytes() -> None:
+    assert len(frame_of_command(StepCommand(), 7)) == HEADER_BYTES + 9
+
+
+def test_the_reply_to_a_bare_step_reads_as_what_it_is() -> None:
     frame = frame_of_bare(StepReply({}, {0: {}}))
 
     assert frame is not None
-    assert decode(frame) == MESSAGES[frame] == StepReply({})
+    assert decode_reply(memoryview(frame)[HEADER_BYTES:]) == StepReply({})
 
 
 @pytest.mark.parametrize(
@@ -52,28 +64,22 @@ def test_the_reply_to_a_bare_step_reads_as_what_it_is_with_and_without_the_table
 )
 def test_a_reply_that_says_more_is_not_bare(reply: Outcome) -> None:
     assert frame_of_bare(reply) is None
+    assert decode_reply(memoryview(encode(reply))[HEADER_BYTES:]) == reply
 
 
-def test_messages_of_the_same_size_are_not_taken_for_usual_ones() -> None:
+def test_bare_messages_and_others_take_turns_in_one_go() -> None:
     ours, theirs = socket.socketpair()
-    reader, writer = Channel(ours, {b"x" * len(encode("abc")): "usual"}), Channel(theirs)
+    reader, writer = Channel(ours, decode_command), Channel(theirs)
     try:
-        writer.send(encode("abc"))
-        assert reader.receive() == "abc"
-    finally:
-        reader.close()
-        writer.close()
-
-
-def test_usual_messages_and_others_take_turns_in_one_go() -> None:
-    ours, theirs = socket.socketpair()
-    reader, writer = Channel(ours, MESSAGES), Channel(theirs)
-    try:
-        writer.send(encode(StepCommand()) + encode(RenderReply(None)) + encode(StepReply({})))
+        writer.send(
+            frame_of_command(StepCommand(), 1)
+            + frame_of_command(RenderCommand(), 2)
+            + frame_of_command(StepCommand(), 3)
+        )
         assert [reader.receive() for _ in range(3)] == [
-            StepCommand(),
-            RenderReply(None),
-            StepReply({}),
+            (1, StepCommand()),
+            (2, RenderCommand()),
+            (3, StepCommand()),
         ]
     finally:
         reader.close()

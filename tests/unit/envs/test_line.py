@@ -3,21 +3,19 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pytest
 
 from rlmesh_ray.envs.commands import StepReply
 from rlmesh_ray.envs.line import LineEnd
-from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import StepDone
-from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.transport.progress import Progress
 from rlmesh_ray.waiting import BelledSocket, Waiting
 from rlmesh_ray.wire import line_v1 as frames
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
@@ -32,11 +30,12 @@ class Rig:
 
     client: socket.socket
     end: LineEnd
-    control: LineControl
+    progress: Progress
     results: Results
     client_bell: int
-    outcomes: list[StepReply | Failure] = field(default_factory=list)
+    outcomes: list[StepReply] = field(default_factory=list)
     num_steps: int = 0
+    is_open: bool = True
 
     def ask(self, number: int) -> tuple[int, int, bytes]:
         """Return number, kind and body of the answer."""
@@ -45,40 +44,53 @@ class Rig:
         answered, kind, size = frames.unpack_answer(self.client.recv(frames.ANSWER_BYTES))
         return answered, kind, self.client.recv(size) if size else b""
 
+    def step(
+        self, number: int, timeout_ms: int, pack: Callable[[StepReply], bytes]
+    ) -> bytes | None:
+        """Do what a worker does for a step whose turn has come."""
+        if not self.is_open:
+            return None
+        self.num_steps += 1
+        self.progress.begin(number, timeout_ms)
+        self.progress.count_step(
+            self.results.rewards, self.results.terminated, self.results.truncated
+        )
+        body = pack(self.outcomes.pop(0) if self.outcomes else StepReply({}))
+        self.progress.end()
+        return body
+
 
 @pytest.fixture(name="rig")
 def _rig() -> Iterator[Rig]:
-    descriptor = LineControl.create(NUM_LANES)
-    control = LineControl(descriptor, NUM_LANES)
-    os.close(descriptor)
+    progress = Progress.local(NUM_LANES)
+    progress.count_reset(())
     client, worker = socket.socketpair()
     bells = (os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK))
     client.settimeout(10.0)
     results = Results(np.ones(NUM_LANES), np.zeros(NUM_LANES, bool), np.zeros(NUM_LANES, bool))
-
-    def step() -> StepReply | Failure:
-        rig.num_steps += 1
-        return rig.outcomes.pop(0) if rig.outcomes else StepReply({})
-
-    end = LineEnd(BelledSocket(worker, *bells), control, results, step, NUM_LANES, tag_arrays=True)
-    rig = Rig(client, end, control, results, bells[1])
-    for lane in range(NUM_LANES):
-        control.tally.is_tracked[lane] = 1
+    end = LineEnd(
+        BelledSocket(worker, *bells),
+        progress,
+        results,
+        lambda *step: rig.step(*step),
+        NUM_LANES,
+        tag_arrays=True,
+    )
+    end.follow(EPISODES)
+    rig = Rig(client, end, progress, results, bells[1])
     yield rig
     client.close()
     end.close()
 
 
 def test_a_step_with_nothing_to_tell_is_answered_with_sixteen_bytes(rig: Rig) -> None:
-    rig.end.open(EPISODES)
 
     assert rig.ask(1) == (1, frames.DONE, b"")
-    assert list(rig.control.tally.step_counts) == [1, 1]
-    assert list(rig.control.tally.cumulative_rewards) == [1.0, 1.0]
+    assert list(rig.progress.now.step_counts) == [1, 1]
+    assert list(rig.progress.now.cumulative_rewards) == [1.0, 1.0]
 
 
 def test_infos_and_ended_episodes_come_as_the_edition_s_frame(rig: Rig) -> None:
-    rig.end.open(EPISODES)
     rig.results.terminated[0] = True
     rig.outcomes = [StepReply({"speed": np.ones(2)}, {0: {"last": 1}})]
 
@@ -95,7 +107,6 @@ def test_infos_and_ended_episodes_come_as_the_edition_s_frame(rig: Rig) -> None:
 
 
 def test_warnings_come_in_the_edition_s_words(rig: Rig) -> None:
-    rig.end.open(EPISODES)
     warning = ConformanceWarning("action", "range", "", "3.0 is above 1.0")
     rig.outcomes = [StepReply({WARNING_KEY: [warning]})]
 
@@ -108,7 +119,6 @@ def test_warnings_come_in_the_edition_s_words(rig: Rig) -> None:
 def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_left(
     rig: Rig,
 ) -> None:
-    rig.end.open(EPISODES)
     rig.outcomes = [StepReply({"text": "x" * 4_000_000})]
     rig.client.sendall(frames.pack_request(1, 0))
     serving = threading.Thread(target=rig.end.serve)
@@ -126,99 +136,6 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
     assert len(str(done.infos["text"])) == 4_000_000
 
 
-def test_nothing_is_executed_until_the_line_is_open(rig: Rig) -> None:
-    assert rig.ask(1)[1] == frames.HANDED_OVER
-    rig.end.open(EPISODES)
-    rig.end.shut()
-    assert rig.ask(2)[1] == frames.HANDED_OVER
-
-    assert rig.num_steps == 0
-    assert rig.control.begun == 0
-
-
-def test_a_number_is_executed_once(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-    rig.ask(5)
-
-    for number in (5, 4, 0):
-        assert rig.ask(number)[1] == frames.HANDED_OVER
-    assert rig.num_steps == 1
-
-
-def test_a_failed_step_is_handed_over_and_shuts_the_line(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-    failure = Failure(FailureKind.RAISED, "worn out")
-    rig.outcomes = [failure]
-
-    assert rig.ask(1)[1] == frames.HANDED_OVER
-    assert rig.end.claim(1) is failure
-    assert rig.ask(2)[1] == frames.HANDED_OVER
-    assert rig.num_steps == 1
-    assert not rig.control.is_busy
-
-
-def test_who_repeats_a_step_that_was_done_is_told_that_its_answer_got_lost(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-    rig.outcomes = [Failure(FailureKind.RAISED, "worn out")]
-    rig.ask(1)
-    rig.end.open(EPISODES)
-    rig.ask(2)
-
-    for number in (1, 2):
-        lost = rig.end.claim(number)
-        assert lost is not None
-        assert lost.kind is FailureKind.TIMEOUT
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_a_request_that_came_on_the_stream_first_is_not_executed_over_the_line(
-    rig: Rig, *, is_closed: bool
-) -> None:
-    rig.end.open(EPISODES)
-    rig.client.sendall(frames.pack_request(1, 1000))
-    if is_closed:
-        rig.client.close()
-
-    assert rig.end.claim(1) is None
-    rig.end.serve()
-
-    assert rig.num_steps == 0
-    assert not rig.control.is_busy
-
-
-def test_requests_go_on_over_the_line_after_one_on_the_stream(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-    rig.ask(1)
-
-    assert rig.end.claim(2) is None
-    assert rig.ask(3)[1] == frames.DONE
-    assert rig.num_steps == 2
-
-
-def test_a_number_that_no_line_counts_to_can_be_on_the_stream_only(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-
-    assert rig.end.claim(2**64 - 1) is None
-    assert rig.ask(1)[1] == frames.DONE
-
-
-def test_a_request_in_progress_is_known_with_its_deadline(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-    seen: list[Any] = []
-
-    def look() -> StepReply:
-        seen.append((rig.control.begun, rig.control.is_busy, rig.control.left_s))
-        return StepReply({})
-
-    rig.end._step = look
-    rig.ask(9)
-
-    ((begun, is_busy, left_s),) = seen
-    assert (begun, is_busy) == (9, True)
-    assert 0.0 < left_s <= 1.0
-    assert not rig.control.is_busy
-
-
 @pytest.mark.parametrize("said", [b"", b"half a request"[:7]])
 def test_a_client_that_hangs_up_ends_the_line(rig: Rig, said: bytes) -> None:
     rig.client.sendall(said)
@@ -231,7 +148,6 @@ def test_a_client_that_hangs_up_ends_the_line(rig: Rig, said: bytes) -> None:
 
 
 def test_who_rings_and_says_nothing_holds_nobody_up(rig: Rig) -> None:
-    rig.end.open(EPISODES)
     assert rig.end.signal is not None
     os.eventfd_write(rig.end.signal.bell, 1)
 
@@ -241,15 +157,13 @@ def test_who_rings_and_says_nothing_holds_nobody_up(rig: Rig) -> None:
 
 
 def test_a_timeout_beyond_every_clock_is_one_for_ever(rig: Rig) -> None:
-    rig.end.open(EPISODES)
-    rig.client.sendall(frames.pack_request(2**63 - 1, 2**64 - 1))
+    rig.client.sendall(frames.pack_request(1, 2**64 - 1))
     rig.end.serve()
 
-    assert rig.control.begun == 2**63 - 1
+    assert (rig.progress.done, rig.progress.timeout_ms) == (1, 2**63 - 1)
 
 
-def test_a_number_that_no_client_counts_to_is_handed_over(rig: Rig) -> None:
-    rig.end.open(EPISODES)
+def test_a_step_whose_turn_has_not_come_is_handed_over(rig: Rig) -> None:
+    rig.is_open = False
 
-    assert rig.ask(2**64 - 1)[1] == frames.HANDED_OVER
-    assert rig.num_steps == 0
+    assert rig.ask(2**64 - 1) == (2**64 - 1, frames.HANDED_OVER, b"")

@@ -29,6 +29,7 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 2
 REQUESTS = EDITION_2026_06_RULES.requests
@@ -72,7 +73,7 @@ def request_of(kind: type[EnvRequest]) -> EnvRequest:
 
 def new_session() -> EnvSession:
     ids = map(str, itertools.count())
-    return EnvSession(NUM_LANES, lambda: f"episode-{next(ids)}")
+    return CountedSession(NUM_LANES, lambda: f"episode-{next(ids)}")
 
 
 def do(

@@ -1,29 +1,40 @@
-"""Two ledgers that share a tally keep one account."""
+"""A ledger makes records of what another party counts."""
 
 from itertools import count
 
-from rlmesh_ray.protocol.episodes import EpisodeLedger, Tally
+import numpy as np
+
+from rlmesh_ray.protocol.episodes import EpisodeLedger
+from rlmesh_ray.transport.progress import Progress
 
 NOW_NS = 10_000
 
 
-def ledgers() -> tuple[EpisodeLedger, EpisodeLedger]:
-    """Return one with two episodes, a step in, and one that has joined it."""
-    first = EpisodeLedger(2, map(str, count(1)).__next__)
-    first.begin([0, 1], [7, 8], 0)
-    first.step([1.0, 2.0], b"\0\0", b"\0\0", {}, NOW_NS)
-    tally = Tally.empty(2)
-    first.share(tally)
-    second = EpisodeLedger(2, str)
-    second.join(tally, first.episodes)
-    return first, second
+class Lanes:
+    """Two lanes, and two ledgers that read what is counted there."""
+
+    def __init__(self) -> None:
+        self.progress = Progress.local(2)
+        self.endpoint = EpisodeLedger(2, map(str, count(1)).__next__, self.progress)
+        self.worker = EpisodeLedger(2, str, self.progress)
+        self.progress.begin(1, 0)
+        self.progress.count_reset(())
+        self.progress.end()
+        self.endpoint.begin([0, 1], [7, 8], 0)
+        self.worker.follow(self.endpoint.episodes)
+
+    def step(self, *has_ended: bool) -> None:
+        self.progress.begin(self.progress.done + 1, 0)
+        self.progress.count_step(np.array([1.0, 2.0]), np.array(has_ended), np.zeros(2, np.bool_))
+        self.progress.end()
 
 
-def test_what_one_counts_the_other_gives_out() -> None:
-    first, second = ledgers()
+def test_what_a_worker_has_counted_stands_in_the_endpoint_s_record() -> None:
+    lanes = Lanes()
 
-    second.step([1.0, 2.0], b"\0\0", b"\0\0", {}, NOW_NS)
-    records = first.finalize(NOW_NS)
+    lanes.step(False, False)
+    lanes.step(False, False)
+    records = lanes.endpoint.finalize(NOW_NS)
 
     assert [(one.episode_id, one.step_count, one.cumulative_reward) for one in records] == [
         ("1", 2, 2.0),
@@ -35,23 +46,33 @@ def test_what_one_counts_the_other_gives_out() -> None:
     ]
 
 
-def test_a_record_is_given_out_once_by_whoever_sees_the_end() -> None:
-    first, second = ledgers()
+def test_an_episode_whose_end_the_worker_has_told_is_not_told_again_by_the_endpoint() -> None:
+    lanes = Lanes()
 
-    (record,) = second.step([1.0, 2.0], b"\1\0", b"\0\0", {0: {"last": 1}}, NOW_NS)
+    lanes.step(True, False)
+    (record,) = lanes.worker.completed(b"\1\0", b"\0\0", {0: {"last": 1}}, NOW_NS)
+    lanes.step(True, False)  # of an episode that nobody tracks
 
-    assert (record.episode_id, record.step_count, record.final_info) == ("1", 2, {"last": 1})
-    assert first.episode_ids == second.episode_ids == ("", "2")
-    assert [one.episode_id for one in first.finalize(NOW_NS)] == ["2"]
-    assert not second.is_tracking
-    assert second.step([1.0, 2.0], b"\1\1", b"\0\0", {}, NOW_NS) == ()
+    assert (record.episode_id, record.step_count, record.final_info) == ("1", 1, {"last": 1})
+    assert lanes.worker.completed(b"\1\0", b"\0\0", {}, NOW_NS) == ()
+    assert lanes.endpoint.episode_ids == ("", "2")
+    assert [one.episode_id for one in lanes.endpoint.finalize(NOW_NS)] == ["2"]
+    assert lanes.endpoint.finalize(NOW_NS) == ()
 
 
-def test_an_account_can_move_again() -> None:
-    first, second = ledgers()
-    second.step([1.0, 2.0], b"\0\0", b"\0\0", {}, NOW_NS)
+def test_an_ended_lane_is_told_once_however_often_the_answer_is_made() -> None:
+    lanes = Lanes()
+    lanes.step(False, True)
 
-    first.share(Tally.empty(2))
-    second.step([9.0, 9.0], b"\0\0", b"\0\0", {}, NOW_NS)
+    assert len(lanes.endpoint.completed(b"\0\0", b"\0\1", {}, NOW_NS)) == 1
+    assert lanes.endpoint.completed(b"\0\0", b"\0\1", {}, NOW_NS) == ()
 
-    assert [one.cumulative_reward for one in first.finalize(NOW_NS)] == [2.0, 4.0]
+
+def test_what_a_request_has_done_that_does_not_count_is_not_in_the_record() -> None:
+    lanes = Lanes()
+    lanes.step(False, False)
+    lanes.step(True, False)
+
+    records = lanes.endpoint.cut_off([0, 1], NOW_NS, is_before=True)
+
+    assert [(one.episode_id, one.step_count) for one in records] == [("1", 1), ("2", 1)]

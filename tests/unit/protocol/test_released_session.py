@@ -31,6 +31,7 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3
 REQUESTS = RELEASED_2026_06_RULES.requests
@@ -71,7 +72,7 @@ def request_of(kind: type[EnvRequest]) -> EnvRequest:
 
 def new_session(*, autoresets: bool = False, steps_subsets: bool = False) -> EnvSession:
     ids = map(str, itertools.count())
-    return EnvSession(
+    return CountedSession(
         NUM_LANES,
         lambda: f"minted-{next(ids)}",
         RELEASED_2026_06_RULES,
@@ -286,7 +287,7 @@ def test_one_seed_counts_up_over_the_lanes() -> None:
     assert isinstance(session.pending, Reset)
     assert session.pending.seeds == (5, 6, 7)
     session.complete(FIRST, 0)
-    assert [episode.seed for episode in session.episodes] == [5, 6, 7]
+    assert [episode and episode.seed for episode in session.episodes] == [5, 6, 7]
 
 
 def test_one_seed_for_one_named_lane_is_its_own() -> None:
@@ -539,7 +540,7 @@ def test_a_refusal_does_not_repeat_all_that_the_client_has_said(request_: EnvReq
 
 
 def test_a_refusal_names_the_first_of_many_lanes() -> None:
-    session = EnvSession(1000, lambda: "minted", RELEASED_2026_06_RULES, steps_subsets=True)
+    session = CountedSession(1000, lambda: "minted", RELEASED_2026_06_RULES, steps_subsets=True)
     do(session, Reset("a", env_indices=(7,)))
 
     message = refusal(session, Step("r", b"")).message

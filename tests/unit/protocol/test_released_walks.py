@@ -17,7 +17,6 @@ from hypothesis.stateful import (
 )
 
 from rlmesh_ray.protocol.env_rules import RELEASED_2026_06_RULES, State
-from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -42,6 +41,7 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from tests.unit.protocol.counted_session import CountedSession
 from tests.unit.protocol.released_reference import ReleasedReference, told
 
 NUM_LANES = 3
@@ -78,7 +78,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         autoresets, steps_subsets = kind == "next step", kind == "alone"
         minted = itertools.count()
         self._reference = ReleasedReference(NUM_LANES, autoresets, steps_subsets)
-        self._session = EnvSession(
+        self._session = CountedSession(
             NUM_LANES,
             lambda: f"minted-{next(minted)}",
             RELEASED_2026_06_RULES,
@@ -106,7 +106,8 @@ class ReleasedWalk(RuleBasedStateMachine):
         # What the host was to do is seen in what the session has noted.
         expected = self._reference.reset(lanes, seeds, ids)
         if expected:
-            noted = [self._session.episodes[lane].seed for lane in lanes or range(NUM_LANES)]
+            episodes = [self._session.episodes[lane] for lane in lanes or range(NUM_LANES)]
+            noted = [episode.seed for episode in episodes if episode is not None]
             assert noted == expected
         assert response.episode_ids == self._ids(lanes)
 

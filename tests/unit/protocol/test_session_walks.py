@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_session import EnvSession, State
+from rlmesh_ray.protocol.env_session import State
 from rlmesh_ray.protocol.messages import (
     Close,
     CloseModel,
@@ -48,6 +48,7 @@ from rlmesh_ray.protocol.outcomes import (
     StepOutcome,
 )
 from rlmesh_ray.testing.reference import Deed, EnvReference, Stepped, Trouble
+from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3
 FEW = settings(
@@ -131,7 +132,7 @@ class EnvWalk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         ids = map(str, itertools.count())
-        self._session = EnvSession(NUM_LANES, lambda: f"episode-{next(ids)}")
+        self._session = CountedSession(NUM_LANES, lambda: f"episode-{next(ids)}")
         self._reference = EnvReference(NUM_LANES)
         self._clock = itertools.count(10, 10)
         self._request_ids = map(str, itertools.count())

@@ -1,35 +1,21 @@
-import os
 import pickle
-from collections.abc import Iterator
 
 import pytest
 
-from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.models.batcher import Batcher
 from rlmesh_ray.server.counts import EnvCounts, ModelCounts
+from rlmesh_ray.transport.progress import Progress
+from tests.lane_counts import note_step
 
 NUM_LANES = 3
-
-
-@pytest.fixture
-def control() -> Iterator[LineControl]:
-    descriptor = LineControl.create(NUM_LANES)
-    yield LineControl(descriptor, NUM_LANES)
-    os.close(descriptor)
-
-
-def step_over(control: LineControl, *, num_ended: int = 0) -> None:
-    control.begin(control.begun + 1, 0)
-    control.count(num_ended)
-    control.end()
 
 
 def test_the_steps_of_open_and_of_ended_sessions_are_summed_up() -> None:
     counts = EnvCounts()
     first, second = counts.open(), counts.open()
-    first.note_step(1_000_000, 4, 1)
+    note_step(first, 1_000_000, 4, 1)
     first.resets += 1
-    second.note_step(3_000_000, 2, 0)
+    note_step(second, 3_000_000, 2, 0)
     counts.close(first)
 
     statistics = counts.statistics()
@@ -40,38 +26,32 @@ def test_the_steps_of_open_and_of_ended_sessions_are_summed_up() -> None:
     assert statistics.step_s.total == pytest.approx(0.004)
 
 
-def test_steps_over_a_line_count_while_it_lasts_and_afterwards(control: LineControl) -> None:
+def test_what_a_worker_notes_counts_while_it_has_the_session_and_afterwards() -> None:
     counts = EnvCounts()
-    lanes = counts.open()
-    lanes.note_step(1_000_000, NUM_LANES, 0)
-    lanes.follow(control, NUM_LANES)
-    step_over(control)
-    step_over(control, num_ended=2)
+    lanes, progress = counts.open(), Progress.local(NUM_LANES)
+    counts.follow(lanes, progress)
+    progress.count(1_000, NUM_LANES, 0, 1)
+    progress.count(1_000, NUM_LANES, 2)
 
     during = counts.statistics()
-    counts.settle(lanes)
-    step_over(control)  # what nobody hears of any more
-    settled = counts.statistics()
     counts.close(lanes)
+    progress.start(0)  # the next session's
+    progress.count(1_000, NUM_LANES, 1)
     after = counts.statistics()
 
-    for statistics in (during, settled, after):
-        assert statistics.steps == statistics.step_s.count == 3
-        assert statistics.lane_steps == 3 * NUM_LANES
-        assert statistics.episodes == 2
+    for statistics in (during, after):
+        assert statistics.steps == statistics.step_s.count == 2
+        assert statistics.lane_steps == 2 * NUM_LANES
+        assert (statistics.episodes, statistics.deviations) == (2, 1)
 
 
-def test_a_second_line_adds_to_the_first(control: LineControl) -> None:
+def test_a_second_worker_adds_to_the_first() -> None:
     counts = EnvCounts()
     lanes = counts.open()
     for _ in range(2):
-        descriptor = LineControl.create(NUM_LANES)
-        line = LineControl(descriptor, NUM_LANES)
-        os.close(descriptor)
-        lanes.follow(line, NUM_LANES)
-        step_over(line, num_ended=1)
-        counts.settle(lanes)
-    counts.settle(lanes)
+        progress = Progress.local(NUM_LANES)
+        counts.follow(lanes, progress)
+        progress.count(1_000, NUM_LANES, 1)
 
     assert counts.statistics().steps == lanes.num_steps == 2
     assert counts.statistics().episodes == 2

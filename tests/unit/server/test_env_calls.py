@@ -15,7 +15,9 @@ from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
 
 
 class SlowHost:
-    """Logs calls; each ends when ``gate`` is open."""
+    """Logs calls; each ends when ``gate`` is open. Its client has no numbers."""
+
+    is_numbered = False
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -27,6 +29,9 @@ class SlowHost:
         await self.gate.wait()
         self.log.append(f"{call.name} ends")
         return self.outcome
+
+    def pass_over(self, call: LaneCall) -> None:
+        """Numbers are not counted."""
 
 
 Scenario = Callable[[OpenSession, SlowHost], Coroutine[Any, Any, None]]

@@ -1,23 +1,19 @@
 import asyncio
-import os
-from collections.abc import Iterator
 
 import pytest
 
-from rlmesh_ray.envs.line_control import LineControl
 from rlmesh_ray.server.line_watch import LineWatch
+from rlmesh_ray.transport.progress import Progress
 
 ENOUGH_S = 30.0
 
 
 @pytest.fixture
-def control() -> Iterator[LineControl]:
-    descriptor = LineControl.create(1)
-    yield LineControl(descriptor, 1)
-    os.close(descriptor)
+def control() -> Progress:
+    return Progress.local(1)
 
 
-def test_a_step_that_misses_its_deadline_is_told_of(control: LineControl) -> None:
+def test_a_step_that_misses_its_deadline_is_told_of(control: Progress) -> None:
     async def watch() -> None:
         overdue = asyncio.Event()
 
@@ -35,7 +31,7 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: LineControl) -> Non
     asyncio.run(watch())
 
 
-def test_it_tells_again_for_as_long_as_nobody_acts(control: LineControl) -> None:
+def test_it_tells_again_for_as_long_as_nobody_acts(control: Progress) -> None:
     async def watch() -> None:
         told: asyncio.Queue[None] = asyncio.Queue()
 
@@ -53,7 +49,7 @@ def test_it_tells_again_for_as_long_as_nobody_acts(control: LineControl) -> None
 
 
 def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
-    control: LineControl,
+    control: Progress,
 ) -> None:
     async def watch() -> None:
         control.begin(1, 0)

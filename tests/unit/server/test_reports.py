@@ -13,6 +13,7 @@ from rlmesh_ray.server.reports import pack_report, parse_report
 from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
 from rlmesh_ray.wire.registry_v1 import MAX_REQUEST_BYTES
+from tests.lane_counts import note_step
 
 COUNT = st.integers(0, 2**53 - 1)
 SECONDS = st.floats(0.0, 1e9)
@@ -45,7 +46,7 @@ def test_what_is_told_comes_as_it_went(statistics: EnvStatistics) -> None:
 
 def test_what_an_endpoint_counts_fits_a_request() -> None:
     counts = EnvCounts()
-    counts.open().note_step(30_000, 4, 1)
+    note_step(counts.open(), 30_000, 4, 1)
 
     report = pack_report(counts.statistics())
 

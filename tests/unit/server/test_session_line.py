@@ -17,7 +17,9 @@ def test_a_worker_has_as_long_to_take_the_line_as_a_step_has() -> None:
         asked.append((command, deadline))
         return Failure(FailureKind.TIMEOUT, "")
 
-    worker: Any = SimpleNamespace(process=object(), is_finishing=False, call=call)
+    worker: Any = SimpleNamespace(
+        process=object(), progress=object(), is_finishing=False, call=call
+    )
 
     async def lend() -> None:
         assert await SessionLine(worker).lend(45_000, tag_arrays=True) is None

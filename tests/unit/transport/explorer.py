@@ -241,13 +241,14 @@ class World:
 
     def send(self) -> None:
         kind = RESET if self.must_reset else self.script[0]
-        number = self.client.next_number()
+        number = self.client.next_number
         self.awaited, self.awaited_kind = number, kind
         if kind == STEP and self.client_road and not self.is_join_lost:
-            self.client.sent_direct(number)
+            self.client.sent_direct()
             if not self.is_cut:
                 self.steps += (number,)
         else:
+            self.client.sent()
             self.requests += ((number, kind),)
 
     def take_direct(self) -> None:

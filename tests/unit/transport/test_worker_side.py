@@ -1,0 +1,81 @@
+"""Which requests a worker executes; what follows in a session is explored in ``explorer``."""
+
+import pytest
+
+from rlmesh_ray.transport.core import Admission, ClientSide, Decision, EndpointSide, WorkerSide
+from rlmesh_ray.transport.progress import Progress
+
+
+def worker_at(number: int) -> tuple[WorkerSide, Progress]:
+    progress = Progress.local(1)
+    progress.start(number)
+    return WorkerSide(progress), progress
+
+
+def test_a_worker_begins_where_the_session_stands() -> None:
+    worker, _ = worker_at(6)
+
+    assert [worker.decide(number) for number in (5, 6, 7, 8)] == [
+        Decision.REFUSE,
+        Decision.ANSWER_AGAIN,
+        Decision.EXECUTE,
+        Decision.REFUSE,
+    ]
+
+
+def test_a_number_is_executed_once_whatever_road_it_takes() -> None:
+    worker, _ = worker_at(0)
+    worker.open_direct()
+    worker.begin(1)
+    worker.end(is_success=True)
+
+    assert not worker.executes_direct(1)
+    assert worker.decide(1) is Decision.ANSWER_AGAIN
+    assert worker.executes_direct(2)
+
+
+def test_nothing_comes_by_the_direct_road_before_it_is_open_and_after_a_failure() -> None:
+    worker, _ = worker_at(0)
+    assert not worker.executes_direct(1)
+    worker.open_direct()
+    worker.begin(1)
+    worker.end(is_success=False)
+
+    assert not worker.executes_direct(2)
+    assert worker.decide(2) is Decision.EXECUTE
+
+
+def test_what_the_endpoint_answers_itself_is_passed_over_in_its_turn() -> None:
+    worker, progress = worker_at(0)
+    worker.pass_over(2)
+    assert progress.done == 0
+    worker.pass_over(1)
+
+    assert (progress.begun, progress.done) == (1, 1)
+    assert worker.decide(2) is Decision.EXECUTE
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_done: bool) -> None:
+    endpoint = EndpointSide()
+    worker, progress = worker_at(0)
+    worker.begin(1)
+    if is_done:
+        worker.end(is_success=True)
+
+    assert endpoint.cut_late(progress, 1) is not is_done
+    assert endpoint.admit(1) is (Admission.WAIT if is_done else Admission.IS_OVERDUE)
+    assert endpoint.admit(2) is Admission.WAIT
+    endpoint.confirmed()
+    assert endpoint.admit(2) is Admission.FORWARD
+
+
+def test_a_client_asks_again_for_what_the_direct_road_did_not_answer() -> None:
+    client = ClientSide()
+    client.sent()
+    client.sent_direct()
+
+    assert client.on_direct == 2
+    assert not client.direct_answered(1)
+    assert client.ask_on_join() == 2
+    assert (client.on_direct, client.next_number) == (0, 3)
