@@ -21,13 +21,14 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worke
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test test-slow nightly versions fuzz lint proto clean
+.PHONY: help setup demo test test-slow nightly chaos versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
 	@echo "make nightly    host, step and train real simulators; writes docs/simulators.md"
+	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/trials.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
 	@echo "make fuzz       fuzz every decoder, FUZZ_SECONDS=60 each"
 	@echo "make proto      regenerate the code under rlmesh_ray/wire/_pb"
@@ -124,6 +125,13 @@ test-slow: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(RELEASED_VENV)/.ready $
 nightly: setup $(SIMULATORS_VENV)/.ready
 	@mkdir -p docs
 	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/simulators.md
+
+# ROWS='cut_join kill' chooses, by the beginnings of names; SEED=2 draws other moments. A full run takes
+# about 45 minutes.
+ROWS ?=
+SEED ?= 1
+chaos: setup
+	$(BIN)/python -m tests.chaos.trials $(ROWS) --seed $(SEED) --page docs/trials.md
 
 # VERSIONS='--python 3.13 --kind lowest' chooses; what follows a -- goes to pytest.
 versions: setup

@@ -1,0 +1,116 @@
+"""RLlib's EnvRunners as clients of trials: what they return is told to the history."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray.errors import ConfigurationWarning
+from rlmesh_ray.rllib import configure
+from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from tests.chaos.hash_chain import Pair, joint_action
+from tests.chaos.history import History
+
+_NUM_STEPS = 32
+"""Of one sample."""
+
+
+class RunnerClient:
+    """A runner in this process, with several sessions; it recovers by itself.
+
+    Args:
+        address: Of the endpoint.
+        history: Is told of the episodes.
+        is_multi_agent: Whether the endpoint serves a ``Pair``.
+        lockstep: See ``configure``.
+        num_sessions: How many the runner opens.
+        num_lanes: Of each.
+        timeout_s: Of a step.
+    """
+
+    def __init__(  # what a runner is made of
+        self,
+        address: str,
+        history: History,
+        *,
+        is_multi_agent: bool,
+        lockstep: bool,
+        num_sessions: int,
+        num_lanes: int,
+        timeout_s: float,
+    ) -> None:
+        self._history = history
+        config = PPOConfig().env_runners(
+            num_env_runners=0, num_envs_per_env_runner=num_sessions * num_lanes
+        )
+        if is_multi_agent:
+            config = config.multi_agent(
+                policies=set(Pair.possible_agents),
+                policy_mapping_fn=lambda agent_id, *_args, **_kwargs: agent_id,
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConfigurationWarning)
+            config = configure(config, address, lockstep=lockstep, step_timeout_s=timeout_s)
+            self._runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
+        self._seen: set[str] = set()
+        """Episodes that have been returned in part."""
+        self._must_reset = False
+
+    def advance(self) -> None:
+        """Sample a little."""
+        must_reset, self._must_reset = self._must_reset, False
+        for chunk in self._runner.sample(num_timesteps=_NUM_STEPS, force_reset=must_reset):
+            self._tell(chunk)
+
+    def begin_anew(self) -> None:
+        """Have the next ``advance`` reset all lanes."""
+        self._must_reset = True
+
+    def close(self) -> None:
+        """Stop the runner."""
+        self._runner.stop()
+
+    def _tell(self, chunk: SingleAgentEpisode | MultiAgentEpisode) -> None:
+        observations, actions, rewards = _parts(chunk)
+        lane = chunk.id_
+        if lane in self._seen:
+            self._history.continued(lane, observations[0])
+        else:
+            self._seen.add(lane)
+            self._history.began(lane, observations[0])
+        cause = _interruption(chunk)
+        for t, action in enumerate(actions):
+            ends = chunk.is_done and not cause and t == len(actions) - 1
+            self._history.stepped(
+                lane,
+                action,
+                observations[t + 1],
+                rewards[t],
+                terminated=ends and chunk.is_terminated,
+                truncated=ends and chunk.is_truncated,
+            )
+        if cause:
+            self._history.lost(lane, cause)
+
+
+def _parts(chunk: SingleAgentEpisode | MultiAgentEpisode) -> tuple[Any, list[int], list[float]]:
+    """Return observations, actions and rewards of a chunk, of the chain that it is about."""
+    if isinstance(chunk, SingleAgentEpisode):
+        return chunk.get_observations(), [*map(int, chunk.get_actions())], [*chunk.get_rewards()]
+    left, right = (chunk.agent_episodes[agent] for agent in Pair.possible_agents)
+    actions = map(joint_action, left.get_actions(), right.get_actions())
+    return left.get_observations(), [*actions], [*left.get_rewards()]
+
+
+def _interruption(chunk: SingleAgentEpisode | MultiAgentEpisode) -> str:
+    """Return why the episode was ended without its end; empty: it was not."""
+    return next((str(info[INTERRUPTED_KEY]) for info in _last_infos(chunk)), "")
+
+
+def _last_infos(chunk: SingleAgentEpisode | MultiAgentEpisode) -> Iterator[dict[str, Any]]:
+    infos = chunk.get_infos(-1)
+    nested = infos.values() if isinstance(chunk, MultiAgentEpisode) else [infos]
+    yield from (info for info in nested if info and INTERRUPTED_KEY in info)
