@@ -4,9 +4,10 @@ The endpoint does that in its serving loop, where the answers to all other sessi
 a process of its own and under the request's deadline, an odd info costs only the one who gave it.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,8 @@ class _Trimmer:
         self._nodes_left = MAX_NODES
         self._bytes_left = max_bytes
         self._num_left_out = 0
+        self._around: set[int] = set()
+        """Ids of the containers that what is being copied lies in; one in itself becomes text."""
         self._plain: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
             ((str, bytes, bytearray), lambda value, _: self._sized(value, len(value))),
             (_KEPT, lambda value, _: value),
@@ -175,22 +178,43 @@ class _Trimmer:
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
         if not self._admits(len(value), len(value) * _MAP_ENTRY_NODES, depth):
             return self._text(value)
-        return {self._key(key): self._value(part, depth - 1) for key, part in value.items()}
+        with self._inside(value) as is_new:
+            if not is_new:
+                return self._text(value)
+            return {self._key(key): self._value(part, depth - 1) for key, part in value.items()}
 
     def _list(self, value: Any, depth: int) -> Any:
         if not self._admits(len(value), len(value), depth):
             return self._text(value)
-        return [self._value(part, depth - 1) for part in value]
+        with self._inside(value) as is_new:
+            if not is_new:
+                return self._text(value)
+            return [self._value(part, depth - 1) for part in value]
 
     def _array(self, value: Any, depth: int) -> Any:
         if value.dtype != object:
             return self._sized(value, value.nbytes)
         if not self._admits(value.size, value.size, depth):
             return self._text(value)
-        array = np.empty(value.shape, object)
-        for index, part in np.ndenumerate(value):
-            array[index] = self._value(part, depth - 1)
-        return array
+        with self._inside(value) as is_new:
+            if not is_new:
+                return self._text(value)
+            array = np.empty(value.shape, object)
+            for index, part in np.ndenumerate(value):
+                array[index] = self._value(part, depth - 1)
+            return array
+
+    @contextlib.contextmanager
+    def _inside(self, container: Any) -> Iterator[bool]:
+        """Yield whether ``container`` lies not in itself; what is copied meanwhile lies in it."""
+        if id(container) in self._around:
+            yield False
+            return
+        self._around.add(id(container))
+        try:
+            yield True
+        finally:
+            self._around.discard(id(container))
 
     def _admits(self, num_entries: int, num_nodes: int, depth: int) -> bool:
         """Take the nodes of a container if there is room for it; else count what is left out."""

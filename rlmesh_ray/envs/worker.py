@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.envs import last_words, lifeline
 from rlmesh_ray.envs.bare_steps import NumberedCommand, decode_command, frame_of_bare
-from rlmesh_ray.envs.bounded import MAX_BYTES, encode_reply
-from rlmesh_ray.envs.channel import Channel, decode, encode
+from rlmesh_ray.envs.bounded import MAX_BYTES, bounded, encode_reply
+from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.commands import (
     AttachCommand,
     AttachReply,
@@ -233,13 +233,12 @@ class Worker:
         self._kept = self._done(_STEP)
         body = None
         if isinstance(self._kept, StepReply):
-            plain = self._kept
-            if not frame_of_bare(plain):
-                plain = decode(self._encoded(plain))
-            if isinstance(plain, StepReply):
-                body = pack(plain)
-            else:
-                self._kept = plain
+            try:
+                plain = bounded(self._kept, self._max_info_bytes)
+                assert isinstance(plain, StepReply), "what is bounded stays what it is"
+                self._kept, body = plain, pack(plain)
+            except BaseException as error:  # noqa: BLE001  # infos are the user's objects
+                self._kept = failure(error)
         self._requests.end(is_success=body is not None)
         return body
 
