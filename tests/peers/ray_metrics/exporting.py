@@ -53,9 +53,12 @@ class Metered:
         self._model_statistics = model.statistics(batcher, routes=2, policy_version=9)
 
     def beat(self, num_steps: int) -> None:
-        """Look after as many steps of 30 microseconds, of four lanes, of which one ends."""
+        """Look after as many steps of 30 microseconds, of four lanes, of which one ends.
+
+        Each gives a value that is out of range.
+        """
         for _ in range(num_steps):
-            note_step(self._lanes, 30_000, 4, 1)
+            note_step(self._lanes, 30_000, 4, 1, 1)
         self._env.feed(self._look_at_env())
         self._model.feed(self._model_statistics)
 
