@@ -8,7 +8,6 @@ before it goes to sleep, and lets others have the processor between two looks.
 import contextlib
 import os
 import select
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,84 +38,10 @@ def nothing() -> bool:
 class Signal:
     """Descriptors that tell of one thing."""
 
-    bell: int
+    eventfd: int
     """Readable when it has happened."""
     peer: int
     """Of a socket whose other end is gone when it will not happen any more."""
-
-
-class BelledSocket:
-    """A socket whose reader waits for a bell instead: an eventfd. On Linux.
-
-    To be woken by a socket takes the processor from who has sent on it, since the kernel expects
-    him to go to sleep at once; an eventfd does not.
-
-    Args:
-        connection: Owned.
-        bell: The descriptor of our own; owned.
-        peer_bell: Of the other end's; owned.
-    """
-
-    def __init__(self, connection: socket.socket, bell: int, peer_bell: int) -> None:
-        self.connection = connection
-        self._bell = bell
-        self._peer_bell = peer_bell
-
-    @property
-    def signal(self) -> Signal | None:
-        """What tells that something has been sent; None: this end is closed."""
-        return Signal(self._bell, self.connection.fileno()) if self.is_open else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this end is."""
-        return self.connection.fileno() >= 0
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
-        try:
-            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
-    def send(self, data: bytes) -> None:
-        """Send ``data`` and ring.
-
-        Raises:
-            OSError: The other end is gone, or this one closed.
-        """
-        sent = 0
-        with contextlib.suppress(BlockingIOError):
-            sent = self.connection.send(data, socket.MSG_DONTWAIT)
-        # Before the rest: what is larger than the kernel's buffer leaves only as it is read.
-        os.eventfd_write(self._peer_bell, 1)
-        if sent < len(data):
-            self.connection.sendall(memoryview(data)[sent:])
-
-    def hush(self) -> None:
-        """Take notice of the bell, whether it has been rung or not."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-
-    def ring(self) -> None:
-        """Ring the bell of this end."""
-        os.eventfd_write(self._bell, 1)
-
-    def hang_up(self) -> None:
-        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Close this end. Idempotent."""
-        if self.is_open:
-            self.connection.close()
-            os.close(self._bell)
-            os.close(self._peer_bell)
 
 
 def wake_politely() -> None:

@@ -23,7 +23,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "options", "spaces", "protocol", "wire", "waiting", "histogram", "transport"},
         {"gymnasium"},
     ),
-    "transport": ({"errors", "histogram"}, set()),
+    "transport": (
+        {"errors", "histogram", "spaces", "protocol", "wire", "waiting"},
+        {"asyncio"},
+    ),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
     "server": (
         {

@@ -12,8 +12,6 @@ from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
-from rlmesh_ray.client.line import Line
-from rlmesh_ray.client.line_keeper import LineKeeper
 from rlmesh_ray.client.results import ResetResult, StepResult
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -39,6 +37,8 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.outcomes import NOT_STARTED
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.transport.road_keeper import RoadKeeper
+from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
@@ -91,14 +91,19 @@ class EnvClient:
         self._tongue = connection.tongue
         self._channel, self._session_id = connection.channel, connection.session_id
         try:
-            self._lines = LineKeeper(
-                connection, self._server_timeout_ms, dial.address, wanted=shared_memory
+            self._roads = RoadKeeper(
+                self.answer.capabilities,
+                self._session_id,
+                self.contract,
+                self._server_timeout_ms,
+                dial.address,
+                wanted=shared_memory,
             )
         except BaseException:
             self._channel.close()
             raise
-        # The request whose answer comes over a line, and what has been fetched early.
-        self._on_line: tuple[str, Line] | None = None
+        # The request whose answer comes over a road, and what has been fetched early.
+        self._on_road: tuple[str, SharedMemoryClient] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._stream = JoinStream(self._channel, _JOIN, connection.metadata, dial.address)
@@ -168,7 +173,7 @@ class EnvClient:
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
         done = self._exchange.receive(request_id, ResetDone, self._timeout_s)
-        self._lines.lanes_were_reset()
+        self._roads.lanes_were_reset()
         try:
             result = self._tongue.reset_result(done)
         except CodecError as error:
@@ -188,24 +193,26 @@ class EnvClient:
             is_last: Whether its answer is received before anything else is sent. If not, and this
                 step travelled through shared memory, what is sent next would wait for it.
         """
-        if self._on_line is not None:
+        if self._on_road is not None:
             self._settle()
         self._exchange.require_open()
-        # What is still on the stream comes first, and a line would overtake it.
+        # What is still on the stream comes first, and a road would overtake it.
         is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
-        line = self._lines.line() if is_alone else None
+        road = self._roads.road() if is_alone else None
         request_id = self._exchange.next_id
-        if line is None:
+        if road is None:
             self._send_on_stream(request_id, action)
         else:
-            self._send_on_line(request_id, action, line)
+            self._send_on_road(request_id, action, road)
         return request_id
 
-    def _send_on_line(self, request_id: str, action: Sequence[Column], line: Line) -> None:
+    def _send_on_road(
+        self, request_id: str, action: Sequence[Column], road: SharedMemoryClient
+    ) -> None:
         try:
-            line.send(int(request_id), action, self._server_timeout_ms)
+            road.send(int(request_id), action, self._server_timeout_ms)
             self._exchange.numbers.sent_direct()
-            self._on_line = request_id, line
+            self._on_road = request_id, road
         except BaseException as error:
             self._exchange.give_up_if_interrupted(error)
             raise
@@ -221,7 +228,7 @@ class EnvClient:
             RemoteProtocolError: The answer is none; that ends the session.
             EndpointError: The session broke.
         """
-        if self._on_line is not None and request_id == self._on_line[0]:
+        if self._on_road is not None and request_id == self._on_road[0]:
             self._settle()
         if request_id in self._kept:
             return _told(self._kept.pop(request_id))
@@ -234,28 +241,28 @@ class EnvClient:
         return result
 
     def _settle(self) -> None:
-        """Wait for what the line owes, and keep it: requests on two roads have no order."""
-        if self._on_line is None:
+        """Wait for what the road owes, and keep it: requests on two roads have no order."""
+        if self._on_road is None:
             return
         self._exchange.require_own()
-        (request_id, line), self._on_line = self._on_line, None
+        (request_id, road), self._on_road = self._on_road, None
         try:
-            self._kept[request_id] = self._from_line(request_id, line)
+            self._kept[request_id] = self._from_road(request_id, road)
         except RlmeshError as error:
             self._kept[request_id] = error
         except BaseException as error:
             self._exchange.give_up_if_interrupted(error)
             raise
 
-    def _from_line(self, request_id: str, line: Line) -> StepResult:
+    def _from_road(self, request_id: str, road: SharedMemoryClient) -> StepResult:
         try:
-            frame = line.receive(self._timeout_s)
+            frame = road.receive(self._timeout_s)
         except EndpointTimeoutError as error:
             self._exchange.give_up(error)
             raise
         numbers = self._exchange.numbers
         if frame is None:
-            self._send_on_stream(str(numbers.ask_on_join()), line.action)
+            self._send_on_stream(str(numbers.ask_on_join()), road.action)
             return self.receive_step(request_id)
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
@@ -267,9 +274,9 @@ class EnvClient:
                 done.infos,
                 done.episode_ids,
             )
-        results = line.results()
+        results = road.results()
         return StepResult(
-            line.observation(),
+            road.observation(),
             results.rewards,
             results.terminated,
             results.truncated,
@@ -280,7 +287,7 @@ class EnvClient:
 
     def signal(self) -> Signal | None:
         """Return what tells of the answer to a step over shared memory; None: there is none."""
-        return None if self._on_line is None else self._on_line[1].signal
+        return None if self._on_road is None else self._on_road[1].signal
 
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
@@ -317,9 +324,9 @@ class EnvClient:
             EndpointError: The session broke.
         """
         self._exchange.require_own()
-        if self._on_line is not None:
+        if self._on_road is not None:
             # Its answer stays where it is: others may be waiting for it.
-            self._on_line[1].wait(self._timeout_s)
+            self._on_road[1].wait(self._timeout_s)
         self._exchange.require_open()
         require_allowed(self.answer, name, self.address)
         if not self._exchange.num_received:
@@ -367,10 +374,10 @@ class EnvClient:
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
-        # A thread that waits at the line is not to go on with the stream.
+        # A thread that waits at the road is not to go on with the stream.
         self._exchange.shut()
         if self._exchange.is_own:
-            self._lines.close()
+            self._roads.close()
         self._exchange.close()
 
     @property
@@ -417,4 +424,4 @@ def _told(kept: StepResult | RlmeshError) -> StepResult:
     try:
         raise kept
     finally:
-        del kept  # an error that knows itself keeps the line's memory until somebody collects it
+        del kept  # an error that knows itself keeps the road's memory until somebody collects it

@@ -84,10 +84,10 @@ class PassOverCommand:
 
 @dataclass(frozen=True, slots=True)
 class AttachCommand:
-    """Begin to answer steps over a line, too.
+    """Begin to answer steps over a road, too.
 
     After the reply the parent sends four descriptors: a new block's, to be used instead of the old
-    one, the line itself, and the bells of this end and of the client's. A line that is there
+    one, the road itself, and the eventfds of this end and of the client's. A road that is there
     already ends.
     """
 
@@ -97,7 +97,7 @@ class AttachCommand:
 
 @dataclass(frozen=True, slots=True)
 class TrackCommand:
-    """Open the line for steps of these episodes, or shut it; has no reply."""
+    """Open the road for steps of these episodes, or shut it; has no reply."""
 
     episodes: tuple[Episode | None, ...]
     """The latest of each lane; empty: shut it."""
@@ -105,12 +105,12 @@ class TrackCommand:
 
 @dataclass(frozen=True, slots=True)
 class DetachCommand:
-    """End the line, after the step that is in progress; go back to the worker's own block."""
+    """End the road, after the step that is in progress; go back to the worker's own block."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClearCommand:
-    """Close the environment and the line; only a RenewCommand may follow, or the end."""
+    """Close the environment and the road; only a RenewCommand may follow, or the end."""
 
 
 @dataclass(frozen=True, slots=True)

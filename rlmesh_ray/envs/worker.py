@@ -43,7 +43,6 @@ from rlmesh_ray.envs.commands import (
     StopCommand,
     TrackCommand,
 )
-from rlmesh_ray.envs.memory import mapped_progress
 from rlmesh_ray.envs.source import build
 from rlmesh_ray.envs.start_errors import explain
 from rlmesh_ray.envs.vector_host import VectorHost
@@ -53,11 +52,13 @@ from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.core import Decision, WorkerSide
+from rlmesh_ray.transport.eventfd_socket import EventfdSocket
+from rlmesh_ray.transport.memory import mapped_progress
 from rlmesh_ray.transport.progress import Progress
-from rlmesh_ray.waiting import BelledSocket, Waiting, wake_politely
+from rlmesh_ray.waiting import Waiting, wake_politely
 
 if TYPE_CHECKING:
-    from rlmesh_ray.envs.line import LineEnd
+    from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
 
 
 _STEP = StepCommand()
@@ -79,10 +80,10 @@ class Worker:
         self._logged: set[tuple[str, str, str]] = set()
         self._host = self._new_host()
         self._is_cleared = False
-        # The worker's own, and the one in use: a line brings another.
+        # The worker's own, and the one in use: a road brings another.
         self._own_block: Block | None = None
         self._block: Block | None = None
-        self._line: LineEnd | None = None
+        self._road: SharedMemoryWorker | None = None
         self._max_info_bytes = MAX_BYTES
         self._progress = Progress.local(self.contract.num_envs)
         self._requests = WorkerSide(self._progress)
@@ -110,12 +111,12 @@ class Worker:
         return self._host.steps_subsets
 
     @property
-    def line(self) -> "LineEnd | None":
+    def road(self) -> "SharedMemoryWorker | None":
         """Where steps may come from besides the endpoint."""
-        return None if self._line is None or self._line.signal is None else self._line
+        return None if self._road is None or self._road.signal is None else self._road
 
     def own(self, block: Block, progress: Progress) -> None:
-        """Keep the arrays in ``block`` whenever there is no line, and what is done in another."""
+        """Keep the arrays in ``block`` whenever there is no road, and what is done in another."""
         self._progress = progress
         columns = (column for column in block.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
@@ -128,14 +129,14 @@ class Worker:
         self._requests = WorkerSide(self._progress)
         self._kept = _REFUSED
 
-    def attach(self, command: AttachCommand, block: Block, client: BelledSocket) -> None:
-        """Take steps over a line, too, with the arrays in its block."""
+    def attach(self, command: AttachCommand, block: Block, client: EventfdSocket) -> None:
+        """Take steps over a road, too, with the arrays in its block."""
         # Brings protobuf along, which nothing else here needs.
-        from rlmesh_ray.envs.line import LineEnd
+        from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
 
-        self.drop_line()
+        self.drop_road()
         self._move_to(block)
-        self._line = LineEnd(
+        self._road = SharedMemoryWorker(
             client,
             self._progress,
             block.results,
@@ -145,9 +146,9 @@ class Worker:
         )
 
     def track(self, episodes: Sequence[Episode | None]) -> None:
-        """Open the line for steps of ``episodes``, or shut it if there are none."""
-        if self._line is not None and episodes:
-            self._line.follow(episodes)
+        """Open the road for steps of ``episodes``, or shut it if there are none."""
+        if self._road is not None and episodes:
+            self._road.follow(episodes)
             self._requests.open_direct()
         else:
             self._requests.shut_direct()
@@ -157,10 +158,10 @@ class Worker:
         self._requests.pass_over(number)
         self._kept = _REFUSED if self._progress.begun == number else self._kept
 
-    def drop_line(self) -> None:
-        """End the line, if there is one."""
-        if self._line is not None:
-            self._line.close()
+    def drop_road(self) -> None:
+        """End the road, if there is one."""
+        if self._road is not None:
+            self._road.close()
 
     def answer(self, number: int, command: Command) -> bytes:
         """Return the encoded reply to ``command``, of the request with this number; 0: of none."""
@@ -226,7 +227,7 @@ class Worker:
     def _step_directly(
         self, number: int, timeout_ms: int, pack: Callable[[StepReply], bytes]
     ) -> bytes | None:
-        """Step for the line; infos come out as the endpoint gets them."""
+        """Step for the road; infos come out as the endpoint gets them."""
         if not self._requests.executes_direct(number):
             return None
         self._requests.begin(number, timeout_ms)
@@ -243,7 +244,7 @@ class Worker:
         return body
 
     def _detach(self) -> Outcome:
-        self.drop_line()
+        self.drop_road()
         if self._own_block is not None:
             self._move_to(self._own_block)
         return DetachReply()
@@ -265,7 +266,7 @@ class Worker:
 
     def _clear(self) -> Outcome:
         self._detach()
-        self._line = None
+        self._road = None
         self.close()
         return ClearReply()
 
@@ -331,12 +332,12 @@ def serve(channel: Channel) -> None:
     worker.own(Block(block, worker.contract), mapped_progress(memory, num_lanes))
     os.close(block)
     os.close(memory)
-    # Else a process that the environment forks would keep a line open after its end.
-    os.register_at_fork(after_in_child=worker.drop_line)
-    # A client at a line works between two steps, on this processor perhaps; an endpoint hardly.
-    at_line, at_channel = Waiting(0.2e-3), Waiting(1.5e-3)
+    # Else a process that the environment forks would keep a road open after its end.
+    os.register_at_fork(after_in_child=worker.drop_road)
+    # A client at a road works between two steps, on this processor perhaps; an endpoint hardly.
+    at_road, at_channel = Waiting(0.2e-3), Waiting(1.5e-3)
     while True:
-        number, command = _next(channel, worker, at_line, at_channel)
+        number, command = _next(channel, worker, at_road, at_channel)
         match command:
             case StopCommand():
                 break
@@ -355,26 +356,26 @@ def serve(channel: Channel) -> None:
 
 
 def _next(
-    channel: Channel, worker: Worker, at_line: Waiting, at_channel: Waiting
+    channel: Channel, worker: Worker, at_road: Waiting, at_channel: Waiting
 ) -> NumberedCommand:
-    """Return the endpoint's next command; answer what comes over the line meanwhile."""
+    """Return the endpoint's next command; answer what comes over the road meanwhile."""
     own = channel.connection.fileno()
-    while (line := worker.line) is not None and not channel.has_message:
-        # What the endpoint said was said before: a client that is told of it goes on by the line.
-        signal = line.signal
-        assert signal is not None, "a line that has ended is no line"
-        if own in at_line.ready(own, signal.bell, peers=(signal.peer,)):
+    while (road := worker.road) is not None and not channel.has_message:
+        # What the endpoint said was said before: a client that is told of it goes on by the road.
+        signal = road.signal
+        assert signal is not None, "a road that has ended is no road"
+        if own in at_road.ready(own, signal.eventfd, peers=(signal.peer,)):
             break
-        line.serve()
-    if worker.line is None and not channel.has_message:
+        road.serve()
+    if worker.road is None and not channel.has_message:
         at_channel.ready(own)
     command: NumberedCommand = channel.receive()
     return command
 
 
 def _attach(channel: Channel, worker: Worker, command: AttachCommand) -> None:
-    block, line, bell, client_bell = _descriptors(channel, 4)
-    client = BelledSocket(socket.socket(fileno=line), bell, client_bell)
+    block, road, eventfd, client_eventfd = _descriptors(channel, 4)
+    client = EventfdSocket(socket.socket(fileno=road), eventfd, client_eventfd)
     try:
         worker.attach(command, Block(block, worker.contract), client)
     finally:

@@ -10,7 +10,6 @@ import socket
 import sys
 from typing import Self
 
-from rlmesh_ray.envs import memory
 from rlmesh_ray.envs.bare_steps import frame_of_command
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.child_process import ChildProcess, search_path
@@ -23,7 +22,6 @@ from rlmesh_ray.envs.commands import (
     StartSessionCommand,
     StopCommand,
 )
-from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.envs.source import EnvSource
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
@@ -31,6 +29,8 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport import memory
+from rlmesh_ray.transport.lent_road import LentRoad
 from rlmesh_ray.transport.progress import EpisodeCounts, Progress
 
 
@@ -145,8 +145,8 @@ class WorkerProcess:
         self._channel.push()
         return self._channel.pull()
 
-    def lend_line(self) -> LentLine:
-        """Give the worker a line, and a block that its client may share.
+    def lend_road(self) -> LentRoad:
+        """Give the worker a road, and a block that its client may share.
 
         To be called when the worker has answered an AttachCommand.
 
@@ -158,18 +158,18 @@ class WorkerProcess:
             owned.callback(os.close, block)
             ours, theirs = socket.socketpair()
             owned.enter_context(theirs)
-            bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
-            line = LentLine([os.dup(block), *bells], ours)
+            eventfds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
+            road = LentRoad([os.dup(block), *eventfds], ours)
             try:
-                descriptors = [block, theirs.fileno(), *bells]
+                descriptors = [block, theirs.fileno(), *eventfds]
                 socket.send_fds(self._channel.connection, [b"\0"], descriptors)
                 self._use(Block(block, self.contract))
             except BaseException:
-                line.cut()
+                road.cut()
                 raise
-        return line
+        return road
 
-    def take_line_back(self) -> None:
+    def take_road_back(self) -> None:
         """Use the worker's own block again: it has been told to detach, or to clear."""
         self._use(self._own_block)
 

@@ -27,7 +27,7 @@ LANE_CALLS = "rlmesh_ray.lane_calls.v1"
 """Only from the server: what clients may call in their lanes, names separated by commas."""
 SHARED_MEMORY = "rlmesh_ray.shared_memory.v1"
 """Values of steps may travel in memory, between processes of one machine: from a client, that it
-would; from a server, the name of its socket for that (``wire.line_v1``)."""
+would; from a server, the name of its socket for that (``transport.shared_memory``)."""
 NUMBERED_REQUESTS = "rlmesh_ray.numbered_requests.v1"
 """The ids of a client's requests count up by one, in decimal: those of Reset, Step and Render, and
 calls into lanes count, too. Each is executed once, whatever road it takes (``transport.core``)."""

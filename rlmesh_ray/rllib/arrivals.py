@@ -46,13 +46,13 @@ class Arrivals(Generic[ArrivalT]):
         """Whether work that has no signal is done by whoever waits for it."""
         self._deferred: deque[Job[ArrivalT]] = deque()
         self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
-        # By the bell of its signal, the oldest first.
+        # By the eventfd of its signal, the oldest first.
         self._watched: dict[int, _Watched[ArrivalT]] = {}
         self._told: deque[int] = deque()
-        """Bells of what is being watched that have told already."""
-        self._bell = -1
+        """Eventfds of what is being watched that have told already."""
+        self._own_eventfd = -1
         self._waiting = Waiting(1.5e-3)
-        self._bell_lock = threading.Lock()
+        self._eventfd_lock = threading.Lock()
 
     def defer(self, job: Job[ArrivalT]) -> None:
         """Have ``job`` done by ``take``."""
@@ -73,11 +73,11 @@ class Arrivals(Generic[ArrivalT]):
             job: It knows for how long to wait; a signal does not.
             leave: Gets ``job`` when ``signal`` has not told for a second, to do it elsewhere.
         """
-        if self._bell < 0:
+        if self._own_eventfd < 0:
             # Whoever waits for descriptors must hear of threads as well.
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._own_eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         late_s = time.monotonic() + _LONG_S
-        self._watched[signal.bell] = _Watched(signal, owner, job, leave, late_s)
+        self._watched[signal.eventfd] = _Watched(signal, owner, job, leave, late_s)
 
     @property
     def is_there(self) -> bool:
@@ -86,19 +86,19 @@ class Arrivals(Generic[ArrivalT]):
 
     def unwatch(self, owner: Hashable) -> Job[ArrivalT] | None:
         """Return what is being watched for ``owner``, and leave it to the caller."""
-        for bell, watched in self._watched.items():
+        for eventfd, watched in self._watched.items():
             if watched.owner == owner:
-                if bell in self._told:
-                    self._told.remove(bell)
-                return self._watched.pop(bell).job
+                if eventfd in self._told:
+                    self._told.remove(eventfd)
+                return self._watched.pop(eventfd).job
         return None
 
     def put(self, arrival: ArrivalT) -> None:
         """Add an arrival. From any thread."""
         self._arrived.put(arrival)
-        with self._bell_lock:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        with self._eventfd_lock:
+            if self._own_eventfd >= 0:
+                os.eventfd_write(self._own_eventfd, 1)
 
     def take(self, timeout_s: float | None, meanwhile: Meanwhile = nothing) -> ArrivalT | None:
         """Wait for the next arrival; None: nothing came in time.
@@ -117,9 +117,9 @@ class Arrivals(Generic[ArrivalT]):
             until_s = late_s if deadline_s is None else min(late_s, deadline_s)
             ready = self._readable(_left_s(until_s), meanwhile)
             self._told.extend(
-                bell
-                for bell, watched in self._watched.items()
-                if bell in ready or watched.signal.peer in ready
+                eventfd
+                for eventfd, watched in self._watched.items()
+                if eventfd in ready or watched.signal.peer in ready
             )
             now_s = time.monotonic()
             self._leave_late(now_s)
@@ -134,27 +134,27 @@ class Arrivals(Generic[ArrivalT]):
         """Leave what has not told for long, however often the others do."""
         if next(iter(self._watched.values())).late_s > now_s:
             return
-        late = [bell for bell, watched in self._watched.items() if watched.late_s <= now_s]
-        for bell in late:
-            if bell not in self._told:
-                watched = self._watched.pop(bell)
+        late = [eventfd for eventfd, watched in self._watched.items() if watched.late_s <= now_s]
+        for eventfd in late:
+            if eventfd not in self._told:
+                watched = self._watched.pop(eventfd)
                 watched.leave(watched.job)
 
     def close(self) -> None:
         """Let go of the descriptor. Idempotent; what is put in afterwards interests nobody."""
-        with self._bell_lock:
-            bell, self._bell = self._bell, -1
-        if bell >= 0:
-            os.close(bell)
+        with self._eventfd_lock:
+            eventfd, self._own_eventfd = self._own_eventfd, -1
+        if eventfd >= 0:
+            os.close(eventfd)
 
     def _readable(self, timeout_s: float | None, meanwhile: Meanwhile) -> list[int]:
-        """Return what is readable; nothing: that took too long. The bell is quiet afterwards."""
+        """Return what is readable; nothing: that took too long. The eventfd is quiet afterwards."""
         peers = [watched.signal.peer for watched in self._watched.values()]
         ready = self._waiting.ready(
-            self._bell, *self._watched, peers=peers, timeout_s=timeout_s, meanwhile=meanwhile
+            self._own_eventfd, *self._watched, peers=peers, timeout_s=timeout_s, meanwhile=meanwhile
         )
-        if self._bell in ready:
-            os.eventfd_read(self._bell)
+        if self._own_eventfd in ready:
+            os.eventfd_read(self._own_eventfd)
         return ready
 
 

@@ -4,7 +4,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 
-from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.protocol.env_rules import State
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
@@ -14,6 +13,7 @@ from rlmesh_ray.server.session_worker import SessionWorker
 from rlmesh_ray.server.stopwatch import Stopwatch, TimedWorker, WatchedFrames
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.transport.lent_road import LentRoad
 
 
 class EnvExchange:
@@ -63,14 +63,14 @@ class EnvExchange:
         self.is_over = session.state in self._last_states
         return self._frames.pack_response(response, tag_arrays=self._tag_arrays)
 
-    async def lend_line(self, timeout_ms: int) -> LentLine | None:
-        """Lend the client a line, between two requests; see ``SessionLine.lend``."""
+    async def lend_road(self, timeout_ms: int) -> LentRoad | None:
+        """Lend the client a road, between two requests; see ``DirectRoad.lend``."""
         if self._session.state is not State.READY:
             return None
-        line = await self.host.lend_line(timeout_ms, tag_arrays=self._tag_arrays)
-        if line is not None:
+        road = await self.host.lend_road(timeout_ms, tag_arrays=self._tag_arrays)
+        if road is not None:
             self.host.track(self._session.episodes)
-        return line
+        return road
 
     def interrupt(self) -> None:
         """Take notice that the stream has ended, in whatever way."""

@@ -12,7 +12,6 @@ from rlmesh_ray.envs.commands import (
     StepCommand,
     StepReply,
 )
-from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import Episode
@@ -25,12 +24,13 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from rlmesh_ray.server.direct_road import DirectRoad
 from rlmesh_ray.server.env_dialects import EnvDialect
-from rlmesh_ray.server.session_line import SessionLine
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.core import Admission
+from rlmesh_ray.transport.lent_road import LentRoad
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
 _MOST_DIGITS = 18  # of a number that a client counts to
@@ -60,7 +60,7 @@ class EnvHost:
         self._dialect = dialect
         self._all_lanes = tuple(range(contract.num_envs))
         self._worker = worker
-        self._line = SessionLine(self._worker)
+        self._road = DirectRoad(self._worker)
         self._is_numbered = is_numbered
         self._last_passed = 0
         self._is_running = False
@@ -103,7 +103,7 @@ class EnvHost:
         Args:
             number: That of a client which numbers its requests.
         """
-        return max(self._worker.last_number, self._last_passed, self.num_line_steps) >= number
+        return max(self._worker.last_number, self._last_passed, self.num_direct_steps) >= number
 
     @property
     def is_numbered(self) -> bool:
@@ -121,14 +121,14 @@ class EnvHost:
         return int(request_id) if is_number and len(request_id) <= _MOST_DIGITS else 0
 
     @property
-    def num_line_steps(self) -> int:
-        """Grows with each step that comes over the line, past the endpoint."""
-        return self._line.num_begun
+    def num_direct_steps(self) -> int:
+        """Grows with each step that comes over the road, past the endpoint."""
+        return self._road.num_begun
 
     @property
-    def is_line_busy(self) -> bool:
-        """Whether a step is in progress over the line."""
-        return self._line.is_busy
+    def is_road_busy(self) -> bool:
+        """Whether a step is in progress over the road."""
+        return self._road.is_busy
 
     @property
     def num_steps(self) -> int:
@@ -166,31 +166,31 @@ class EnvHost:
         if self._is_released:
             return
         self._is_released = True
-        is_idle = not self._line.is_busy
-        self._line.cut()
+        is_idle = not self._road.is_busy
+        self._road.cut()
         self._worker.release(is_idle=is_idle)
 
-    async def lend_line(self, timeout_ms: int, *, tag_arrays: bool) -> LentLine | None:
-        """See ``SessionLine.lend``."""
+    async def lend_road(self, timeout_ms: int, *, tag_arrays: bool) -> LentRoad | None:
+        """See ``DirectRoad.lend``."""
         if self._is_released:
             return None
-        return await self._line.lend(timeout_ms, tag_arrays=tag_arrays)
+        return await self._road.lend(timeout_ms, tag_arrays=tag_arrays)
 
     def track(self, episodes: tuple[Episode | None, ...]) -> None:
         """Take notice of what runs: the latest episode of each lane; empty: nothing runs any more.
 
-        See also ``SessionLine.track``.
+        See also ``DirectRoad.track``.
         """
         self._is_running = bool(episodes)
-        self._line.track(episodes)
+        self._road.track(episodes)
 
-    async def end_line(self) -> None:
-        """See ``SessionLine.end``."""
+    async def end_road(self) -> None:
+        """See ``DirectRoad.end``."""
         if not self._is_released:
-            await self._line.end()
+            await self._road.end()
 
     async def _make_ready(self, deadline: Deadline) -> Failure | None:
-        return await self._worker.make_ready(deadline, self._line.cut)
+        return await self._worker.make_ready(deadline, self._road.cut)
 
     async def _reset(self, request: Reset, deadline: Deadline, number: int) -> EnvOutcome:
         former = self._worker.process
@@ -217,8 +217,8 @@ class EnvHost:
         self, request: Step, deadline: Deadline, number: int, begins: Lanes
     ) -> EnvOutcome:
         if number and self._worker.endpoint.admit(number) is Admission.IS_OVERDUE:
-            return self._line.overdue
-        if self._worker.is_finishing and self._line.is_ending:
+            return self._road.overdue
+        if self._worker.is_finishing and self._road.is_ending:
             obstacle = await self._worker.make_idle(deadline)
             if obstacle is not None:
                 return obstacle
@@ -226,7 +226,7 @@ class EnvHost:
             return Failure(
                 FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
             )
-        self._line.is_ending = False
+        self._road.is_ending = False
         lanes = self._some(request.env_indices) if request.env_indices else ()
         try:
             worker = self._worker.require()

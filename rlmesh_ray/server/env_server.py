@@ -27,7 +27,6 @@ from rlmesh_ray.server.env_options import (
 from rlmesh_ray.server.env_service import EnvService, SideDoors
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.limits import max_calls
-from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.reception import HouseRules
@@ -38,6 +37,7 @@ from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.block import is_fixed_size
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.broker import Broker
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 _CLOSE_S = 10.0  # several times what the pool takes
@@ -183,15 +183,15 @@ class EnvServer:
         try:
             drain = self._endpoint.drain
             calls = EnvCalls(self._allow_calls, self._contract.num_envs, drain)
-            desk = LineDesk(is_possible=self._shared_memory and is_fixed_size(self._contract))
-            drain.prepare(desk.stop)
+            broker = Broker(is_possible=self._shared_memory and is_fixed_size(self._contract))
+            drain.prepare(broker.stop)
             service = EnvService(
                 self._pool,
                 self._contract,
                 self._step_grace_s,
                 self._rules,
                 drain,
-                SideDoors(calls, desk),
+                SideDoors(calls, broker),
             )
             limit_bytes = max(
                 max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
@@ -212,7 +212,7 @@ class EnvServer:
                 max_calls=max_calls(self._max_sessions, num_streams),
             )
             with logged_as(self._endpoint.endpoint_id):
-                desk.start()
+                shared_loop().run(broker.start())
         except BaseException:
             self._close_pool()
             raise

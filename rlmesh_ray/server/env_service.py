@@ -18,12 +18,12 @@ from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvDialect
 from rlmesh_ray.server.env_exchange import EnvExchange, Exchanges
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.first_words import Resumed
-from rlmesh_ray.server.line_desk import LineDesk
 from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.silence import Silence, changes
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.transport.broker import Broker
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_frames
 
@@ -49,8 +49,8 @@ class SideDoors:
 
     calls: EnvCalls
     """Where they reach into their lanes."""
-    desk: LineDesk
-    """Where those on this machine get lines."""
+    broker: Broker
+    """Where those on this machine get roads."""
 
 
 class EnvService:
@@ -78,7 +78,7 @@ class EnvService:
         self._idle_timeout_s = rules.idle_timeout_s
         self._exchanges = Exchanges(pool, contract, step_grace_s)
         self._drain = drain
-        self._calls, self._desk = doors.calls, doors.desk
+        self._calls, self._broker = doors.calls, doors.broker
         # The edition reserves this mode: a client that does not know it would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
@@ -89,7 +89,7 @@ class EnvService:
         self._reception = Reception(
             {PROTOCOL_V1: edition_frames, WIRE_V1: released_frames},
             {
-                PROTOCOL_V1: {**_ABLE, **own, **doors.calls.able, **doors.desk.able},
+                PROTOCOL_V1: {**_ABLE, **own, **doors.calls.able, **doors.broker.able},
                 WIRE_V1: subsets,
             },
             rules,
@@ -116,9 +116,9 @@ class EnvService:
         )
         lanes = self._calls.open(context, exchange.host)
         silence = Silence(self._idle_timeout_s, _signs_of_life(exchange.host, lanes))
-        leave_desk: Callable[[], None] = _nothing
+        leave_broker: Callable[[], None] = _nothing
         if is_numbered and capabilities.SHARED_MEMORY in offered:
-            leave_desk = self._wait_at_desk(session_id_of(context), exchange, lanes)
+            leave_broker = self._wait_at_broker(session_id_of(context), exchange, lanes)
         log = SessionLog(
             self._pool.counts.sessions,
             context.peer(),
@@ -131,7 +131,7 @@ class EnvService:
                 try:
                     answer = await lanes.in_turn(partial(exchange.answer, data))
                     if exchange.is_over:
-                        leave_desk()
+                        leave_broker()
                         self._calls.close(context, lanes)
                         # Before the answer: whoever reads it may open the next session at once.
                         exchange.host.release()
@@ -147,7 +147,7 @@ class EnvService:
         finally:
             silence.stop()
             exchange.interrupt()
-            leave_desk()
+            leave_broker()
             self._calls.close(context, lanes)
             exchange.host.release()
             log.end(
@@ -164,7 +164,7 @@ class EnvService:
         None: it has left without a word, and the place is free again.
         """
         # Only the edition's handshake gives session ids. Who has one may call into the lanes, or
-        # come for a line, before anything is said here.
+        # come for a road, before anything is said here.
         is_known = bool(session_id_of(context))
         if is_known:
             await self._reception.require_spoken(PROTOCOL_V1, context)
@@ -189,14 +189,14 @@ class EnvService:
         except CapacityError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
 
-    def _wait_at_desk(
+    def _wait_at_broker(
         self, session_id: str, exchange: EnvExchange, lanes: OpenSession
     ) -> Callable[[], None]:
-        """Let the client come for a line, until what is returned is called."""
-        return self._desk.open(
+        """Let the client come for a road, until what is returned is called."""
+        return self._broker.open(
             session_id,
-            lambda timeout_ms: lanes.between(partial(exchange.lend_line, timeout_ms)),
-            lambda: lanes.between(exchange.host.end_line),
+            lambda timeout_ms: lanes.between(partial(exchange.lend_road, timeout_ms)),
+            lambda: lanes.between(exchange.host.end_road),
         )
 
 
@@ -204,12 +204,12 @@ def _signs_of_life(host: EnvHost, lanes: OpenSession) -> Callable[[], bool]:
     """Return what tells whether a client has done something since, beside its stream."""
 
     def is_at_work() -> bool:
-        return host.is_line_busy or lanes.is_called
+        return host.is_road_busy or lanes.is_called
 
     # What has ended since the last look counts, too.
-    has_moved = changes(lambda: (host.num_line_steps, lanes.num_calls, is_at_work()))
+    has_moved = changes(lambda: (host.num_direct_steps, lanes.num_calls, is_at_work()))
     return lambda: has_moved() or is_at_work()
 
 
 def _nothing() -> None:
-    """Leave a desk where one never was."""
+    """Leave a broker where one never was."""

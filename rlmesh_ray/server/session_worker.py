@@ -106,7 +106,7 @@ class SessionWorker:
         """The latest; None: there has been none yet."""
         self.is_idle = True
         """Whether nobody waits for a reply, and nothing is done in vain."""
-        # Timers and the desk for lines call from elsewhere.
+        # Timers and the broker call from elsewhere.
         self._names = current()
         self.counts = pool.counts.open()
         """What its lanes do."""

@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 
 from rlmesh_ray import RemoteVectorEnv
-from rlmesh_ray.client.line import Line
 from rlmesh_ray.errors import EndpointError, RemoteEnvError
+from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from tests.chaos.hash_chain import NUM_ACTIONS
 from tests.chaos.history import History, Verdict, check_file, shown
 from tests.chaos.proxy import Proxy
@@ -233,35 +233,35 @@ class Endpoint:
         return subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
 
 
-class OpenLines:
+class OpenRoads:
     """The direct roads that clients of this process have open."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[Line] = weakref.WeakSet()
+        self._known: weakref.WeakSet[SharedMemoryClient] = weakref.WeakSet()
 
     @contextmanager
-    def watched(self) -> Iterator["OpenLines"]:
+    def watched(self) -> Iterator["OpenRoads"]:
         """Take notice of all that are opened meanwhile."""
-        begin: Any = Line.__init__
+        begin: Any = SharedMemoryClient.__init__
 
-        def noting(line: Line, *arguments: Any, **named: Any) -> None:
-            begin(line, *arguments, **named)
-            self._known.add(line)
+        def noting(road: SharedMemoryClient, *arguments: Any, **named: Any) -> None:
+            begin(road, *arguments, **named)
+            self._known.add(road)
 
-        Line.__init__ = noting  # type: ignore[method-assign,assignment]
+        SharedMemoryClient.__init__ = noting  # type: ignore[method-assign,assignment]
         try:
             yield self
         finally:
-            Line.__init__ = begin  # type: ignore[method-assign]
+            SharedMemoryClient.__init__ = begin  # type: ignore[method-assign]
 
     def are_open(self) -> bool:
         """Tell whether there is any."""
-        return any(line.is_open for line in list(self._known))
+        return any(road.is_open for road in list(self._known))
 
     def cut(self) -> None:
         """Cut them all, as the endpoint does, whatever their clients are doing."""
-        for line in list(self._known):
-            line._worker.hang_up()
+        for road in list(self._known):
+            road._worker.hang_up()
 
 
 class Trials:
@@ -282,7 +282,7 @@ class Trials:
         self._is_over = threading.Event()
         self.resumed_s: list[float] = []
         """How long it took, after each fault, until the client had been answered again."""
-        self._lines = OpenLines()
+        self._roads = OpenRoads()
         has_agents = row.client.startswith("agents")
         self._endpoint = Endpoint(
             f"tests.chaos.hash_chain:{'Pair' if has_agents else 'HashChain'}",
@@ -309,7 +309,7 @@ class Trials:
         Raises:
             BaseException: The client's, for what it should have survived.
         """
-        with self._stack, self._lines.watched():
+        with self._stack, self._roads.watched():
             self._stack.callback(self._endpoint.stop)
             self._stack.callback(self._proxy.close)
             client = make(self._proxy.address)
@@ -328,7 +328,7 @@ class Trials:
         self._see_answers(1)
         if self._row.fault == "cut_road":
             client.begin_anew()  # brings another road
-            self._wait(self._lines.are_open, "no direct road was opened")
+            self._wait(self._roads.are_open, "no direct road was opened")
         threading.Event().wait(self._random.uniform(0.0, 0.02))
         began_s = time.monotonic()
         self._inject[self._row.fault]()
@@ -356,7 +356,7 @@ class Trials:
             raise self._failure
 
     def _cut_road(self) -> None:
-        self._lines.cut()
+        self._roads.cut()
 
     def _freeze(self, pids: Sequence[int]) -> None:
         """Stop processes for up to twice the steps' timeout, or for a moment."""

@@ -15,9 +15,9 @@ from rlmesh_ray import EnvServer
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.line import Line
 from rlmesh_ray.errors import EndpointError, EndpointLostError
-from rlmesh_ray.waiting import BelledSocket
+from rlmesh_ray.transport.eventfd_socket import EventfdSocket
+from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 
@@ -53,7 +53,8 @@ def interrupted(has_entered: threading.Event) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("shared_memory", "waits"), [(True, (Line, "wait")), (False, (JoinStream, "receive"))]
+    ("shared_memory", "waits"),
+    [(True, (SharedMemoryClient, "wait")), (False, (JoinStream, "receive"))],
 )
 def test_nothing_is_asked_any_more_after_a_request_that_was_left_in_the_middle(
     tmp_path: Path, shared_memory: bool, waits: tuple[type, str], monkeypatch: pytest.MonkeyPatch
@@ -78,19 +79,19 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     were_open: list[bool] = []
-    hush = BelledSocket.hush
+    clear = EventfdSocket.clear
 
-    def note(socket: BelledSocket) -> None:
+    def note(socket: EventfdSocket) -> None:
         were_open.append(socket.is_open)
-        hush(socket)
+        clear(socket)
 
-    monkeypatch.setattr(BelledSocket, "hush", note)
+    monkeypatch.setattr(EventfdSocket, "clear", note)
     with EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server:
         client = EnvClient(Dial(server.address), shared_memory=True)
         client.reset()
         step = client.send_step(NOTHING)
         outcome: Future[StepResult] = Future()
-        is_waiting = entered(monkeypatch, Line, "wait")
+        is_waiting = entered(monkeypatch, SharedMemoryClient, "wait")
         waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
         waiter.start()
         assert is_waiting.wait(60.0)

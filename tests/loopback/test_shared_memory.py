@@ -24,7 +24,6 @@ from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.line import Line
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -33,10 +32,11 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
-from rlmesh_ray.server import line_desk
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.wire import line_v1 as wire
+from rlmesh_ray.transport import broker
+from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Gated, Lifelike
@@ -46,7 +46,7 @@ NOTHING = [np.zeros(1, np.int64)]
 
 @contextlib.contextmanager
 def served(env: Any, *, step_timeout_s: float = 30.0, **options: Any) -> Iterator[EnvClient]:
-    """Yield a session whose lanes have been reset, and which has a line."""
+    """Yield a session whose lanes have been reset, and which has a road."""
     with EnvServer(env, **options) as server, session(server, step_timeout_s) as client:
         yield client
 
@@ -59,8 +59,8 @@ def session(server: EnvServer, step_timeout_s: float = 30.0) -> Iterator[EnvClie
     client.close()
 
 
-def has_line(client: EnvClient) -> bool:
-    return client._lines.is_open
+def has_road(client: EnvClient) -> bool:
+    return client._roads.is_open
 
 
 def num_messages(client: EnvClient) -> int:
@@ -82,7 +82,7 @@ def test_steps_send_no_messages() -> None:
             client.step([np.zeros(4, np.int64)])
 
         assert num_messages(client) == before
-        assert has_line(client)
+        assert has_road(client)
 
 
 def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
@@ -90,16 +90,16 @@ def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
 ) -> None:
     # A look that waited (it did, for 3 s at most) would have the step miss its deadline here.
     gate = tmp_path / "gate"
-    wait = Line.wait
+    wait = SharedMemoryClient.wait
 
-    def open_the_gate(line: Line, timeout_s: float) -> bool:
+    def open_the_gate(road: SharedMemoryClient, timeout_s: float) -> bool:
         gate.touch()
-        return wait(line, timeout_s)
+        return wait(road, timeout_s)
 
-    monkeypatch.setattr(Line, "wait", open_the_gate)
+    monkeypatch.setattr(SharedMemoryClient, "wait", open_the_gate)
     with served(functools.partial(Gated, str(gate)), step_timeout_s=2.5) as client:
         assert array(client.step(NOTHING)).tolist() == [[1.0]]
-        assert has_line(client)
+        assert has_road(client)
 
 
 def test_what_arrives_is_the_caller_s_own() -> None:
@@ -157,8 +157,7 @@ def test_spaces_with_text_travel_as_messages() -> None:
 def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(Dial(server.address), shared_memory=True)
-        keeper = client._lines
-        keeper._connection = dataclasses.replace(keeper._connection, session_id="0" * 32)
+        client._roads._session_id = "0" * 32
         client.reset()
         with pytest.raises(EndpointError, match="has given no shared memory"):
             client.step(NOTHING)
@@ -170,7 +169,7 @@ def test_an_operator_can_do_without() -> None:
         client = EnvClient(Dial(server.address))
         client.reset()
         client.step(NOTHING)
-        assert not has_line(client)
+        assert not has_road(client)
         client.close()
 
 
@@ -193,13 +192,13 @@ import sys, numpy as np
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.line import Line
+from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.equality import assert_identical
 client = EnvClient(Dial(sys.argv[1]))
 client.reset()
-print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._lines.is_open)
+print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._roads.is_open)
 client.close()
 try:
     EnvClient(Dial(sys.argv[1]), shared_memory=True)
@@ -256,7 +255,7 @@ def test_a_partial_reset_keeps_the_observations_of_the_other_lanes() -> None:
     with EnvServer("CartPole-v1", num_envs=3) as server:
         client = EnvClient(Dial(server.address))
         before = array(client.reset(seeds=[1, 2, 3]))
-        client.step([np.zeros(3, np.int64)])  # gets the line
+        client.step([np.zeros(3, np.int64)])  # gets the road
         stepped = array(client.step([np.zeros(3, np.int64)]))
         after = array(client.reset(seeds=[9], lanes=[1]))
         client.close()
@@ -285,12 +284,12 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once() -> No
         client = EnvClient(Dial(server.address))
         for _ in range(10):
             pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
-            client.step(NOTHING)  # gets the line
+            client.step(NOTHING)  # gets the road
             os.kill(pid, signal.SIGSTOP)
             step = client.send_step(NOTHING)
-            line = client._lines.line()
-            assert line is not None
-            line.close()
+            road = client._roads.road()
+            assert road is not None
+            road.close()
             receiving = pool.submit(client.receive_step, step)
             assert eventually(lambda: num_messages(client) == client._exchange.num_received + 1)
             os.kill(pid, signal.SIGCONT)
@@ -319,7 +318,7 @@ def test_a_failing_step_is_told_as_ever_and_a_reset_starts_over(fault: Fault, co
                 client.step(NOTHING)
             client.reset()
         client.step(NOTHING)
-        assert has_line(client)
+        assert has_road(client)
 
 
 def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next() -> None:
@@ -328,7 +327,7 @@ def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next() -> None
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         client.step(NOTHING)
         os.kill(pid, 9)
-        assert eventually(lambda: not has_line_left(client))
+        assert eventually(lambda: not has_road_left(client))
 
         with pytest.raises(RemoteEnvError) as caught:
             client.step(NOTHING)
@@ -340,11 +339,11 @@ def test_a_worker_that_dies_between_two_steps_is_found_out_by_the_next() -> None
         client.close()
 
 
-def has_line_left(client: EnvClient) -> bool:
-    line = client._lines.line()
-    assert line is not None
+def has_road_left(client: EnvClient) -> bool:
+    road = client._roads.road()
+    assert road is not None
     try:
-        return bool(line._worker.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return bool(road._worker.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:
         return True
 
@@ -392,7 +391,7 @@ def test_a_deadline_is_kept_whatever_the_environment_does(
         assert [one.step_count for one in caught.value.interrupted_episodes] == [1]
         client.reset()
         assert client.step(NOTHING).observation[0] == pytest.approx(0.01)
-        assert has_line(client)
+        assert has_road(client)
 
 
 def test_a_worker_that_finishes_late_serves_on_and_its_result_reaches_nobody(
@@ -443,7 +442,7 @@ def test_a_draining_endpoint_answers_the_step_in_progress(tmp_path: Path) -> Non
         gate.touch()
 
         assert client.receive_step(step).observation[0] == [1.0]
-        with pytest.raises(EndpointError):  # a few more may be taken until the line is cut
+        with pytest.raises(EndpointError):  # a few more may be taken until the road is cut
             assert [client.step(NOTHING) for _ in range(10_000)] == []
         stopping.result(60.0)
 
@@ -456,9 +455,9 @@ def test_memory_that_a_client_got_cannot_be_shrunk_and_is_nobody_else_s() -> Non
         first = EnvClient(Dial(server.address))
         first.reset()
         first.step(NOTHING)
-        line = first._lines.line()
-        assert line is not None
-        mine = line._block.observations[0]
+        road = first._roads.road()
+        assert road is not None
+        mine = road._block.observations[0]
         first.close()
         with RemoteEnv(server.address) as env:
             env.reset()
@@ -481,8 +480,8 @@ def test_the_block_is_sealed() -> None:
 
 
 def greet(server: EnvServer, client: EnvClient) -> tuple[bytes, list[int]]:
-    """Come to the endpoint's desk as ``client`` would."""
-    session_id = client._lines._connection.session_id
+    """Come to the endpoint's broker as ``client`` would."""
+    session_id = client._session_id
     return come(server, wire.Greeting(session_id, 1000).pack())
 
 
@@ -490,12 +489,12 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
     name = shake_hands(Dial(server.address)).capabilities[capabilities.SHARED_MEMORY]
     where = wire.socket_address(name)
     assert where is not None
-    with socket.socket(socket.AF_UNIX) as desk:
-        desk.settimeout(20.0)
-        desk.connect(where)
-        desk.sendall(greeting)
-        desk.shutdown(socket.SHUT_WR)
-        answer, descriptors, _, _ = socket.recv_fds(desk, 1, 8)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20.0)
+        peer.connect(where)
+        peer.sendall(greeting)
+        peer.shutdown(socket.SHUT_WR)
+        answer, descriptors, _, _ = socket.recv_fds(peer, 1, 8)
     return answer, list(descriptors)
 
 
@@ -508,7 +507,7 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
         b"",
     ],
 )
-def test_strangers_get_nothing_at_the_desk(greeting: bytes) -> None:
+def test_strangers_get_nothing_at_the_broker(greeting: bytes) -> None:
     with EnvServer(Lifelike) as server, session(server) as client:
         answer, descriptors = come(server, greeting)
 
@@ -516,7 +515,7 @@ def test_strangers_get_nothing_at_the_desk(greeting: bytes) -> None:
         client.step(NOTHING)
 
 
-def test_a_session_that_is_over_gets_nothing_at_the_desk() -> None:
+def test_a_session_that_is_over_gets_nothing_at_the_broker() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(Dial(server.address))
         client.reset()
@@ -527,7 +526,7 @@ def test_a_session_that_is_over_gets_nothing_at_the_desk() -> None:
 
 def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it() -> None:
     with EnvServer(Lifelike) as server, session(server) as client:
-        metadata = client._lines._connection.metadata
+        metadata = client._metadata
         replay = JoinStream(client._channel, "/rlmesh.env.v1.EnvService/Join", metadata, "")
         replay.send(env_wire.pack_request(Close("1")))
         replay.receive(20.0)
@@ -535,10 +534,10 @@ def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it() -> Non
 
         assert eventually(lambda: server.num_sessions == 1)
         client.step(NOTHING)
-        assert has_line(client)
+        assert has_road(client)
 
 
-def test_a_session_without_a_reset_gets_nothing_at_the_desk() -> None:
+def test_a_session_without_a_reset_gets_nothing_at_the_broker() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(Dial(server.address))
         client.render()
@@ -549,25 +548,25 @@ def test_a_session_without_a_reset_gets_nothing_at_the_desk() -> None:
 
 @contextlib.contextmanager
 def silent_connections(server: EnvServer, count: int) -> Iterator[list[socket.socket]]:
-    """Connect to the endpoint's socket for lines, and say nothing."""
+    """Connect to the endpoint's socket for roads, and say nothing."""
     with contextlib.ExitStack() as owned:
-        desks = [owned.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(count)]
-        for desk in desks:
-            desk.settimeout(20.0)
-            desk.connect(socket_for_lines(server))
-        yield desks
+        peers = [owned.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(count)]
+        for peer in peers:
+            peer.settimeout(20.0)
+            peer.connect(socket_for_roads(server))
+        yield peers
 
 
-def socket_for_lines(server: EnvServer) -> bytes:
+def socket_for_roads(server: EnvServer) -> bytes:
     name = shake_hands(Dial(server.address)).capabilities[capabilities.SHARED_MEMORY]
     where = wire.socket_address(name)
     assert where is not None
     return where
 
 
-def is_open(desk: socket.socket) -> bool:
+def is_open(peer: socket.socket) -> bool:
     """Whether the other end, which says nothing either, has not closed the connection."""
-    return not select.select([desk], [], [], 0.0)[0]
+    return not select.select([peer], [], [], 0.0)[0]
 
 
 def test_silent_connections_keep_nobody_from_shared_memory() -> None:
@@ -578,41 +577,41 @@ def test_silent_connections_keep_nobody_from_shared_memory() -> None:
     ):
         client.step(NOTHING)
 
-        assert has_line(client)
+        assert has_road(client)
 
 
 @pytest.fixture
-def patient_desk(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the endpoint close no connection because it has been silent for long."""
-    monkeypatch.setattr(line_desk, "_GREETING_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(broker, "_GREETING_TIMEOUT_S", 600.0)
 
 
-def test_the_oldest_silent_connection_is_given_up_for_the_newest(patient_desk: None) -> None:
-    with EnvServer(Lifelike) as server, silent_connections(server, 17) as desks:
-        assert desks[0].recv(1) == b""
-        assert all(is_open(desk) for desk in desks[1:])
+def test_the_oldest_silent_connection_is_given_up_for_the_newest(patient_broker: None) -> None:
+    with EnvServer(Lifelike) as server, silent_connections(server, 17) as peers:
+        assert peers[0].recv(1) == b""
+        assert all(is_open(peer) for peer in peers[1:])
 
 
 def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
-    monkeypatch: pytest.MonkeyPatch, patient_desk: None
+    monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([os.geteuid(), *[os.geteuid() + 1] * 30, 0])
-    monkeypatch.setattr(line_desk, "user_of", lambda _: next(users))
-    with EnvServer(Lifelike) as server, silent_connections(server, 32) as desks:
+    monkeypatch.setattr(broker, "user_of", lambda _: next(users))
+    with EnvServer(Lifelike) as server, silent_connections(server, 32) as peers:
         # Other users share the 15 places that are left: the last 15 of them, less one for root.
-        for desk in desks[1:17]:
-            assert desk.recv(1) == b""
-        assert all(is_open(desk) for desk in [desks[0], *desks[17:]])
+        for peer in peers[1:17]:
+            assert peer.recv(1) == b""
+        assert all(is_open(peer) for peer in [peers[0], *peers[17:]])
 
 
 def test_other_users_are_turned_away_where_the_same_user_has_all_places(
-    monkeypatch: pytest.MonkeyPatch, patient_desk: None
+    monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([*[os.geteuid()] * 16, os.geteuid() + 1])
-    monkeypatch.setattr(line_desk, "user_of", lambda _: next(users))
-    with EnvServer(Lifelike) as server, silent_connections(server, 17) as desks:
-        assert desks[16].recv(1) == b""
-        assert all(is_open(desk) for desk in desks[:16])
+    monkeypatch.setattr(broker, "user_of", lambda _: next(users))
+    with EnvServer(Lifelike) as server, silent_connections(server, 17) as peers:
+        assert peers[16].recv(1) == b""
+        assert all(is_open(peer) for peer in peers[:16])
 
 
 OTHER_USER = """
@@ -620,30 +619,30 @@ import os, socket, sys
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
-desks = [socket.socket(socket.AF_UNIX) for _ in range(100)]
-for desk in desks:
-    desk.connect(bytes.fromhex(sys.argv[1]))
-assert desks[84].recv(1) == b"", "the last one that has to go"
+peers = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+for peer in peers:
+    peer.connect(bytes.fromhex(sys.argv[1]))
+assert peers[84].recv(1) == b"", "the last one that has to go"
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 def test_a_client_of_the_same_user_is_not_given_up_for_a_hundred_of_another(
-    patient_desk: None,
+    patient_broker: None,
 ) -> None:
     with EnvServer(Lifelike) as server, silent_connections(server, 1) as (ours,):
-        script = [sys.executable, "-c", OTHER_USER, socket_for_lines(server).hex()]
+        script = [sys.executable, "-c", OTHER_USER, socket_for_roads(server).hex()]
         subprocess.run(script, timeout=60, check=True)
 
         assert is_open(ours)
 
 
-def test_nonsense_on_a_line_costs_its_sender_s_session_at_most() -> None:
+def test_nonsense_on_a_road_costs_its_sender_s_session_at_most() -> None:
     with EnvServer(Lifelike) as server, session(server) as client:
         client.step(NOTHING)
-        line = client._lines.line()
-        assert line is not None
-        worker = line._worker
+        road = client._roads.road()
+        assert road is not None
+        worker = road._worker
         worker.send(b"\xff" * 16)  # a number beyond every other, and no deadline
         worker.send(b"nonsense")
         worker.connection.shutdown(socket.SHUT_WR)
@@ -661,7 +660,7 @@ def test_lines_leave_no_descriptor_and_no_process_behind() -> None:
         def step_once() -> None:
             with session(server) as client:
                 client.step(NOTHING)
-                assert has_line(client)
+                assert has_road(client)
 
         step_once()
         assert eventually(lambda: server.num_sessions == 0)

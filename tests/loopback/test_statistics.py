@@ -24,7 +24,7 @@ from tests.loopback.eventually import eventually
 
 def leave(client: EnvClient) -> None:
     """End a session as a client does that is killed."""
-    client._lines.close()
+    client._roads.close()
     client._exchange._stream.close()
 
 
@@ -51,7 +51,7 @@ def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(shared_memor
         client.reset()
         for _ in range(8):  # two episodes a lane, with the step that resets it after each
             client.step([np.zeros(2, np.int64)])
-        assert client._lines.is_open is shared_memory
+        assert client._roads.is_open is shared_memory
         during = server.statistics()
         client.close()
         after = server.statistics()
@@ -80,7 +80,7 @@ def test_a_step_past_an_episode_s_end_ends_no_other_one(shared_memory: bool) -> 
             client.reset()
             for _ in range(5):
                 client.step([np.zeros(1, np.int64)])
-        assert client._lines.is_open is shared_memory
+        assert client._roads.is_open is shared_memory
         during = server.statistics()
         client.close()
 
@@ -202,7 +202,7 @@ def test_a_step_that_fails_over_shared_memory_is_an_error_and_no_step() -> None:
         client.reset()
         for _ in range(4):
             client.step([np.zeros(1, np.int64)])
-        assert client._lines.is_open
+        assert client._roads.is_open
         with pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])
         client.close()
@@ -341,7 +341,7 @@ def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(
         client.reset()
         for _ in range(3):
             client.step([np.zeros(1, np.int64)])
-        assert client._lines.is_open
+        assert client._roads.is_open
         monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
         with pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])

@@ -132,7 +132,7 @@ async def _kill(process: WorkerProcess) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: there is no line to be cut."""
+    """Do nothing: there is no road to be cut."""
 
 
 def _shown(process: WorkerProcess, text_columns: TextColumns) -> list[Column]:

@@ -11,7 +11,6 @@ from gymnasium.vector import SyncVectorEnv
 
 from rlmesh_ray.envs.bad_values import BAD_VALUE_KEY, TruncateOnBadValue
 from rlmesh_ray.envs.commands import ResetCommand, StepCommand, StepReply
-from rlmesh_ray.envs.memory import create_block
 from rlmesh_ray.envs.source import build, make_source
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import ConfigurationError
@@ -19,6 +18,7 @@ from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from rlmesh_ray.transport.memory import create_block
 
 
 def truncating(fault: Fault, at_step: int = 2, policy: Policy = Policy.WARN) -> TruncateOnBadValue:

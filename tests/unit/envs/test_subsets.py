@@ -21,7 +21,6 @@ from rlmesh_ray.envs.commands import (
     StepReply,
 )
 from rlmesh_ray.envs.lanes import LaneVectorEnv
-from rlmesh_ray.envs.memory import create_block
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
@@ -33,6 +32,7 @@ from rlmesh_ray.spaces.infos import lane_info
 from rlmesh_ray.spaces.warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.transport.memory import create_block
 
 Env = gymnasium.Env[Any, Any]
 

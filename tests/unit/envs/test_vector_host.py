@@ -19,7 +19,6 @@ from rlmesh_ray.envs.commands import (
     StepReply,
 )
 from rlmesh_ray.envs.lanes import LaneVectorEnv
-from rlmesh_ray.envs.memory import create_block
 from rlmesh_ray.envs.source import build, make_source
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
@@ -31,6 +30,7 @@ from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.transport.memory import create_block
 
 
 def hosted(

@@ -25,15 +25,15 @@ class Told:
     """A signal, and what makes it tell."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0)
+        self._eventfd = os.eventfd(0)
         self._ours, self.peer = socket.socketpair()
-        self.signal = Signal(self._bell, self._ours.fileno())
+        self.signal = Signal(self._eventfd, self._ours.fileno())
 
     def ring(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._eventfd, 1)
 
     def close(self) -> None:
-        os.close(self._bell)
+        os.close(self._eventfd)
         self._ours.close()
         self.peer.close()
 

@@ -5,13 +5,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlmesh_ray.envs.memory import create_block
 from rlmesh_ray.spaces.batch import empty_columns, leaves
 from rlmesh_ray.spaces.block import Block, size_bytes
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES
 from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.transport.memory import create_block
 
 NUM_LANES = 3
 

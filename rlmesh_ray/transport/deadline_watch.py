@@ -1,4 +1,4 @@
-"""Keeps the deadlines of steps that come over a line, which the endpoint does not see begin."""
+"""Keeps the deadlines of steps that come over a road, which the endpoint does not see begin."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _SHORTEST_PERIOD_S = 0.005
 _PART_OF_TIMEOUT = 0.1
 
 
-class LineWatch:
+class DeadlineWatch:
     """Looks now and then whether a step is overdue. For the serving loop.
 
     A step that began after a look is noticed at the next one, which is why the period is short
@@ -20,7 +20,7 @@ class LineWatch:
         progress: Of the session.
         timeout_ms: What the client's steps may take; 0: for ever.
         on_overdue: Called when a step has missed its deadline; returns whether that was the end
-            of the line, and of the watch.
+            of the road, and of the watch.
     """
 
     def __init__(self, progress: Progress, timeout_ms: int, on_overdue: Callable[[], bool]) -> None:

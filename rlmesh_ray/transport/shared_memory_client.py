@@ -1,6 +1,6 @@
-"""The client's end of a line: steps through memory that is shared with the worker.
+"""The client's end of a road: steps through memory that is shared with the worker.
 
-See ``wire.line_v1`` for what travels, and for what happens where a line cannot say more.
+See ``transport.shared_memory`` for what travels, and for what happens where a road cannot say more.
 """
 
 import os
@@ -18,8 +18,9 @@ from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.waiting import BelledSocket, Signal, Waiting
-from rlmesh_ray.wire import line_v1 as wire
+from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.eventfd_socket import EventfdSocket
+from rlmesh_ray.waiting import Signal, Waiting
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 _GREETING_TIMEOUT_S = 3.0
@@ -29,7 +30,7 @@ IS_POSSIBLE = sys.platform == "linux"
 """Whether this system has what it takes: descriptors over abstract sockets, and sealed memory."""
 
 
-class Line:
+class SharedMemoryClient:
     """A road to the worker of one session; made by ``open``. One request at a time.
 
     Args:
@@ -41,7 +42,7 @@ class Line:
 
     def __init__(
         self,
-        worker: BelledSocket,
+        worker: EventfdSocket,
         block: Block,
         contract: EnvContract,
         address: str,
@@ -59,10 +60,10 @@ class Line:
     def open(
         cls, name: str, session_id: str, timeout_ms: int, contract: EnvContract, address: str
     ) -> Self | None:
-        """Return a line for a session whose lanes have been reset; None: there is none to be had.
+        """Return a road for a session whose lanes have been reset; None: there is none to be had.
 
         Args:
-            name: What the endpoint has told of its socket for lines.
+            name: What the endpoint has told of its socket for roads.
             session_id: What the handshake told.
             timeout_ms: What a step may take.
             contract: The session's.
@@ -73,16 +74,16 @@ class Line:
             return None
         descriptors: list[int] = []
         try:
-            with socket.socket(socket.AF_UNIX) as desk:
-                desk.settimeout(_GREETING_TIMEOUT_S)
-                desk.connect(where)
-                desk.sendall(wire.Greeting(session_id, timeout_ms).pack())
-                answer, descriptors, _, _ = socket.recv_fds(desk, 1, wire.NUM_DESCRIPTORS)
+            with socket.socket(socket.AF_UNIX) as broker:
+                broker.settimeout(_GREETING_TIMEOUT_S)
+                broker.connect(where)
+                broker.sendall(wire.Greeting(session_id, timeout_ms).pack())
+                answer, descriptors, _, _ = socket.recv_fds(broker, 1, wire.NUM_DESCRIPTORS)
             if answer != wire.ACCEPTED or not _are_safe(descriptors, contract):
                 return None
             block = Block(descriptors[0], contract)
             connection = socket.socket(fileno=descriptors.pop(1))
-            worker = BelledSocket(connection, descriptors.pop(), descriptors.pop())
+            worker = EventfdSocket(connection, descriptors.pop(), descriptors.pop())
         except (OSError, ValueError):
             return None  # another machine or container, or an endpoint that has just gone
         finally:
@@ -92,7 +93,7 @@ class Line:
 
     @property
     def signal(self) -> Signal | None:
-        """What tells of the answer; None: the line has ended."""
+        """What tells of the answer; None: the road has ended."""
         return self._worker.signal
 
     def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
@@ -131,7 +132,7 @@ class Line:
         try:
             if not self.wait(timeout_s):
                 raise TimeoutError
-            self._worker.hush()
+            self._worker.clear()
             number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES, end_s))
             if kind == wire.DONE and number == self._number:
                 return self._receive(size, end_s)
@@ -141,28 +142,28 @@ class Line:
             self.close()
             raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address) from None
         except OSError:
-            pass  # the worker has died, or the endpoint has cut the line: the stream knows why
+            pass  # the worker has died, or the endpoint has cut the road: the stream knows why
         self.close()
         return None
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until ``receive`` has nothing to wait for; False: that took too long."""
         end_s = time.monotonic() + timeout_s
-        was_rung = False
+        was_woken = False
         with self._receiving:
             while (signal := self.signal) is not None and not self._worker.is_readable:
-                if was_rung:
-                    # For an earlier answer: the worker rings after it has sent, and this end had
+                if was_woken:
+                    # For an earlier answer: the worker wakes after it has sent, and this end had
                     # looked, and read, in between.
-                    self._worker.hush()
-                    was_rung = False
-                    if self._worker.is_readable:  # by now; others may watch the bell, too
-                        self._worker.ring()
+                    self._worker.clear()
+                    was_woken = False
+                    if self._worker.is_readable:  # by now; others may wait for it, too
+                        self._worker.wake()
                     continue
                 left_s = max(0.0, end_s - time.monotonic())
-                if not self._waiting.ready(signal.bell, peers=(signal.peer,), timeout_s=left_s):
+                if not self._waiting.ready(signal.eventfd, peers=(signal.peer,), timeout_s=left_s):
                     return False
-                was_rung = True
+                was_woken = True
             return True
 
     def observation(self) -> list[Column]:
@@ -185,7 +186,7 @@ class Line:
         return self._worker.is_open
 
     def close(self) -> None:
-        """End the line; a thread that waits for an answer gets none. Idempotent."""
+        """End the road; a thread that waits for an answer gets none. Idempotent."""
         self._worker.hang_up()
         with self._receiving:
             self._worker.close()
@@ -216,19 +217,19 @@ class Line:
                     raise TimeoutError from None
                 continue
             if not parts[-1]:
-                raise ConnectionResetError("the line has ended")
+                raise ConnectionResetError("the road has ended")
             size -= len(parts[-1])
         return b"".join(parts)
 
 
 def is_within_reach(name: str) -> bool:
-    """Tell whether an endpoint's socket for lines can be reached from here."""
+    """Tell whether an endpoint's socket for roads can be reached from here."""
     where = wire.socket_address(name) if IS_POSSIBLE else None
     if where is None:
         return False
-    with socket.socket(socket.AF_UNIX) as desk:
-        desk.settimeout(_GREETING_TIMEOUT_S)
-        return desk.connect_ex(where) == 0
+    with socket.socket(socket.AF_UNIX) as broker:
+        broker.settimeout(_GREETING_TIMEOUT_S)
+        return broker.connect_ex(where) == 0
 
 
 def _fits(column: Column, target: Column) -> bool:
@@ -243,7 +244,7 @@ def _flags(shared: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _are_safe(descriptors: Sequence[int], contract: EnvContract) -> bool:
-    """Tell whether these are as many as a line has, and memory that nobody can take away."""
+    """Tell whether these are as many as a road has, and memory that nobody can take away."""
     import fcntl  # not there on Windows
 
     if len(descriptors) != wire.NUM_DESCRIPTORS:

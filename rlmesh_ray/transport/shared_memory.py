@@ -1,21 +1,21 @@
-"""What goes over a line: the capability ``rlmesh_ray.shared_memory.v1`` on the wire.
+"""What goes over a road: the capability ``rlmesh_ray.shared_memory.v1`` on the wire.
 
-A line is a socket between a client and the worker that steps its lanes, with a bell at each end
-(``waiting.BelledSocket``), and a ``Block`` that both map. Only Step travels over it, and only its
+A road is a socket between a client and the worker that steps its lanes, with a eventfd at each end
+(``waiting.EventfdSocket``), and a ``Block`` that both map. Only Step travels over it, and only its
 success comes back; everything else happens on the session's Join stream, whose rules stay in
 force. A request has a number; its request id on the stream would be that number in decimal.
 
-* Greeting, client to endpoint, on the endpoint's socket for lines: the session id, then the
+* Greeting, client to endpoint, on the endpoint's socket for roads: the session id, then the
   timeout of the client's steps. Answered with one byte: 1 and four descriptors (the block, the
-  socket, the worker's bell, the client's), or 0, and there is none.
+  socket, the worker's eventfd, the client's), or 0, and there is none.
 * Request, client to worker: number and timeout. The actions lie in the block.
 * Answer, worker to client: the number, DONE or HANDED_OVER, and the size of what follows. DONE:
   the results lie in the block, and what follows, if anything, is a JoinResponse of the edition
   whose StepResponse has all that does not lie there. HANDED_OVER: the client sends the same
   request, under its id, on the stream, and gets the answer there.
 
-When a line ends without an answer, the client does as after HANDED_OVER. The worker executes each
-number once, whether it comes over the line or from the endpoint: for a request that the line has
+When a road ends without an answer, the client does as after HANDED_OVER. The worker executes each
+number once, whether it comes over the road or from the endpoint: for a request that the road has
 begun, the endpoint answers with what became of it.
 """
 
@@ -25,7 +25,7 @@ from typing import Self
 
 SESSION_ID_BYTES = 32
 """A session id in ASCII."""
-SOCKET_PREFIX = b"\0rlmesh-ray-lines-"
+SOCKET_PREFIX = b"\0rlmesh-ray-roads-"
 """Of the endpoint's socket, in the abstract namespace; what follows is the capability's value."""
 SOCKET_NAME_LENGTH = 32
 """Hexadecimal digits."""

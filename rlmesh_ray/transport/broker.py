@@ -1,4 +1,4 @@
-"""Where clients on this machine come for a line to their worker.
+"""Where clients on this machine come for a road to their worker.
 
 Descriptors do not pass through gRPC, so the endpoint listens on a unix socket, too. It is in the
 abstract namespace: nothing is left of it, and only who shares this network namespace finds it.
@@ -19,18 +19,17 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 
-from rlmesh_ray.envs.lent_line import LentLine
-from rlmesh_ray.envs.memory import can_seal
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.server.loop import shared_loop
-from rlmesh_ray.wire import line_v1 as wire
+from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.lent_road import LentRoad
+from rlmesh_ray.transport.memory import can_seal
 
 _LOG = logging.getLogger(__name__)
 
-Lend = Callable[[int], Awaitable[LentLine | None]]
-"""Given the timeout of a client's steps, lends its session a line; None: not now."""
+Lend = Callable[[int], Awaitable[LentRoad | None]]
+"""Given the timeout of a client's steps, lends its session a road; None: not now."""
 TakeBack = Callable[[], Awaitable[None]]
-"""Ends a session's line, after the step that is in progress; it may have none."""
+"""Ends a session's road, after the step that is in progress; it may have none."""
 
 _GREETING_TIMEOUT_S = 5.0
 _MAX_SILENT = 16
@@ -41,8 +40,8 @@ _CREDENTIALS = struct.Struct("3i")
 """What Linux tells of a peer: its process, user and group."""
 
 
-class LineDesk:
-    """Hands lines to the clients of open sessions. For the serving loop.
+class Broker:
+    """Hands roads to the clients of open sessions. For the serving loop.
 
     Args:
         is_possible: Whether the environment's values have a fixed size.
@@ -59,15 +58,13 @@ class LineDesk:
 
     @property
     def able(self) -> dict[str, str]:
-        """The capability to show; empty if there are no lines here."""
+        """The capability to show; empty if there are no roads here."""
         return {capabilities.SHARED_MEMORY: self._name} if self._is_possible else {}
 
-    def start(self) -> None:
-        """Begin to listen; not from the serving loop."""
-        if self._is_possible:
-            shared_loop().run(self._start())
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Begin to listen, where there are roads at all."""
+        if not self._is_possible:
+            return
         listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
         listener.bind(wire.SOCKET_PREFIX + self._name.encode())
@@ -75,7 +72,7 @@ class LineDesk:
         self._serving = asyncio.ensure_future(self._serve(listener))
 
     async def stop(self) -> None:
-        """Listen no more, and end all lines after the steps that are in progress. Idempotent."""
+        """Listen no more, and end all roads after the steps that are in progress. Idempotent."""
         for task in (self._serving, *self._greetings):
             if task is not None:
                 task.cancel()
@@ -127,7 +124,7 @@ class LineDesk:
         task.add_done_callback(lambda _: self._silent.pop(task, None))
 
     async def _greet(self, client: socket.socket) -> None:
-        # Whoever says nothing, or hangs up, has no line; nobody else is held up.
+        # Whoever says nothing, or hangs up, has no road; nobody else is held up.
         with client, contextlib.suppress(OSError, TimeoutError):
             client.setblocking(False)
             async with asyncio.timeout(_GREETING_TIMEOUT_S):
@@ -136,14 +133,14 @@ class LineDesk:
             assert task is not None
             self._silent.pop(task, None)
             session = self._open.get(greeting.session_id)
-            line = await session[0](greeting.timeout_ms) if session is not None else None
-            if line is None:
+            road = await session[0](greeting.timeout_ms) if session is not None else None
+            if road is None:
                 client.send(wire.REFUSED)
                 return
             try:
-                line.give(client, wire.ACCEPTED)
+                road.give(client, wire.ACCEPTED)
             except OSError:
-                line.cut()
+                road.cut()
                 raise
 
 

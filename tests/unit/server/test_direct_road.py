@@ -1,4 +1,4 @@
-"""How an endpoint lends a line, without a worker."""
+"""How an endpoint lends a road, without a worker."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from typing import Any
 
 from rlmesh_ray.envs.commands import AttachCommand, Command
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.server.session_line import SessionLine
+from rlmesh_ray.server.direct_road import DirectRoad
 from rlmesh_ray.server.session_worker import Deadline
 
 
@@ -22,7 +22,7 @@ def test_a_worker_has_as_long_to_take_the_line_as_a_step_has() -> None:
     )
 
     async def lend() -> None:
-        assert await SessionLine(worker).lend(45_000, tag_arrays=True) is None
+        assert await DirectRoad(worker).lend(45_000, tag_arrays=True) is None
 
     asyncio.run(lend())
 

@@ -1,4 +1,4 @@
-"""The endpoint's handle on a line between a client and a worker."""
+"""The endpoint's handle on a road between a client and a worker."""
 
 import contextlib
 import os
@@ -6,12 +6,12 @@ import socket
 from collections.abc import Sequence
 
 
-class LentLine:
-    """A line that the endpoint can look at and cut, but does not use.
+class LentRoad:
+    """A road that the endpoint can look at and cut, but does not use.
 
     Args:
-        given: Descriptors of the line's block and of its bells, for the client; owned.
-        connection: The client's end; owned, and kept, since cutting it ends the line for both.
+        given: Descriptors of the road's block and of its eventfds, for the client; owned.
+        connection: The client's end; owned, and kept, since cutting it ends the road for both.
     """
 
     def __init__(self, given: Sequence[int], connection: socket.socket) -> None:
@@ -29,13 +29,13 @@ class LentLine:
         Raises:
             OSError: It cannot be sent.
         """
-        block, *bells = self._given
-        descriptors = [block, self._connection.fileno(), *bells]
+        block, *eventfds = self._given
+        descriptors = [block, self._connection.fileno(), *eventfds]
         socket.send_fds(to, [greeting], descriptors, socket.MSG_DONTWAIT)
         self._let_go()
 
     def cut(self) -> None:
-        """End the line on both sides, at once. Idempotent."""
+        """End the road on both sides, at once. Idempotent."""
         self._let_go()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

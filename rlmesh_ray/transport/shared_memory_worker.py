@@ -1,4 +1,4 @@
-"""The worker's end of a line: steps that a client on this machine asks for directly.
+"""The worker's end of a road: steps that a client on this machine asks for directly.
 
 Only what succeeds is answered here. A step that fails, or is not possible, is handed over: the
 client asks for it again on its stream, and the endpoint passes that on with its number.
@@ -6,27 +6,41 @@ client asks for it again on its stream, and the endpoint passes that on with its
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from rlmesh_ray.envs.commands import StepReply
 from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger
-from rlmesh_ray.protocol.messages import EpisodeRecord, StepDone
+from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.warnings import as_texts
+from rlmesh_ray.transport import shared_memory as frames
+from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.progress import Progress
-from rlmesh_ray.waiting import BelledSocket, Signal
-from rlmesh_ray.wire import line_v1 as frames
+from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 
 LARGEST = 2**63 - 1
 """Of a number or timeout: what a field of the progress holds."""
 
-Step = Callable[[int, int, Callable[[StepReply], bytes]], bytes | None]
+
+class Stepped(Protocol):
+    """What a step has given, beside what lies in the block."""
+
+    @property
+    def infos(self) -> Infos:
+        """Of all lanes."""
+
+    @property
+    def final_infos(self) -> Mapping[int, Infos]:
+        """By lane whose episode has ended."""
+
+
+Step = Callable[[int, int, Callable[[Stepped], bytes]], bytes | None]
 """Executes the step with this number and timeout if its turn has come, and returns what the
 callable makes of its success, which belongs to the step. None: it is handed over."""
 
 
-class LineEnd:
+class SharedMemoryWorker:
     """Answers the steps of one session.
 
     Args:
@@ -40,7 +54,7 @@ class LineEnd:
 
     def __init__(
         self,
-        client: BelledSocket,
+        client: EventfdSocket,
         progress: Progress,
         results: Results,
         step: Step,
@@ -56,7 +70,7 @@ class LineEnd:
 
     @property
     def signal(self) -> Signal | None:
-        """What tells of a request; None: the line has ended."""
+        """What tells of a request; None: the road has ended."""
         return self._client.signal
 
     def follow(self, episodes: Sequence[Episode | None]) -> None:
@@ -64,13 +78,13 @@ class LineEnd:
         self._ledger.follow(episodes)
 
     def close(self) -> None:
-        """End the line. Idempotent."""
+        """End the road. Idempotent."""
         self._client.close()
 
     def serve(self) -> None:
-        """Take one request and answer it; at the end of the line, close it."""
+        """Take one request and answer it; at the end of the road, close it."""
         try:
-            self._client.hush()
+            self._client.clear()
             request = self._client.connection.recv(frames.REQUEST_BYTES, socket.MSG_DONTWAIT)
             if len(request) < frames.REQUEST_BYTES:
                 self.close()
@@ -78,8 +92,8 @@ class LineEnd:
             number, timeout_ms = frames.unpack_request(request)
             self._client.send(self._answer(number, min(timeout_ms, LARGEST)))
         except BlockingIOError:
-            return  # rung for nothing
-        except OSError:  # the client is gone, or the endpoint has cut the line
+            return  # woken for nothing
+        except OSError:  # the client is gone, or the endpoint has cut the road
             self.close()
 
     def _answer(self, number: int, timeout_ms: int) -> bytes:
@@ -88,7 +102,7 @@ class LineEnd:
             return frames.pack_answer(number, frames.HANDED_OVER, 0)
         return frames.pack_answer(number, frames.DONE, len(body)) + body
 
-    def _body(self, number: int, reply: StepReply) -> bytes:
+    def _body(self, number: int, reply: Stepped) -> bytes:
         """Return what does not lie in the block; nothing, if that is all."""
         completed: tuple[EpisodeRecord, ...] = ()
         if reply.final_infos:

@@ -1,16 +1,20 @@
-"""When a session uses a line, and when not."""
+"""When a session uses a direct road, and when not."""
 
-from rlmesh_ray.client.env_handshake import Connection
-from rlmesh_ray.client.line import Line, is_within_reach
+from collections.abc import Mapping
+
 from rlmesh_ray.errors import ConfigurationError, EndpointLostError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient, is_within_reach
 
 
-class LineKeeper:
-    """Opens a line for a session as soon as there can be one, and again after it was lost.
+class RoadKeeper:
+    """Opens a road for a session as soon as there can be one, and again after it was lost.
 
     Args:
-        connection: The session's.
+        offered: The endpoint's capabilities.
+        session_id: What the handshake told.
+        contract: The session's.
         timeout_ms: What a step may take.
         address: The endpoint's, for error messages.
         wanted: See ``EnvClient``.
@@ -19,14 +23,22 @@ class LineKeeper:
         ConfigurationError: It is wanted, and cannot be had.
     """
 
-    def __init__(
-        self, connection: Connection, timeout_ms: int, address: str, *, wanted: bool | None
+    def __init__(  # what a road is opened with
+        self,
+        offered: Mapping[str, str],
+        session_id: str,
+        contract: EnvContract,
+        timeout_ms: int,
+        address: str,
+        *,
+        wanted: bool | None,
     ) -> None:
-        self._connection = connection
+        self._session_id = session_id
+        self._contract = contract
         self._timeout_ms = timeout_ms
         self._address = address
-        self._name = connection.answer.capabilities.get(capabilities.SHARED_MEMORY, "")
-        self._line: Line | None = None
+        self._name = offered.get(capabilities.SHARED_MEMORY, "")
+        self._road: SharedMemoryClient | None = None
         self._is_worth_a_try = False
         self._is_required = bool(wanted)
         if wanted:
@@ -35,44 +47,43 @@ class LineKeeper:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a line just now."""
-        return self._line is not None and self._line.is_open
+        """Whether there is a road just now."""
+        return self._road is not None and self._road.is_open
 
     def lanes_were_reset(self) -> None:
         """Note that the session has a worker, and perhaps another one than before."""
         self._is_worth_a_try = self._is_wanted
 
-    def line(self) -> Line | None:
-        """Return a line to use now; None: there is none.
+    def road(self) -> SharedMemoryClient | None:
+        """Return a road to use now; None: there is none.
 
         Raises:
             EndpointLostError: There must be one, and the endpoint has not given it.
         """
-        if self._line is not None and not self._line.is_open:
-            self._line = None
-        if self._line is None and self._is_worth_a_try:
+        if self._road is not None and not self._road.is_open:
+            self._road = None
+        if self._road is None and self._is_worth_a_try:
             self._is_worth_a_try = False
-            connection = self._connection
-            self._line = Line.open(
+            self._road = SharedMemoryClient.open(
                 self._name,
-                connection.session_id,
+                self._session_id,
                 self._timeout_ms,
-                connection.contract,
+                self._contract,
                 self._address,
             )
-            if self._line is None and self._is_required:
+            if self._road is None and self._is_required:
                 raise EndpointLostError(
                     "the endpoint has given no shared memory, which it offers; leave "
                     "shared_memory out to go on with messages",
                     self._address,
                 )
-        return self._line
+        return self._road
 
     def close(self) -> None:
-        """End the line. Idempotent."""
+        """End the road. Idempotent."""
         self._is_wanted = self._is_worth_a_try = False
-        if self._line is not None:
-            self._line.close()
+        if self._road is not None:
+            self._road.close()
 
 
 def _require(name: str, address: str) -> None:

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from rlmesh_ray.server.line_watch import LineWatch
+from rlmesh_ray.transport.deadline_watch import DeadlineWatch
 from rlmesh_ray.transport.progress import Progress
 
 ENOUGH_S = 30.0
@@ -21,7 +21,7 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: Progress) -> None:
             overdue.set()
             return True
 
-        watch = LineWatch(control, 10, on_overdue)
+        watch = DeadlineWatch(control, 10, on_overdue)
         control.begin(1, 10)
         await asyncio.wait_for(overdue.wait(), ENOUGH_S)
         assert control.left_s is not None
@@ -39,7 +39,7 @@ def test_it_tells_again_for_as_long_as_nobody_acts(control: Progress) -> None:
             told.put_nowait(None)
             return False
 
-        watch = LineWatch(control, 10, on_overdue)
+        watch = DeadlineWatch(control, 10, on_overdue)
         control.begin(1, 10)
         for _ in range(3):
             await asyncio.wait_for(told.get(), ENOUGH_S)
@@ -53,11 +53,11 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
 ) -> None:
     async def watch() -> None:
         control.begin(1, 0)
-        patient = LineWatch(control, 0, _never)
+        patient = DeadlineWatch(control, 0, _never)
         patient._look()
         control.begin(2, 1)
         control.end()
-        busy = LineWatch(control, 1, _never)
+        busy = DeadlineWatch(control, 1, _never)
         busy._look()
         patient.stop()
         busy.stop()

@@ -1,6 +1,6 @@
-"""The line between the client and the worker of one session, as the endpoint supervises it.
+"""The road between the client and the worker of one session, as the endpoint supervises it.
 
-See ``wire.line_v1`` for what a line is.
+See ``transport.shared_memory`` for what a road is.
 """
 
 from rlmesh_ray.envs.commands import (
@@ -9,16 +9,16 @@ from rlmesh_ray.envs.commands import (
     DetachCommand,
     TrackCommand,
 )
-from rlmesh_ray.envs.lent_line import LentLine
 from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.outcomes import Failure
-from rlmesh_ray.server.line_watch import LineWatch
 from rlmesh_ray.server.loop import in_thread
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker
+from rlmesh_ray.transport.deadline_watch import DeadlineWatch
+from rlmesh_ray.transport.lent_road import LentRoad
 
 
-class SessionLine:
-    """Lends the worker's line, and keeps its deadlines.
+class DirectRoad:
+    """Lends the worker's road, and keeps its deadlines.
 
     Args:
         worker: The session's.
@@ -27,15 +27,15 @@ class SessionLine:
     def __init__(self, worker: SessionWorker) -> None:
         self._worker = worker
         # The latest; it may have been cut.
-        self._line: LentLine | None = None
-        self._watch: LineWatch | None = None
+        self._road: LentRoad | None = None
+        self._watch: DeadlineWatch | None = None
         self._overdue: Failure | None = None
         self.is_ending = False
-        """Whether the line was cut because of its deadline, and the worker may be at it still."""
+        """Whether the road was cut because of its deadline, and the worker may be at it still."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is in progress over the line."""
+        """Whether a step is in progress over the road."""
         progress = self._worker.progress
         return self._is_there and progress is not None and progress.is_busy
 
@@ -47,12 +47,12 @@ class SessionLine:
 
     @property
     def _is_there(self) -> bool:
-        return self._line is not None and not self._line.is_cut
+        return self._road is not None and not self._road.is_cut
 
-    async def lend(self, timeout_ms: int, *, tag_arrays: bool) -> LentLine | None:
+    async def lend(self, timeout_ms: int, *, tag_arrays: bool) -> LentRoad | None:
         """Let the client ask the worker for steps directly; None: there is no idle worker.
 
-        To be called between requests. Steps are executed over the line after ``track``.
+        To be called between requests. Steps are executed over the road after ``track``.
 
         Args:
             timeout_ms: What the client's steps may take.
@@ -68,17 +68,17 @@ class SessionLine:
             return None
         self.cut()
         try:
-            line = process.lend_line()
+            road = process.lend_road()
         except OSError as error:
             self._worker.warn("no shared memory for a session: %s", error)
             await in_thread(process.kill)
             return None
-        self._line, self._overdue = line, None
-        self._watch = LineWatch(progress, timeout_ms, self._end_overdue)
-        return line
+        self._road, self._overdue = road, None
+        self._watch = DeadlineWatch(progress, timeout_ms, self._end_overdue)
+        return road
 
     def track(self, episodes: tuple[Episode | None, ...]) -> None:
-        """Have steps of ``episodes`` executed over the line; none: hand them all over."""
+        """Have steps of ``episodes`` executed over the road; none: hand them all over."""
         if self._is_there:
             self._worker.require().submit(TrackCommand(episodes))
 
@@ -89,13 +89,13 @@ class SessionLine:
             self.cut()
 
     def cut(self) -> None:
-        """End the line at once, if there is one."""
+        """End the road at once, if there is one."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None  # it knows us: memory would wait for the collector of such circles
-        if self._line is not None and not self._line.is_cut:
-            self._line.cut()
-            self._worker.require().take_line_back()
+        if self._road is not None and not self._road.is_cut:
+            self._road.cut()
+            self._worker.require().take_road_back()
 
     @property
     def overdue(self) -> Failure:
@@ -106,7 +106,7 @@ class SessionLine:
     def _end_overdue(self) -> bool:
         """Give up a step that has missed its deadline: its client hears of it on the stream."""
         progress = self._worker.progress
-        assert progress is not None, "only a line of a session that has begun is watched"
+        assert progress is not None, "only a road of a session that has begun is watched"
         if not self._worker.is_idle:
             return False  # a request on the stream waits for the worker, with its own deadline
         number, timeout_ms = progress.begun, progress.timeout_ms

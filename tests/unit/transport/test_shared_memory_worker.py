@@ -1,4 +1,4 @@
-"""The worker's end of a line, without a worker."""
+"""The worker's end of a road, without a worker."""
 
 import os
 import socket
@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.envs.commands import StepReply
-from rlmesh_ray.envs.line import LineEnd
 from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import StepDone
 from rlmesh_ray.spaces.block import Results
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.transport import shared_memory as frames
+from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.progress import Progress
-from rlmesh_ray.waiting import BelledSocket, Waiting
-from rlmesh_ray.wire import line_v1 as frames
+from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
+from rlmesh_ray.waiting import Waiting
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
 NUM_LANES = 2
@@ -26,13 +27,13 @@ EPISODES = (Episode("a", 1, 0), Episode("b", None, 0))
 
 @dataclass
 class Rig:
-    """Both ends of a line, and what the environment does next."""
+    """Both ends of a road, and what the environment does next."""
 
     client: socket.socket
-    end: LineEnd
+    end: SharedMemoryWorker
     progress: Progress
     results: Results
-    client_bell: int
+    client_eventfd: int
     outcomes: list[StepReply] = field(default_factory=list)
     num_steps: int = 0
     is_open: bool = True
@@ -65,11 +66,11 @@ def _rig() -> Iterator[Rig]:
     progress = Progress.local(NUM_LANES)
     progress.count_reset(())
     client, worker = socket.socketpair()
-    bells = (os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK))
+    eventfds = (os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK))
     client.settimeout(10.0)
     results = Results(np.ones(NUM_LANES), np.zeros(NUM_LANES, bool), np.zeros(NUM_LANES, bool))
-    end = LineEnd(
-        BelledSocket(worker, *bells),
+    end = SharedMemoryWorker(
+        EventfdSocket(worker, *eventfds),
         progress,
         results,
         lambda *step: rig.step(*step),
@@ -77,7 +78,7 @@ def _rig() -> Iterator[Rig]:
         tag_arrays=True,
     )
     end.follow(EPISODES)
-    rig = Rig(client, end, progress, results, bells[1])
+    rig = Rig(client, end, progress, results, eventfds[1])
     yield rig
     client.close()
     end.close()
@@ -124,7 +125,7 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
     serving = threading.Thread(target=rig.end.serve)
     serving.start()
 
-    Waiting(0.0).ready(rig.client_bell)
+    Waiting(0.0).ready(rig.client_eventfd)
     _, kind, size = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
     with rig.client.makefile("rb") as reader:
         body = reader.read(size)
@@ -137,7 +138,7 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
 
 
 @pytest.mark.parametrize("said", [b"", b"half a request"[:7]])
-def test_a_client_that_hangs_up_ends_the_line(rig: Rig, said: bytes) -> None:
+def test_a_client_that_hangs_up_ends_the_road(rig: Rig, said: bytes) -> None:
     rig.client.sendall(said)
     rig.client.shutdown(socket.SHUT_WR)
 
@@ -149,7 +150,7 @@ def test_a_client_that_hangs_up_ends_the_line(rig: Rig, said: bytes) -> None:
 
 def test_who_rings_and_says_nothing_holds_nobody_up(rig: Rig) -> None:
     assert rig.end.signal is not None
-    os.eventfd_write(rig.end.signal.bell, 1)
+    os.eventfd_write(rig.end.signal.eventfd, 1)
 
     rig.end.serve()
 
