@@ -2,7 +2,8 @@
 
 To be woken takes a process 20 to 200 us, most of all where the system is itself a guest of another
 one; to look takes two. So who has waited for a short time only looks again for about as long
-before it goes to sleep, and lets others have the processor between two looks.
+before it goes to sleep, and lets others have the processor between two looks. With
+``RLMESH_RAY_SPIN=0`` in the environment every wait sleeps at once.
 """
 
 import contextlib
@@ -13,6 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+
+from rlmesh_ray.errors import ConfigurationError
+
+SPIN_VARIABLE = "RLMESH_RAY_SPIN"
+"""Of the environment: 0 has every wait of a process, and of its workers, sleep at once."""
 
 _MOST_POLLS = 64
 _MARGIN = 1.5
@@ -27,6 +33,21 @@ Meanwhile = Callable[[], bool]
 
 
 _let_others: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+def spins() -> bool:
+    """Tell whether waits may look again and again, as the environment says.
+
+    Raises:
+        ConfigurationError: ``RLMESH_RAY_SPIN`` is neither 0 nor 1.
+    """
+    told = os.environ.get(SPIN_VARIABLE, "1")
+    if told not in {"0", "1"}:
+        raise ConfigurationError(
+            f"{SPIN_VARIABLE}={told!r}: 0 has every wait sleep at once; 1, as without it, "
+            "lets short ones stay awake"
+        )
+    return told == "1" and hasattr(os, "sched_yield")
 
 
 def nothing() -> bool:
@@ -65,7 +86,7 @@ class Looking:
     """
 
     def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s if hasattr(os, "sched_yield") else 0.0
+        self._longest_s = longest_s if spins() else 0.0
         self._usual_s = self._longest_s
         self._look_s = 0.0
         self._began_s = 0.0

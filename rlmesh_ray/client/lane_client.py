@@ -12,7 +12,7 @@ from rlmesh_ray.protocol.address import speaks_dm_env_rpc
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
-from rlmesh_ray.waiting import Signal
+from rlmesh_ray.waiting import Signal, spins
 
 
 class LaneClient(Protocol):
@@ -96,6 +96,7 @@ def open_lanes(
     require_seconds("step_timeout_s", step_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
     require_flag("shared_memory", shared_memory, may_be_none=True)
+    spins()  # names a setting that is none before anything is opened
     if not speaks_dm_env_rpc(dial.address):
         _require_no_settings(dial)
         return EnvClient(

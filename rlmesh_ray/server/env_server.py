@@ -38,6 +38,7 @@ from rlmesh_ray.spaces.block import is_fixed_size
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.broker import Broker
+from rlmesh_ray.waiting import spins
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 _CLOSE_S = 10.0  # several times what the pool takes
@@ -124,6 +125,7 @@ class EnvServer:
     ) -> None:
         require_seconds("step_grace_s", step_grace_s, may_be_zero=True)
         require_flag("shared_memory", shared_memory)
+        spins()  # names a setting that is none before anything starts
         self._step_grace_s = step_grace_s
         self._shared_memory = shared_memory
         self._allow_calls = checked_names(allow_calls)

@@ -14,7 +14,7 @@ from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
 from tests.chaos.hash_chain import Pair, joint_action
 from tests.chaos.history import History
 
-_NUM_STEPS = 32
+_NUM_STEPS = 16
 """Of one sample."""
 
 

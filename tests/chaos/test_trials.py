@@ -4,20 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.trials import ROWS, Row, run
+from tests.chaos.trials import ROWS, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-NUM_TRIALS = {"cut_road": 20, "cut_join": 5, "kill_worker": 3, "kill_endpoint": 2}
-FREEZES = {"freeze_worker-vector-shared_memory", "freeze_endpoint-runner-messages"}
-CHOSEN = [row for row in ROWS if row.fault in {"cut_road", "kill_worker"}]
-CHOSEN += [row for row in ROWS if row.fault in {"cut_join", "kill_endpoint"} and row.shared_memory]
-CHOSEN += [row for row in ROWS if row.name in FREEZES]
+NUM_TRIALS = {
+    "cut_road-vector-shared_memory": 50,
+    "cut_road-runner-shared_memory": 10,
+    "cut_road-agents-shared_memory": 5,
+    "cut_join-vector-shared_memory": 5,
+    "cut_join-runner-lockstep-messages": 3,
+    "kill_worker-vector-messages": 3,
+    "kill_worker-runner-shared_memory": 3,
+    "kill_endpoint-agents-lockstep-shared_memory": 2,
+    "freeze_worker-vector-shared_memory": 2,
+}
+ROWS_BY_NAME = {row.name: row for row in ROWS}
 
 
-@pytest.mark.parametrize("row", CHOSEN, ids=lambda row: row.name)
-def test_no_step_is_lost_doubled_or_stitched(row: Row, tmp_path: Path) -> None:
-    verdict, _ = run(row, NUM_TRIALS.get(row.fault, 2), 1, tmp_path)
+@pytest.mark.parametrize(("name", "num_trials"), NUM_TRIALS.items(), ids=NUM_TRIALS)
+def test_no_step_is_lost_doubled_or_stitched(name: str, num_trials: int, tmp_path: Path) -> None:
+    verdict, _ = run(ROWS_BY_NAME[name], num_trials, 1, tmp_path)
 
     assert verdict.violations == []
+    assert verdict.num_faults == num_trials
     assert verdict.num_steps > 0

@@ -5,7 +5,14 @@ import os
 import pytest
 
 from rlmesh_ray import waiting
+from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.waiting import Looking, Waiting
+
+
+@pytest.fixture(autouse=True)
+def as_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spin, whatever the environment of the tests says."""
+    monkeypatch.delenv("RLMESH_RAY_SPIN", raising=False)
 
 
 def test_the_same_descriptors_are_waited_for_again_and_again() -> None:
@@ -136,3 +143,23 @@ def test_when_nothing_is_left_to_do_the_looking_ends_as_without(clock: Clock) ->
     looks, pieces = iter([[], [], ["it"]]), [False, True]
 
     assert looking.look(lambda: next(looks), meanwhile=pieces.pop) == []
+
+
+def test_with_spin_0_every_wait_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setenv("RLMESH_RAY_SPIN", "0")
+    looking = Looking(1e-3)
+
+    for _ in range(20):  # short waits, after which others would look for a while
+        looking.begin()
+        looking.learn()
+
+    assert looking.look_s == 0.0
+
+
+def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLMESH_RAY_SPIN", "off")
+
+    with pytest.raises(ConfigurationError, match="RLMESH_RAY_SPIN='off': 0 has every wait sleep"):
+        Looking(1e-3)
