@@ -59,11 +59,13 @@ class RunnerClient:
         """Episodes that have been returned in part."""
         self._must_reset = False
 
-    def advance(self) -> None:
-        """Sample a little."""
+    def advance(self) -> bool:
+        """Sample a little; return whether that brought anything."""
         must_reset, self._must_reset = self._must_reset, False
-        for chunk in self._runner.sample(num_timesteps=_NUM_STEPS, force_reset=must_reset):
+        chunks = self._runner.sample(num_timesteps=_NUM_STEPS, force_reset=must_reset)
+        for chunk in chunks:
             self._tell(chunk)
+        return any(map(len, chunks))
 
     def begin_anew(self) -> None:
         """Have the next ``advance`` reset all lanes."""

@@ -50,13 +50,15 @@ NUM_SESSIONS = 2
 _NUM_STEPS = 16
 """Of a client, between two looks whether it is to stop."""
 _LAST_LOOKS = 3
+_PAUSE_S = 0.05
+"""Of a client, where the endpoint does not answer."""
 
 
 class Client(Protocol):
     """Who steps hash chains, and tells a history what it sees."""
 
-    def advance(self) -> None:
-        """Take some steps, or reset what was lost."""
+    def advance(self) -> bool:
+        """Take some steps, or reset what was lost; return whether that was answered."""
 
     def begin_anew(self) -> None:
         """Have the next ``advance`` reset all lanes; for any thread."""
@@ -84,7 +86,7 @@ class VectorClient:
         """Lanes with an episode."""
         self._must_reset = True
 
-    def advance(self) -> None:
+    def advance(self) -> bool:
         """Take some steps; after a failure, reset all lanes, of another session perhaps."""
         try:
             self._advance()
@@ -92,9 +94,13 @@ class VectorClient:
             self._lose(error)
             if not error.is_recoverable:
                 self.close()
+            return False
         except EndpointError as error:
             self._lose(error)
             self.close()
+            threading.Event().wait(_PAUSE_S)
+            return False
+        return True
 
     def begin_anew(self) -> None:
         """Have the next ``advance`` reset all lanes."""
@@ -339,8 +345,7 @@ class Trials:
     def _drive(self, client: Client) -> None:
         try:
             while not self._is_over.is_set():
-                client.advance()
-                self._num_advances += 1
+                self._num_advances += client.advance()
         except BaseException as error:  # noqa: BLE001  # the main thread raises it
             self._failure = error
 
