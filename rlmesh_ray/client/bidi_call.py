@@ -26,6 +26,9 @@ class BidiCall(Protocol):
         waits; else it may take another moment.
         """
 
+    def has_ended(self) -> bool:
+        """Return whether the other side has ended it, as far as that has arrived; as ``poll``."""
+
     def cancel(self) -> bool:
         """End it at once; for any thread."""
 
@@ -95,6 +98,10 @@ class QueuedCall:
         ahead = self._ahead = Future()
         self._asked.put(ahead)
         return ahead
+
+    def has_ended(self) -> bool:
+        """Return whether the other side has ended it."""
+        return not self._call.is_active()
 
     def cancel(self) -> bool:
         """End it at once."""

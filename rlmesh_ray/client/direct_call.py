@@ -121,6 +121,10 @@ class DirectCall(_SingleThreadedRendezvous):  # type: ignore[misc]  # gRPC has n
         finally:
             self._reading.release()
 
+    def has_ended(self) -> bool:
+        """Return whether the other side has ended it; False while another thread reads."""
+        return not self.poll() and self._state.code is not None
+
     def _ask(self) -> bool:
         """Ask gRPC for the next message, once; return whether it is here or may come."""
         state = self._state

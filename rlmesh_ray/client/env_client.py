@@ -22,6 +22,7 @@ from rlmesh_ray.errors import (
     HandshakeRefusedError,
     LocalProtocolError,
     RemoteEnvError,
+    RemoteProtocolError,
     RlmeshError,
 )
 from rlmesh_ray.protocol import capabilities
@@ -47,6 +48,8 @@ __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 T = TypeVar("T")
 
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
+_STREAM_PERIOD_S = 0.25
+"""So often a client that steps on a direct road looks whether its stream has ended."""
 _NO_SENSE = "the answer does not fit the contract: {}"
 
 
@@ -106,6 +109,7 @@ class EnvClient:
         self._on_road: tuple[str, SharedMemoryClient] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
+        self._look_at_stream_s = 0.0
         self._stream = JoinStream(self._channel, _JOIN, connection.metadata, dial.address)
         self._exchange = EnvExchange(self._stream, self._channel, self._tongue.frames, dial.address)
         self._configure()
@@ -198,13 +202,22 @@ class EnvClient:
         self._exchange.require_open()
         # What is still on the stream comes first, and a road would overtake it.
         is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
-        road = self._roads.road() if is_alone else None
+        road = self._direct_road() if is_alone else None
         request_id = self._exchange.next_id
         if road is None:
             self._send_on_stream(request_id, action)
         else:
             self._send_on_road(request_id, action, road)
         return request_id
+
+    def _direct_road(self) -> SharedMemoryClient | None:
+        """Return the direct road; None: there is none, or the session's stream has ended."""
+        now_s = time.monotonic()
+        if now_s >= self._look_at_stream_s:
+            self._look_at_stream_s = now_s + _STREAM_PERIOD_S
+            if self._stream.has_ended():
+                self._roads.close()
+        return self._roads.road()
 
     def _send_on_road(
         self, request_id: str, action: Sequence[Column], road: SharedMemoryClient
@@ -351,7 +364,7 @@ class EnvClient:
         except RemoteEnvError:
             exchange.numbers.sent()
             raise
-        except EndpointError as error:
+        except (EndpointError, RemoteProtocolError) as error:
             exchange.give_up(error)  # whether it was executed nobody knows
             raise
         except BaseException as error:

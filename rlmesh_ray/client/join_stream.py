@@ -93,6 +93,10 @@ class JoinStream:
         """Return whether a frame is here, without waiting; for the thread that receives."""
         return self._call.poll()
 
+    def has_ended(self) -> bool:
+        """Return whether the other side has ended it, without waiting; as ``poll``."""
+        return self._call.has_ended()
+
     def frames(self) -> Iterator[bytes]:
         """Yield frames until the stream ends; for a thread that only receives."""
         while True:

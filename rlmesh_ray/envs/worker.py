@@ -387,6 +387,8 @@ def _descriptors(channel: Channel, count: int) -> list[int]:
     _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, count)
     if len(descriptors) < count:
         raise EOFError("the endpoint is gone")
+    for descriptor in descriptors:  # else a simulator that the environment starts would hold them
+        os.set_inheritable(descriptor, False)
     return list(descriptors)
 
 

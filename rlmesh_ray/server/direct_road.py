@@ -73,7 +73,7 @@ class DirectRoad:
             self._worker.warn("no shared memory for a session: %s", error)
             await in_thread(process.kill)
             return None
-        self._road, self._overdue = road, None
+        self._road = road
         self._watch = DeadlineWatch(progress, timeout_ms, self._end_overdue)
         return road
 
@@ -93,8 +93,11 @@ class DirectRoad:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None  # it knows us: memory would wait for the collector of such circles
-        if self._road is not None and not self._road.is_cut:
+        if (
+            self._road is not None
+        ):  # it may have been cut elsewhere, when its client did not take it
             self._road.cut()
+            self._road = None
             self._worker.require().take_road_back()
 
     @property

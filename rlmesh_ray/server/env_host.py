@@ -115,7 +115,8 @@ class EnvHost:
         if not self._is_numbered:
             return 0
         if isinstance(request, LaneCall):
-            return request.num_requests + 1
+            number = request.num_requests + 1
+            return number if number < 10**_MOST_DIGITS else 0
         request_id = request.request_id
         is_number = request_id.isdecimal() and request_id.isascii()
         return int(request_id) if is_number and len(request_id) <= _MOST_DIGITS else 0
@@ -155,7 +156,12 @@ class EnvHost:
         self._worker.settle_numbers()
         command = CallCommand(call.name, call.arguments, call.lanes)
         reply = await self._worker.request(command, deadline, self._number_of(call))
-        return reply.results if isinstance(reply, CallReply) else as_failure(reply)
+        if isinstance(reply, CallReply):
+            return reply.results
+        failed = as_failure(reply)
+        if failed.kind in {FailureKind.TIMEOUT, FailureKind.CRASHED}:
+            self._road.track(())  # the next step is answered on the stream, with an error
+        return failed
 
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed, not waited for.
@@ -197,6 +203,7 @@ class EnvHost:
         obstacle = await self._make_ready(deadline)
         if obstacle is not None:
             return obstacle
+        self._road.is_ending = False
         lanes = self._some(request.env_indices)
         is_another = self._worker.process is not former
         if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):

@@ -28,6 +28,9 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_LOOK_S = 1e-3
 """So long the loop may do nothing but wait for a worker, where it has nobody else to serve."""
 
+_MOST_AHEAD = 1024
+"""So far a client's number may be ahead of what its worker was given, to be passed over."""
+
 _ENVIRONMENTS_OWN = {
     FailureKind.TIMEOUT,
     FailureKind.RAISED,
@@ -75,7 +78,7 @@ class SessionCounting:
 
     def after(self, number: int) -> EpisodeCounts:
         """Return the counts after request ``number``, or the last one before that was done."""
-        if self._left_out:
+        if self._left_out and self._progress.done <= self._left_out:
             number = min(number, self._left_out - 1)
         return self._progress.counts_after(min(number, self._progress.done))
 
@@ -156,6 +159,8 @@ class SessionWorker:
         number = number or self._last_number + 1
         if self._started is not worker:
             self._start(worker, number - 1)
+        else:
+            self.settle_numbers()  # the worker may have done more while this one waited for it
         self._last_number = number
         self.counting.leave_out(0)
         reply = await self.call(command, deadline, number)
@@ -167,8 +172,9 @@ class SessionWorker:
 
     def pass_over(self, number: int) -> None:
         """Take notice that a numbered request was answered without the worker."""
-        self._passed_over.add(number)
-        self.settle_numbers()
+        if number <= self._last_number + _MOST_AHEAD:  # else its client does not count
+            self._passed_over.add(number)
+            self.settle_numbers()
 
     def settle_numbers(self) -> None:
         """Tell the worker of the numbers that it need not wait for, as far as it has come."""
@@ -176,13 +182,10 @@ class SessionWorker:
         if not self._passed_over or worker is None or progress is None or worker.fileno() < 0:
             return
         done = progress.done
-        for number in sorted(self._passed_over):
-            if number > done + 1:
-                break
-            if number == done + 1:
-                worker.submit(PassOverCommand(number))
-                done = number
-            self._passed_over.discard(number)
+        while done + 1 in self._passed_over:
+            done += 1
+            worker.submit(PassOverCommand(done))
+        self._passed_over = {number for number in self._passed_over if number > done}
 
     def _start(self, worker: WorkerProcess, number: int) -> None:
         worker.start_session(number, self.counting.after(number))
@@ -311,13 +314,17 @@ class SessionWorker:
 
         A busy environment cannot be asked to stop, and its result must never reach anyone.
         """
-        if await arrives(worker, asyncio.get_running_loop().time() + self._grace_s):
-            await take(worker)
-        else:
-            self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
-            await in_thread(worker.kill)
-        self.endpoint.confirmed()
-        self.is_idle = True
+        try:
+            if worker.fileno() < 0:  # it has died meanwhile
+                return
+            if await arrives(worker, asyncio.get_running_loop().time() + self._grace_s):
+                await take(worker)
+            else:
+                self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
+                await in_thread(worker.kill)
+        finally:
+            self.endpoint.confirmed()
+            self.is_idle = True
 
 
 def as_failure(reply: Any) -> Failure:

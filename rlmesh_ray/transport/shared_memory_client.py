@@ -79,6 +79,8 @@ class SharedMemoryClient:
                 broker.connect(where)
                 broker.sendall(wire.Greeting(session_id, timeout_ms).pack())
                 answer, descriptors, _, _ = socket.recv_fds(broker, 1, wire.NUM_DESCRIPTORS)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
             if answer != wire.ACCEPTED or not _are_safe(descriptors, contract):
                 return None
             block = Block(descriptors[0], contract)

@@ -281,7 +281,7 @@ class Trials:
 
     def __init__(self, row: Row, history: History, seed: int) -> None:
         self._row, self._history = row, history
-        self._random = random.Random(seed)
+        self._random = random.Random(f"{seed}, {row.name}")
         self._stack = contextlib.ExitStack()
         self._num_advances = 0
         self._failure: BaseException | None = None

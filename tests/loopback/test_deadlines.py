@@ -1,5 +1,6 @@
 """Deadlines, the time of grace after them, and everything else that goes wrong in a worker."""
 
+import functools
 import gc
 import os
 import signal
@@ -41,6 +42,7 @@ from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
 from tests.loopback.eventually import eventually
+from tests.loopback.lifelike import Gated
 
 TOLERANCE_S = 10.0
 """A busy machine may wake late; what waits here otherwise waits for ever."""
@@ -619,3 +621,25 @@ def test_stopping_ends_a_worker_that_is_being_renewed(
 def test_a_grace_that_is_no_time_is_refused(grace_s: float) -> None:
     with pytest.raises(ConfigurationError, match=r"finite number of seconds, 0 or more"):
         EnvServer("CartPole-v1", step_grace_s=grace_s)
+
+
+def test_resets_that_come_too_early_after_a_timeout_keep_none_of_the_later_ones_away(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    with EnvServer(functools.partial(Gated, str(gate)), step_grace_s=FOREVER_S) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=False)
+        client.reset()
+        client._timeout_s = 0.5
+        with pytest.raises(RemoteEnvError, match="no result within"):
+            client.step([np.zeros(1, np.int64)])
+        for _ in range(2):
+            with pytest.raises(RemoteEnvError, match="still busy"):
+                client.reset()
+        gate.touch()
+        client._timeout_s = 30.0
+
+        for _ in range(3):
+            assert client.reset().observation[0] == 0
+            assert client.step([np.zeros(1, np.int64)]).observation[0] == 1
+        client.close()

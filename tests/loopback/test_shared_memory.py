@@ -21,6 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
@@ -36,6 +37,7 @@ from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import broker
 from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.lent_road import LentRoad
 from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from tests.loopback.eventually import eventually
@@ -83,6 +85,71 @@ def test_steps_send_no_messages() -> None:
 
         assert num_messages(client) == before
         assert has_road(client)
+
+
+def test_no_step_takes_the_direct_road_of_a_session_whose_stream_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env_client, "_STREAM_PERIOD_S", 0.0)
+    with served("CartPole-v1", num_envs=4) as client:
+        client.step([np.zeros(4, np.int64)])
+        assert has_road(client)
+        client._stream._call.cancel()
+
+        with pytest.raises(EndpointError, match="the session"):
+            client.step([np.zeros(4, np.int64)])
+
+        assert not has_road(client)
+
+
+def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give = LentRoad.give
+
+    def to_nobody(road: LentRoad, to: socket.socket, greeting: bytes) -> None:
+        monkeypatch.setattr(LentRoad, "give", give)
+        raise BrokenPipeError
+
+    with EnvServer(Lifelike, max_sessions=1) as server:
+        monkeypatch.setattr(LentRoad, "give", to_nobody)
+        first = EnvClient(Dial(server.address))
+        pid: Any = first.reset().infos["pid"]
+        assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
+        assert not has_road(first)
+        first.close()
+
+        with session(server) as second:
+            begun = second.reset()
+            again: Any = begun.infos["pid"]
+            assert again.tolist() == pid.tolist()
+            assert array(begun).item() == 0
+            assert [array(second.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
+
+
+class SlowToTell(Lifelike):
+    """Waits in a call for as long as a file is not there."""
+
+    def wait_for(self, gate: str) -> bool:
+        return eventually(Path(gate).exists, 600.0)
+
+
+def test_after_a_call_that_is_late_no_step_takes_the_direct_road(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with served(SlowToTell, allow_calls=("wait_for",), step_grace_s=600.0) as client:
+        client.step(NOTHING)
+        assert has_road(client)
+        client._timeout_s = 0.5
+        with pytest.raises(RemoteEnvError, match="TIMEOUT"):
+            client.call("wait_for", str(gate))
+        gate.touch()
+        client._timeout_s = 30.0
+
+        with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
+            client.step(NOTHING)
+        client.reset()
+
+        assert array(client.step(NOTHING)).item() == 1
 
 
 def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
