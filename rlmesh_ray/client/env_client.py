@@ -338,8 +338,12 @@ class EnvClient:
         """
         self._exchange.require_own()
         if self._on_road is not None:
-            # Its answer stays where it is: others may be waiting for it.
-            self._on_road[1].wait(self._timeout_s)
+            # Its answer stays where it is: others may be waiting for it. Where there will be none,
+            # the step goes on by the stream, before the call.
+            road = self._on_road[1]
+            road.wait(self._timeout_s)
+            if not road.has_answer():
+                self._settle()
         self._exchange.require_open()
         require_allowed(self.answer, name, self.address)
         if not self._exchange.num_received:

@@ -168,6 +168,21 @@ class SharedMemoryClient:
                 was_woken = True
             return True
 
+    def has_answer(self) -> bool:
+        """Return whether the result of the last request is here: ``receive`` returns no None."""
+        with self._receiving:
+            if not self.is_open:
+                return False
+            try:
+                connection = self._worker.connection
+                start = connection.recv(wire.ANSWER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except OSError:
+                return False
+            if len(start) < wire.ANSWER_BYTES:
+                return False
+            number, kind, _ = wire.unpack_answer(start)
+            return bool(kind == wire.DONE and number == self._number)
+
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""
         return [

@@ -152,6 +152,35 @@ def test_after_a_call_that_is_late_no_step_takes_the_direct_road(tmp_path: Path)
         assert array(client.step(NOTHING)).item() == 1
 
 
+class Stumbling(Lifelike):
+    """Raises at action 1."""
+
+    def step(self, action: Any) -> Any:
+        if action:
+            raise ValueError("it has stumbled")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["raises", "cut"])
+def test_a_call_overtakes_no_step_whose_answer_comes_by_the_stream(is_cut: bool) -> None:
+    with served(Stumbling, allow_calls=("count",)) as client:
+        client.step(NOTHING)
+        pending = client.send_step(NOTHING if is_cut else [np.ones(1, np.int64)])
+        if is_cut:
+            road = client._roads.road()
+            assert road is not None
+            road._worker.hang_up()
+
+        (count,) = client.call("count")
+
+        if is_cut:
+            assert count == 2
+            assert array(client.receive_step(pending)).item() == 2
+        else:
+            with pytest.raises(RemoteEnvError, match="it has stumbled"):
+                client.receive_step(pending)
+
+
 def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
