@@ -1,9 +1,9 @@
 """What goes over a road: the capability ``rlmesh_ray.shared_memory.v1`` on the wire.
 
-A road is a socket between a client and the worker that steps its lanes, with a eventfd at each end
-(``waiting.EventfdSocket``), and a ``Block`` that both map. Only Step travels over it, and only its
-success comes back; everything else happens on the session's Join stream, whose rules stay in
-force. A request has a number; its request id on the stream would be that number in decimal.
+A road is a socket between a client and the worker that steps its lanes, with an eventfd at each end
+(``EventfdSocket``), and a ``Block`` that both map. Only Step travels over it, and only its success
+comes back; everything else happens on the session's Join stream, whose rules stay in force. A
+request has a number; its request id on the stream would be that number in decimal.
 
 * Greeting, client to endpoint, on the endpoint's socket for roads: the session id, then the
   timeout of the client's steps. Answered with one byte: 1 and four descriptors (the block, the
