@@ -61,7 +61,7 @@ class DirectRoad:
         process, progress = self._worker.process, self._worker.progress
         if process is None or progress is None or self._worker.is_finishing:
             return None
-        # As long as a step: a worker that is stopped meanwhile must not cost the episodes.
+        # As long as a step: a worker that is stopped for less costs nothing.
         deadline = Deadline.after(timeout_ms)
         reply = await self._worker.call(AttachCommand(tag_arrays), deadline)
         if not isinstance(reply, AttachReply):
@@ -93,9 +93,7 @@ class DirectRoad:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None  # it knows us: memory would wait for the collector of such circles
-        if (
-            self._road is not None
-        ):  # it may have been cut elsewhere, when its client did not take it
+        if self._road is not None:  # the broker has cut it where its client did not take it
             self._road.cut()
             self._road = None
             self._worker.require().take_road_back()

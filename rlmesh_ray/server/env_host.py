@@ -177,8 +177,11 @@ class EnvHost:
         self._worker.release(is_idle=is_idle)
 
     async def lend_road(self, timeout_ms: int, *, tag_arrays: bool) -> LentRoad | None:
-        """See ``DirectRoad.lend``."""
-        if self._is_released:
+        """See ``DirectRoad.lend``; None also for a client that does not number its requests.
+
+        The numbers of what it asks on its stream would not follow those of its direct steps.
+        """
+        if self._is_released or not self._is_numbered:
             return None
         return await self._road.lend(timeout_ms, tag_arrays=tag_arrays)
 

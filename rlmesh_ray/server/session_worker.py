@@ -172,7 +172,8 @@ class SessionWorker:
 
     def pass_over(self, number: int) -> None:
         """Take notice that a numbered request was answered without the worker."""
-        if number <= self._last_number + _MOST_AHEAD:  # else its client does not count
+        begun = 0 if self.progress is None else self.progress.begun  # on a direct road, too
+        if number <= max(self._last_number, begun) + _MOST_AHEAD:  # else its client does not count
             self._passed_over.add(number)
             self.settle_numbers()
 

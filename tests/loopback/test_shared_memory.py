@@ -33,6 +33,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
+from rlmesh_ray.server import session_worker
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport import broker
@@ -150,6 +151,22 @@ def test_after_a_call_that_is_late_no_step_takes_the_direct_road(tmp_path: Path)
         client.reset()
 
         assert array(client.step(NOTHING)).item() == 1
+
+
+def test_a_request_that_is_refused_after_many_direct_steps_keeps_no_later_one_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_worker, "_MOST_AHEAD", 2)
+    with served("CartPole-v1", num_envs=2) as client:
+        action = [np.zeros(2, np.int64)]
+        for _ in range(8):
+            client.step(action)
+        assert has_road(client)
+        with pytest.raises(RemoteEnvError, match="INVALID"):
+            client.reset(lanes=[7])
+
+        client.step(action)
+        client.reset()
 
 
 class Stumbling(Lifelike):
