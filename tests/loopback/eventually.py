@@ -4,9 +4,10 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:  # environments of peers, which use this, too, have no pytest
+    import pytest
 
 # What is waited for runs on the same few cores, or in this very process: who looks without a pause
 # keeps a core and the interpreter's lock from it.
@@ -24,7 +25,7 @@ def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> bool
 
 
 def entered(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, by: threading.Thread | None = None
+    monkeypatch: "pytest.MonkeyPatch", owner: object, name: str, by: threading.Thread | None = None
 ) -> threading.Event:
     """Return what is set as soon as a method is called, by one thread or by any.
 

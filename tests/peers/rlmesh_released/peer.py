@@ -20,7 +20,6 @@ def serving(script: str, *arguments: object) -> Iterator[str]:
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         text=True,
     )
     with process:
