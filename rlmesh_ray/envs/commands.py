@@ -84,11 +84,10 @@ class PassOverCommand:
 
 @dataclass(frozen=True, slots=True)
 class AttachCommand:
-    """Begin to answer steps over a road, too.
+    """Begin to answer steps over a direct road, too; one that is there already ends.
 
-    After the reply the parent sends four descriptors: a new block's, to be used instead of the old
-    one, the road itself, and the eventfds of this end and of the client's. A road that is there
-    already ends.
+    Four descriptors have come before it on a socket of their own: a new block's, to be used instead
+    of the old one, the road itself, and the eventfds of this end and of the client's.
     """
 
     tag_arrays: bool
@@ -181,17 +180,17 @@ class CallReply:
 
 @dataclass(frozen=True, slots=True)
 class AttachReply:
-    """Answers AttachCommand: the descriptors may come."""
+    """Answers AttachCommand; from here on the new block is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetachReply:
-    """Answers DetachCommand."""
+    """Answers DetachCommand; from here on the worker's own block is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClearReply:
-    """Answers ClearCommand."""
+    """Answers ClearCommand; likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +233,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The environment exists; the parent answers with the descriptors of block and progress."""
+    """The environment exists.
+
+    The parent answers with three descriptors: of the block, of the progress, and of the socket that
+    further ones come over.
+    """
 
     contract: EnvContract
     steps_subsets: bool

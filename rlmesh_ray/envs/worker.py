@@ -84,6 +84,7 @@ class Worker:
         self._own_block: Block | None = None
         self._block: Block | None = None
         self._road: SharedMemoryWorker | None = None
+        self._descriptors: socket.socket | None = None
         self._max_info_bytes = MAX_BYTES
         self._progress = Progress.local(self.contract.num_envs)
         self._requests = WorkerSide(self._progress)
@@ -94,7 +95,7 @@ class Worker:
             StepCommand: self._step,
             RenderCommand: lambda command: self._host.render(command),
             CallCommand: lambda command: self._host.call(command),
-            AttachCommand: lambda _: AttachReply(),
+            AttachCommand: self._attach,
             DetachCommand: lambda _: self._detach(),
             ClearCommand: lambda _: self._clear(),
             RenewCommand: lambda _: self._renew(),
@@ -115,9 +116,16 @@ class Worker:
         """Where steps may come from besides the endpoint."""
         return None if self._road is None or self._road.signal is None else self._road
 
-    def own(self, block: Block, progress: Progress) -> None:
-        """Keep the arrays in ``block`` whenever there is no road, and what is done in another."""
+    def own(self, block: Block, progress: Progress, descriptors: socket.socket) -> None:
+        """Take what the endpoint has made for this process.
+
+        Args:
+            block: For the arrays, whenever there is no road.
+            progress: For what is done in a session.
+            descriptors: Where those of roads come.
+        """
         self._progress = progress
+        self._descriptors = descriptors
         columns = (column for column in block.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
         self._own_block = block
@@ -129,12 +137,22 @@ class Worker:
         self._requests = WorkerSide(self._progress)
         self._kept = _REFUSED
 
-    def attach(self, command: AttachCommand, block: Block, client: EventfdSocket) -> None:
-        """Take steps over a road, too, with the arrays in its block."""
+    def _attach(self, command: AttachCommand) -> Outcome:
         # Brings protobuf along, which nothing else here needs.
         from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
 
+        assert self._descriptors is not None, "a worker in use has where descriptors come"
+        memory, road, *eventfds = _received_descriptors(self._descriptors, 4)
+        client = EventfdSocket(socket.socket(fileno=road), *eventfds)
+        try:
+            block = Block(memory, self.contract)
+        except BaseException:
+            client.close()
+            raise
+        finally:
+            os.close(memory)
         self.drop_road()
+        self._requests.shut_direct()
         self._move_to(block)
         self._road = SharedMemoryWorker(
             client,
@@ -144,6 +162,7 @@ class Worker:
             self.contract.num_envs,
             tag_arrays=command.tag_arrays,
         )
+        return AttachReply()
 
     def track(self, episodes: Sequence[Episode | None]) -> None:
         """Open the road for steps of ``episodes``, or shut it if there are none."""
@@ -171,12 +190,14 @@ class Worker:
         if decision is Decision.REFUSE:
             last = self._progress.begun
             message = f"request {number} is out of order: the last one was {last}"
-            return encode_reply(Failure(FailureKind.BAD_REQUEST, message))
+            return encode_reply(Failure(FailureKind.OUT_OF_ORDER, message))
         if decision is Decision.EXECUTE:
             self._requests.begin(number)
             self._kept = self._done(command)
             frame = self._encoded(self._kept)
-            self._requests.end(is_success=not isinstance(self._kept, Failure))
+            if isinstance(self._kept, Failure) and isinstance(command, (ResetCommand, StepCommand)):
+                self._requests.shut_direct()
+            self._requests.end()
             return frame
         return self._encoded(self._kept)
 
@@ -240,7 +261,9 @@ class Worker:
                 self._kept, body = plain, pack(plain)
             except BaseException as error:  # noqa: BLE001  # infos are the user's objects
                 self._kept = failure(error)
-        self._requests.end(is_success=body is not None)
+        if body is None:
+            self._requests.shut_direct()
+        self._requests.end()
         return body
 
     def _detach(self) -> Outcome:
@@ -328,8 +351,12 @@ def serve(channel: Channel) -> None:
         return
     channel.send(started)
     num_lanes = worker.contract.num_envs
-    block, memory = _descriptors(channel, 2)
-    worker.own(Block(block, worker.contract), mapped_progress(memory, num_lanes))
+    block, memory, roads = _received_descriptors(channel.connection, 3)
+    worker.own(
+        Block(block, worker.contract),
+        mapped_progress(memory, num_lanes),
+        socket.socket(fileno=roads),
+    )
     os.close(block)
     os.close(memory)
     # Else a process that the environment forks would keep a road open after its end.
@@ -347,9 +374,6 @@ def serve(channel: Channel) -> None:
                 worker.pass_over(command.number)
             case StartSessionCommand():
                 worker.start_session()
-            case AttachCommand():
-                channel.send(worker.answer(number, command))
-                _attach(channel, worker, command)
             case _:
                 channel.send(worker.answer(number, command))
     worker.close()
@@ -373,18 +397,9 @@ def _next(
     return command
 
 
-def _attach(channel: Channel, worker: Worker, command: AttachCommand) -> None:
-    block, road, eventfd, client_eventfd = _descriptors(channel, 4)
-    client = EventfdSocket(socket.socket(fileno=road), eventfd, client_eventfd)
-    try:
-        worker.attach(command, Block(block, worker.contract), client)
-    finally:
-        os.close(block)
-
-
-def _descriptors(channel: Channel, count: int) -> list[int]:
-    """Return the descriptors that come between two messages."""
-    _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, count)
+def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
+    """Return the descriptors that come with the next byte."""
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
     if len(descriptors) < count:
         raise EOFError("the endpoint is gone")
     for descriptor in descriptors:  # else a simulator that the environment starts would hold them

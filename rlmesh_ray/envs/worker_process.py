@@ -14,7 +14,10 @@ from rlmesh_ray.envs.bare_steps import frame_of_command
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
+    AttachReply,
+    ClearReply,
     Command,
+    DetachReply,
     Outcome,
     Start,
     Started,
@@ -38,12 +41,18 @@ class WorkerProcess:
     """A running worker; made by ``start``, ended by ``close`` or ``kill``."""
 
     def __init__(
-        self, process: ChildProcess, started: Started, block: Block, progress: Progress
+        self,
+        process: ChildProcess,
+        started: Started,
+        block: Block,
+        progress: Progress,
+        descriptors: socket.socket,
     ) -> None:
         self.process = process
         """Who runs it; to be ended without waiting for its environment."""
         self._channel = process.channel
-        self._own_block = block
+        self._own_block = self._lent_block = block
+        self._descriptors = descriptors
         self.contract = started.contract
         """What the environment is."""
         self.steps_subsets = started.steps_subsets
@@ -146,9 +155,9 @@ class WorkerProcess:
         return self._channel.pull()
 
     def lend_road(self) -> LentRoad:
-        """Give the worker a road, and a block that its client may share.
+        """Send the worker a road, and a block that its client may share.
 
-        To be called when the worker has answered an AttachCommand.
+        An AttachCommand has to follow.
 
         Raises:
             OSError: There is not enough of something, or the worker is gone.
@@ -162,16 +171,12 @@ class WorkerProcess:
             road = LentRoad([os.dup(block), *eventfds], ours)
             try:
                 descriptors = [block, theirs.fileno(), *eventfds]
-                socket.send_fds(self._channel.connection, [b"\0"], descriptors)
-                self._use(Block(block, self.contract))
+                self._lent_block = Block(block, self.contract)
+                socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
             except BaseException:
                 road.cut()
                 raise
         return road
-
-    def take_road_back(self) -> None:
-        """Use the worker's own block again: it has been told to detach, or to clear."""
-        self._use(self._own_block)
 
     def start_session(self, number: int, counts: EpisodeCounts | None) -> None:
         """Begin a session, between two of them.
@@ -197,12 +202,18 @@ class WorkerProcess:
         try:
             reply: Outcome = self._channel.receive()
         except (EOFError, OSError):
+            self._descriptors.close()
             status = self.process.end()
             return Failure(
                 FailureKind.CRASHED,
                 f"the environment's process {status}",
                 self.process.last_words,
             )
+        match reply:
+            case AttachReply():
+                self._use(self._lent_block)
+            case DetachReply() | ClearReply():
+                self._use(self._own_block)
         return reply
 
     def kill(self) -> None:
@@ -210,11 +221,13 @@ class WorkerProcess:
 
         Blocks until the system has ended it, which takes moments for large processes.
         """
+        self._descriptors.close()
         self.process.end(0.0)
 
     def close(self, timeout_s: float) -> None:
         """Let the worker close its environment and end; kill it after ``timeout_s``."""
         self.submit(StopCommand())
+        self._descriptors.close()
         self.process.end(timeout_s)
 
 
@@ -252,15 +265,18 @@ def _handshake(
     return answer
 
 
-def _share_memory(channel: Channel, contract: EnvContract) -> tuple[Block, Progress]:
+def _share_memory(channel: Channel, contract: EnvContract) -> tuple[Block, Progress, socket.socket]:
+    ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as owned:
         block = memory.create_block(contract)
         owned.callback(os.close, block)
         progress = memory.create_progress(contract.num_envs)
         owned.callback(os.close, progress)
+        owned.enter_context(theirs)
         try:
-            socket.send_fds(channel.connection, [b"\0"], [block, progress])
+            socket.send_fds(channel.connection, [b"\0"], [block, progress, theirs.fileno()])
         except OSError as error:
+            ours.close()
             message = "the environment's process died as soon as it had started"
             raise EnvStartError(message) from error
-        return Block(block, contract), memory.mapped_progress(progress, contract.num_envs)
+        return Block(block, contract), memory.mapped_progress(progress, contract.num_envs), ours

@@ -117,6 +117,7 @@ EDITION_2026_06_RULES = EnvRules(
         FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.ABANDON),
         FailureKind.BAD_OBSERVATION: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
         FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
+        FailureKind.OUT_OF_ORDER: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
     },
 )
 

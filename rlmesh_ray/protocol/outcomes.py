@@ -30,6 +30,8 @@ class FailureKind(enum.Enum):
     """The environment's observation does not conform to its space."""
     BAD_REQUEST = enum.auto()
     """The request's own arguments are wrong; nothing has changed."""
+    OUT_OF_ORDER = enum.auto()
+    """The request's number is none that can come now; its client has lost count."""
 
 
 @dataclass(frozen=True, slots=True)

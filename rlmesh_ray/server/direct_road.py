@@ -6,13 +6,14 @@ See ``transport.shared_memory`` for what a road is.
 from rlmesh_ray.envs.commands import (
     AttachCommand,
     AttachReply,
+    Command,
     DetachCommand,
+    Reply,
     TrackCommand,
 )
 from rlmesh_ray.protocol.episodes import Episode
-from rlmesh_ray.protocol.outcomes import Failure
-from rlmesh_ray.server.loop import in_thread
-from rlmesh_ray.server.session_worker import Deadline, SessionWorker
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.server.session_worker import SessionWorker
 from rlmesh_ray.transport.deadline_watch import DeadlineWatch
 from rlmesh_ray.transport.lent_road import LentRoad
 
@@ -29,9 +30,8 @@ class DirectRoad:
         # The latest; it may have been cut.
         self._road: LentRoad | None = None
         self._watch: DeadlineWatch | None = None
+        self._timeout_ms = 0
         self._overdue: Failure | None = None
-        self.is_ending = False
-        """Whether the road was cut because of its deadline, and the worker may be at it still."""
 
     @property
     def is_busy(self) -> bool:
@@ -61,32 +61,49 @@ class DirectRoad:
         process, progress = self._worker.process, self._worker.progress
         if process is None or progress is None or self._worker.is_finishing:
             return None
-        # As long as a step: a worker that is stopped for less costs nothing.
-        deadline = Deadline.after(timeout_ms)
-        reply = await self._worker.call(AttachCommand(tag_arrays), deadline)
-        if not isinstance(reply, AttachReply):
-            return None
-        self.cut()
+        self.cut()  # an earlier one, which its client has left
         try:
             road = process.lend_road()
         except OSError as error:
             self._worker.warn("no shared memory for a session: %s", error)
-            await in_thread(process.kill)
             return None
-        self._road = road
+        # As long as a step: a worker that is stopped for less costs nothing.
+        reply = await self.call_aside(AttachCommand(tag_arrays), timeout_ms)
+        if not isinstance(reply, AttachReply):
+            road.cut()
+            return None
+        self._road, self._timeout_ms = road, timeout_ms
         self._watch = DeadlineWatch(progress, timeout_ms, self._end_overdue)
         return road
 
-    def track(self, episodes: tuple[Episode | None, ...]) -> None:
-        """Have steps of ``episodes`` executed over the road; none: hand them all over."""
+    async def track(self, episodes: tuple[Episode | None, ...]) -> None:
+        """Have steps of ``episodes`` executed over the road, from now on."""
         if self._is_there:
-            self._worker.require().submit(TrackCommand(episodes))
+            await self._worker.tell(TrackCommand(episodes))
+
+    def shut(self) -> None:
+        """Have all steps that come over the road handed over, until ``track``."""
+        if self._is_there:
+            self._worker.require().submit(TrackCommand(()))
 
     async def end(self) -> None:
         """Have the next requests come over the stream, after the step that is in progress."""
         if self._is_there and not self._worker.is_finishing:
-            await self._worker.call(DetachCommand(), Deadline.after(0))
+            await self.call_aside(DetachCommand(), self._timeout_ms)
             self.cut()
+
+    async def call_aside(self, command: Command, timeout_ms: int) -> Reply | Failure:
+        """See ``SessionWorker.call_aside``; a direct step that is late meanwhile is overdue."""
+        reply = await self._worker.call_aside(command, timeout_ms)
+        if isinstance(reply, Failure) and reply.kind is FailureKind.TIMEOUT:
+            progress = self._worker.progress
+            assert progress is not None, "a road is lent to a session that has begun"
+            number = progress.begun
+            self.cut()
+            if self._worker.endpoint.cut_late(progress, number):
+                self._worker.counting.leave_out(number)
+                self._overdue = reply
+        return reply
 
     def cut(self) -> None:
         """End the road at once, if there is one."""
@@ -96,7 +113,6 @@ class DirectRoad:
         if self._road is not None:  # the broker has cut it where its client did not take it
             self._road.cut()
             self._road = None
-            self._worker.require().take_road_back()
 
     @property
     def overdue(self) -> Failure:
@@ -104,18 +120,17 @@ class DirectRoad:
         assert self._overdue is not None, "a step is overdue"
         return self._overdue
 
-    def _end_overdue(self) -> bool:
+    def _end_overdue(self, number: int) -> bool:
         """Give up a step that has missed its deadline: its client hears of it on the stream."""
         progress = self._worker.progress
         assert progress is not None, "only a road of a session that has begun is watched"
         if not self._worker.is_idle:
-            return False  # a request on the stream waits for the worker, with its own deadline
-        number, timeout_ms = progress.begun, progress.timeout_ms
+            return False  # who waits for the worker keeps the deadline
+        timeout_ms = progress.timeout_ms
         # An answer that has left before this counts; none leaves after it.
         self.cut()
         if self._worker.endpoint.cut_late(progress, number):
             self._worker.counting.leave_out(number)
             self._overdue = self._worker.timed_out("no result within", timeout_ms)
-        self.is_ending = True
         self._worker.call_in_vain(DetachCommand())
         return True

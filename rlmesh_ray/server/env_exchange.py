@@ -53,9 +53,9 @@ class EnvExchange:
             outcome = await self.host.run(pending, session.begins)
             response = session.complete(outcome, time.time_ns())
             if session.state is not State.READY:
-                self.host.track(())
+                self.host.stop_tracking()
             elif isinstance(response, ResetDone):
-                self.host.track(session.episodes)
+                await self.host.track(session.episodes)
         elif isinstance(response, EnvFailed) and isinstance(request, Request):
             self.host.pass_over(request)
         if isinstance(response, EnvFailed):
@@ -69,7 +69,7 @@ class EnvExchange:
             return None
         road = await self.host.lend_road(timeout_ms, tag_arrays=self._tag_arrays)
         if road is not None:
-            self.host.track(self._session.episodes)
+            await self.host.track(self._session.episodes)
         return road
 
     def interrupt(self) -> None:

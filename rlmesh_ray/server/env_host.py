@@ -29,7 +29,6 @@ from rlmesh_ray.server.env_dialects import EnvDialect
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.core import Admission
 from rlmesh_ray.transport.lent_road import LentRoad
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
@@ -64,6 +63,7 @@ class EnvHost:
         self._is_numbered = is_numbered
         self._last_passed = 0
         self._is_running = False
+        self._has_late_call = False
         self._is_released = False
 
     async def run(self, request: EnvRequest, begins: Lanes = ()) -> EnvOutcome:
@@ -160,7 +160,8 @@ class EnvHost:
             return reply.results
         failed = as_failure(reply)
         if failed.kind in {FailureKind.TIMEOUT, FailureKind.CRASHED}:
-            self._road.track(())  # the next step is answered on the stream, with an error
+            self._has_late_call = failed.kind is FailureKind.TIMEOUT
+            self._road.shut()  # the next step is answered on the stream, with an error
         return failed
 
     def release(self) -> None:
@@ -183,15 +184,21 @@ class EnvHost:
         """
         if self._is_released or not self._is_numbered:
             return None
-        return await self._road.lend(timeout_ms, tag_arrays=tag_arrays)
+        road = await self._road.lend(timeout_ms, tag_arrays=tag_arrays)
+        if self._is_released:  # meanwhile
+            self._road.cut()
+            return None
+        return road
 
-    def track(self, episodes: tuple[Episode | None, ...]) -> None:
-        """Take notice of what runs: the latest episode of each lane; empty: nothing runs any more.
+    async def track(self, episodes: tuple[Episode | None, ...]) -> None:
+        """Take notice of what runs: the latest episode of each lane. See ``DirectRoad.track``."""
+        self._is_running = True
+        await self._road.track(episodes)
 
-        See also ``DirectRoad.track``.
-        """
-        self._is_running = bool(episodes)
-        self._road.track(episodes)
+    def stop_tracking(self) -> None:
+        """Take notice that nothing runs any more. See ``DirectRoad.shut``."""
+        self._is_running = False
+        self._road.shut()
 
     async def end_road(self) -> None:
         """See ``DirectRoad.end``."""
@@ -206,7 +213,6 @@ class EnvHost:
         obstacle = await self._make_ready(deadline)
         if obstacle is not None:
             return obstacle
-        self._road.is_ending = False
         lanes = self._some(request.env_indices)
         is_another = self._worker.process is not former
         if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
@@ -218,6 +224,7 @@ class EnvHost:
         reply = await self._worker.request(command, deadline, number)
         if not isinstance(reply, ResetReply):
             return as_failure(reply)
+        self._has_late_call = False
         shown = lanes if self._dialect.rules.narrows_replies else ()
         return ResetOutcome(
             self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
@@ -226,17 +233,16 @@ class EnvHost:
     async def _step(
         self, request: Step, deadline: Deadline, number: int, begins: Lanes
     ) -> EnvOutcome:
-        if number and self._worker.endpoint.admit(number) is Admission.IS_OVERDUE:
+        if self._worker.endpoint.is_overdue(number):
             return self._road.overdue
-        if self._worker.is_finishing and self._road.is_ending:
-            obstacle = await self._worker.make_idle(deadline)
-            if obstacle is not None:
-                return obstacle
-        if self._worker.is_finishing:
+        if self._has_late_call:
             return Failure(
                 FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
             )
-        self._road.is_ending = False
+        if self._worker.is_finishing:
+            obstacle = await self._worker.make_idle(deadline)
+            if obstacle is not None:
+                return obstacle
         lanes = self._some(request.env_indices) if request.env_indices else ()
         try:
             worker = self._worker.require()

@@ -1,37 +1,33 @@
-"""What clients can do beyond the edition, as their handshakes said, until their Join arrives."""
+"""What a client can do beyond the edition, as its handshake said, when its Join arrives.
+
+The session id itself says so: an endpoint that kept it would have to forget some of it when clients
+shake hands and never come. A client that changes its id lies about nobody but itself.
+"""
 
 import secrets
-from collections import OrderedDict
 
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import Offer
 
-_CAPACITY = 1024
 # What a client offers beyond these is not kept: it may be megabytes of nonsense.
-_OPTIONAL = frozenset(
-    {
-        capabilities.NDARRAY,
-        capabilities.NUMBERED_REQUESTS,
-        capabilities.SAME_STEP,
-        capabilities.SHARED_MEMORY,
-    }
+_OPTIONAL = (
+    capabilities.NDARRAY,
+    capabilities.NUMBERED_REQUESTS,
+    capabilities.SAME_STEP,
+    capabilities.SHARED_MEMORY,
 )
+_NUM_DIGITS = 32
+_NUM_FLAG_DIGITS = 2
 
 
-class Offers:
-    """Capabilities by session id; the oldest are forgotten, so that handshakes cost no memory."""
+def new_session_id(offer: Offer) -> str:
+    """Return a session id that nobody can guess, for a client that can do what ``offer`` says."""
+    flags = sum(1 << at for at, name in enumerate(_OPTIONAL) if name in offer.capabilities)
+    return f"{flags:0{_NUM_FLAG_DIGITS}x}{secrets.token_hex((_NUM_DIGITS - _NUM_FLAG_DIGITS) // 2)}"
 
-    def __init__(self) -> None:
-        self._by_session: OrderedDict[str, frozenset[str]] = OrderedDict()
 
-    def remember(self, offer: Offer) -> str:
-        """Keep what ``offer`` can do and return a session id that nobody can guess."""
-        session_id = secrets.token_hex(16)
-        self._by_session[session_id] = _OPTIONAL & offer.capabilities.keys()
-        if len(self._by_session) > _CAPACITY:
-            self._by_session.popitem(last=False)
-        return session_id
-
-    def claim(self, session_id: str) -> frozenset[str]:
-        """Return the capabilities of ``session_id``, once; empty when nobody has that id."""
-        return self._by_session.pop(session_id, frozenset())
+def offered_by(session_id: str) -> frozenset[str]:
+    """Return the capabilities of the client with this session id; it may be any text."""
+    is_id = len(session_id) == _NUM_DIGITS and set(session_id) <= set("0123456789abcdef")
+    flags = int(session_id[:_NUM_FLAG_DIGITS], 16) if is_id else 0
+    return frozenset(name for at, name in enumerate(_OPTIONAL) if flags >> at & 1)

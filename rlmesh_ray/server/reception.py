@@ -18,7 +18,7 @@ from rlmesh_ray.protocol.wire_handshake import answer_wire_offer, wire_answer
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.first_words import FirstWords, first_words
-from rlmesh_ray.server.offers import Offers
+from rlmesh_ray.server.offers import new_session_id, offered_by
 from rlmesh_ray.wire.recognition import (
     generation_of_handshake,
     generation_of_request,
@@ -105,7 +105,6 @@ class Reception:
         self._on_request = on_request
         self._unspoken = {each: _unspoken(each, rules) for each in {*frames} - rules.speaks}
         self._obstacles = {**obstacles, **self._unspoken}
-        self._offers = Offers()
         self._answers: Mapping[str, Callable[[Offer], Answer]] = {
             PROTOCOL_V1: self._answer_edition,
             WIRE_V1: self._answer_released,
@@ -160,9 +159,9 @@ class Reception:
         )
 
     def capabilities_of(self, context: grpc.aio.ServicerContext) -> frozenset[str]:
-        """Return what the client of a Join has offered; empty for a stranger, and the next time."""
+        """Return what the client of a Join has offered; empty for a stranger."""
         metadata = dict(context.invocation_metadata() or ())
-        return self._offers.claim(str(metadata.get(capabilities.SESSION_METADATA_KEY, "")))
+        return offered_by(str(metadata.get(capabilities.SESSION_METADATA_KEY, "")))
 
     async def first_words(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
@@ -212,7 +211,7 @@ class Reception:
         return answer_offer(
             offer,
             server_version=__version__,
-            capabilities={**able, capabilities.SESSION: self._offers.remember(offer)},
+            capabilities={**able, capabilities.SESSION: new_session_id(offer)},
             contract=self._contract,
             accept_texts=self._rules.accept_texts,
         )

@@ -28,6 +28,8 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_LOOK_S = 1e-3
 """So long the loop may do nothing but wait for a worker, where it has nobody else to serve."""
 
+_SENDING_PAUSE_S = 1e-3
+
 _MOST_AHEAD = 1024
 """So far a client's number may be ahead of what its worker was given, to be passed over."""
 
@@ -127,8 +129,8 @@ class SessionWorker:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether it is, or was when somebody looked last, busy with what missed its deadline."""
-        return self._finishing is not None
+        """Whether it is busy with what missed its deadline."""
+        return not self.endpoint.is_at_rest
 
     @property
     def last_number(self) -> int:
@@ -206,9 +208,7 @@ class SessionWorker:
         if is_alone:
             self._looking.look(worker.advance)
         if not await arrives(worker, deadline.at_s):
-            self.endpoint.missed_deadline()
-            self._finishing = asyncio.ensure_future(self._finish(worker))
-            return self.timed_out("no result within", deadline.timeout_ms)
+            return self._late(worker, deadline.timeout_ms)
         if is_alone:
             self._looking.learn()
         reply = await take(worker)
@@ -216,6 +216,51 @@ class SessionWorker:
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
+
+    async def call_aside(self, command: Command, timeout_ms: int) -> Reply | Failure:
+        """Have ``command`` done by a worker that may be at a direct step, after that.
+
+        Args:
+            command: None of the session's requests.
+            timeout_ms: What it may take after the step, which keeps its own deadline; 0: for ever.
+        """
+        worker = self.require()
+        if worker.fileno() < 0:
+            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
+        self.is_idle = False
+        worker.submit(command)
+        progress = worker.progress
+        while progress.is_busy:  # at most twice: what the endpoint sends goes before a next step
+            number, left_s, limit_ms = progress.begun, progress.left_s, progress.timeout_ms
+            at_s = None if left_s is None else asyncio.get_running_loop().time() + left_s
+            if await arrives(worker, at_s):
+                break
+            if progress.done < number:
+                return self._late(worker, limit_ms)
+        if not await arrives(worker, Deadline.after(timeout_ms).at_s):
+            return self._late(
+                worker, timeout_ms, "the idle environment's process has not answered within"
+            )
+        reply = await take(worker)
+        self.is_idle = True
+        return reply
+
+    def _late(
+        self, worker: WorkerProcess, timeout_ms: int, message: str = "no result within"
+    ) -> Failure:
+        """Let ``worker`` finish for nobody what has missed its deadline."""
+        self.endpoint.missed_deadline()
+        self._finishing = asyncio.ensure_future(self._finish(worker))
+        return self.timed_out(message, timeout_ms)
+
+    async def tell(self, command: Command) -> None:
+        """Send an idle worker what has no reply; return when it has left."""
+        worker = self.require()
+        worker.submit(command)
+        # What is larger than the socket's buffer leaves only as the worker reads.
+        while worker.is_sending and worker.fileno() >= 0:
+            await asyncio.sleep(_SENDING_PAUSE_S)
+            worker.advance()
 
     def call_in_vain(self, command: Command) -> None:
         """Have ``command`` done after what the worker is busy with; nobody waits for either."""
@@ -306,9 +351,8 @@ class SessionWorker:
 
     async def _finished(self) -> None:
         """Wait until the worker is idle, or gone."""
-        if self._finishing is not None:
+        while self._finishing is not None and not self.endpoint.is_at_rest:
             await asyncio.shield(self._finishing)
-            self._finishing = None
 
     async def _finish(self, worker: WorkerProcess) -> None:
         """Let ``worker`` finish late, in vain; kill it when that takes too long.
@@ -326,6 +370,7 @@ class SessionWorker:
         finally:
             self.endpoint.confirmed()
             self.is_idle = True
+            self._finishing = None
 
 
 def as_failure(reply: Any) -> Failure:

@@ -73,7 +73,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Listen no more, and end all roads after the steps that are in progress. Idempotent."""
-        for task in (self._serving, *self._greetings):
+        for task in (self._serving, *self._silent):  # the others are given their roads
             if task is not None:
                 task.cancel()
         await asyncio.gather(*(take_back() for _, take_back in self._open.values()))

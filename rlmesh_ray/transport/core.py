@@ -81,9 +81,8 @@ class WorkerSide:
         """Note that the request with this number is executed now."""
         self._numbers.begin(number, timeout_ms)
 
-    def end(self, *, is_success: bool) -> None:
-        """Note that it is finished; after a failure the direct road is shut."""
-        self._is_direct_open = self._is_direct_open and is_success
+    def end(self) -> None:
+        """Note that it is finished."""
         self._numbers.end()
 
     def pass_over(self, number: int) -> None:
@@ -101,17 +100,6 @@ class WorkerSide:
         self._is_direct_open = False
 
 
-class Admission(enum.Enum):
-    """What an endpoint does with a request of the Join stream."""
-
-    FORWARD = enum.auto()
-    """The worker decides."""
-    IS_OVERDUE = enum.auto()
-    """It came by the direct road and missed its deadline: it is answered with TIMEOUT."""
-    WAIT = enum.auto()
-    """Nothing runs before the worker is at rest, or has been killed."""
-
-
 class EndpointSide:
     """What an endpoint has decided about the requests of one session."""
 
@@ -121,14 +109,15 @@ class EndpointSide:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the worker has confirmed that it is not busy with an overdue request."""
+        """Whether the worker is not busy with an overdue request; else nothing is forwarded."""
         return self._is_at_rest
 
-    def admit(self, number: int) -> Admission:
-        """Return what to do with a request that has come on the Join stream."""
-        if number == self._overdue:
-            return Admission.IS_OVERDUE
-        return Admission.FORWARD if self._is_at_rest else Admission.WAIT
+    def is_overdue(self, number: int) -> bool:
+        """Tell whether a request that has come on the Join stream is answered with TIMEOUT.
+
+        It came by the direct road and missed its deadline.
+        """
+        return number == self._overdue > 0
 
     def missed_deadline(self) -> None:
         """Note that a forwarded request is overdue: it has been answered with TIMEOUT."""

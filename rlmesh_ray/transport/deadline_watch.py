@@ -19,11 +19,13 @@ class DeadlineWatch:
     Args:
         progress: Of the session.
         timeout_ms: What the client's steps may take; 0: for ever.
-        on_overdue: Called when a step has missed its deadline; returns whether that was the end
-            of the road, and of the watch.
+        on_overdue: Called with the number of a step that has missed its deadline; returns whether
+            that was the end of the road, and of the watch.
     """
 
-    def __init__(self, progress: Progress, timeout_ms: int, on_overdue: Callable[[], bool]) -> None:
+    def __init__(
+        self, progress: Progress, timeout_ms: int, on_overdue: Callable[[int], bool]
+    ) -> None:
         self._progress = progress
         self._on_overdue = on_overdue
         self._period_s = _LONGEST_PERIOD_S
@@ -39,9 +41,10 @@ class DeadlineWatch:
             self._timer.cancel()
 
     def _look(self) -> None:
-        left_s = self._progress.left_s if self._progress.is_busy else None
-        if left_s is not None and left_s <= 0 and self._on_overdue():
+        late = self._progress.late
+        if late and self._on_overdue(late):
             return
+        left_s = self._progress.left_s if self._progress.is_busy else None
         wait_s = self._period_s if left_s is None else min(left_s, self._period_s)
         self._look_again(max(wait_s, _SHORTEST_PERIOD_S))
 

@@ -109,6 +109,15 @@ class Progress:
         return timeout_ms / 1000 - (time.monotonic_ns() - self._fields[_BEGUN_NS]) / 1e9
 
     @property
+    def late(self) -> int:
+        """Number of the request in progress if it has missed its deadline; 0: there is none."""
+        number = self._fields[_BEGUN]
+        left_s = self.left_s
+        is_over = left_s is None or left_s > 0 or self._fields[_DONE] == number
+        # The worker may have gone on to another one, in time, while this was read.
+        return 0 if is_over or self._fields[_BEGUN] != number else number
+
+    @property
     def elapsed_ns(self) -> int:
         """Since the request in progress has begun."""
         return time.monotonic_ns() - self._fields[_BEGUN_NS]

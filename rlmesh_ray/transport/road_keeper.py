@@ -7,9 +7,12 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient, is_within_reach
 
+_MOST_LOST = 3
+"""So many roads of a session may be lost between two Resets; then it goes on with messages."""
+
 
 class RoadKeeper:
-    """Opens a road for a session as soon as there can be one, and again after it was lost.
+    """Opens a road for a session as soon as there can be one, and a few times after it was lost.
 
     Args:
         offered: The endpoint's capabilities.
@@ -40,6 +43,7 @@ class RoadKeeper:
         self._name = offered.get(capabilities.SHARED_MEMORY, "")
         self._road: SharedMemoryClient | None = None
         self._is_worth_a_try = False
+        self._num_lost = 0
         self._is_required = bool(wanted)
         if wanted:
             _require(self._name, address)
@@ -53,6 +57,7 @@ class RoadKeeper:
     def lanes_were_reset(self) -> None:
         """Note that the session has a worker, and perhaps another one than before."""
         self._is_worth_a_try = self._is_wanted
+        self._num_lost = 0
 
     def road(self) -> SharedMemoryClient | None:
         """Return a road to use now; None: there is none.
@@ -62,6 +67,8 @@ class RoadKeeper:
         """
         if self._road is not None and not self._road.is_open:
             self._road = None
+            self._num_lost += 1
+            self._is_worth_a_try = self._is_wanted and self._num_lost <= _MOST_LOST
         if self._road is None and self._is_worth_a_try:
             self._is_worth_a_try = False
             self._road = SharedMemoryClient.open(
@@ -71,7 +78,7 @@ class RoadKeeper:
                 self._contract,
                 self._address,
             )
-            if self._road is None and self._is_required:
+            if self._road is None and self._is_required and not self._num_lost:
                 raise EndpointLostError(
                     "the endpoint has given no shared memory, which it offers; leave "
                     "shared_memory out to go on with messages",

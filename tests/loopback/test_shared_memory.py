@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, RemoteEnv
@@ -128,6 +131,52 @@ def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
             assert [array(second.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
 
 
+def test_a_worker_that_was_given_a_road_too_late_goes_on_without_it() -> None:
+    with EnvServer(Lifelike, step_grace_s=600.0) as server:
+        client = EnvClient(Dial(server.address))
+        pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
+        os.kill(pid, signal.SIGSTOP)
+        assert greet(server, client, timeout_ms=50) == (wire.REFUSED, [])
+        os.kill(pid, signal.SIGCONT)
+
+        assert [array(client.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
+        assert client.reset().infos["pid"] == pid
+        client.step(NOTHING)
+        assert has_road(client)
+        client.close()
+
+
+def test_thousands_of_lanes_step_directly_as_soon_as_they_are_reset() -> None:
+    # What the worker is told of their episodes is more than its socket takes at once.
+    with served(functools.partial(Many, 6000)) as client:
+        for count in (1, 2):
+            assert set(array(client.step([np.zeros(6000, np.int64)])).ravel()) == {count}
+        assert has_road(client)
+
+
+class Many(VectorEnv[Any, Any, Any]):
+    """Counts its steps in many lanes."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.Box(0, 1000, (1,), np.float32)
+        self.single_action_space = spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._count = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self._count = 0
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        self._count += 1
+        none = np.zeros(self.num_envs, np.bool_)
+        observation = np.full((self.num_envs, 1), self._count, np.float32)
+        return observation, np.zeros(self.num_envs), none, none, {}
+
+
 class SlowToTell(Lifelike):
     """Waits in a call for as long as a file is not there."""
 
@@ -196,6 +245,33 @@ def test_a_call_overtakes_no_step_whose_answer_comes_by_the_stream(is_cut: bool)
         else:
             with pytest.raises(RemoteEnvError, match="it has stumbled"):
                 client.receive_step(pending)
+
+
+def test_a_call_that_raises_leaves_the_direct_road_open() -> None:
+    with served(Lifelike, allow_calls=("nothing",)) as client:
+        client.step(NOTHING)
+        with pytest.raises(RemoteEnvError, match="nothing"):
+            client.call("nothing")
+        before = num_messages(client)
+
+        assert [array(client.step(NOTHING)).item() for _ in range(3)] == [2, 3, 4]
+        assert num_messages(client) == before
+
+
+def test_a_road_that_was_lost_is_replaced_but_not_for_ever() -> None:
+    with served(Lifelike) as client:
+        had_roads = []
+        for count in range(1, 6):
+            road = client._roads.road()
+            had_roads.append(road is not None)
+            if road is not None:
+                road._worker.hang_up()
+            assert array(client.step(NOTHING)).item() == count
+        assert had_roads == [True] * 4 + [False]
+        client.reset()
+        client.step(NOTHING)
+
+        assert has_road(client)
 
 
 def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
@@ -392,6 +468,20 @@ def test_a_step_that_was_executed_is_answered_again_for_who_repeats_it() -> None
         assert client.step(NOTHING).observation[0] == [2.0]
 
 
+@pytest.mark.parametrize("num_skipped", [-2, 1])
+def test_a_client_that_counts_wrong_loses_its_session(num_skipped: int) -> None:
+    with served(Lifelike) as client:
+        for _ in range(3):
+            client.step(NOTHING)
+        client._exchange.numbers._last += num_skipped
+        client._roads.close()
+
+        with pytest.raises(RemoteEnvError, match="out of order") as caught:
+            client.step(NOTHING)
+        assert not caught.value.is_recoverable
+        assert [one.step_count for one in caught.value.interrupted_episodes] == [3]
+
+
 def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once() -> None:
     with EnvServer(Lifelike, allow_calls=("count",)) as server, ThreadPoolExecutor(1) as pool:
         client = EnvClient(Dial(server.address))
@@ -541,6 +631,26 @@ def test_a_client_that_vanishes_in_mid_step_costs_only_its_worker(tmp_path: Path
         client.close()
 
 
+def test_a_draining_endpoint_keeps_the_deadline_of_the_step_in_progress(
+    tmp_path: Path, impatient: Callable[[], Any]
+) -> None:
+    gate = tmp_path / "gate"
+    with (
+        EnvServer(lambda: Gated(str(gate)), step_grace_s=0.0) as server,
+        impatient(),
+        session(server) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        step = client.send_step(NOTHING)
+        assert eventually(gate.with_suffix(".begun").exists)
+        stopping = pool.submit(server.stop, 30.0)
+        assert eventually(lambda: not server.health().is_serving)
+
+        with pytest.raises(RemoteEnvError, match="no result within 700 ms"):
+            client.receive_step(step)
+        stopping.result(60.0)
+
+
 def test_a_draining_endpoint_answers_the_step_in_progress(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with (
@@ -592,10 +702,10 @@ def test_the_block_is_sealed() -> None:
         client.close()
 
 
-def greet(server: EnvServer, client: EnvClient) -> tuple[bytes, list[int]]:
+def greet(server: EnvServer, client: EnvClient, timeout_ms: int = 1000) -> tuple[bytes, list[int]]:
     """Come to the endpoint's broker as ``client`` would."""
     session_id = client._session_id
-    return come(server, wire.Greeting(session_id, 1000).pack())
+    return come(server, wire.Greeting(session_id, timeout_ms).pack())
 
 
 def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:

@@ -113,7 +113,7 @@ STEPPED = st.builds(
     FLAGS,
     FLAGS,
 )
-FAILURES = st.one_of(*[st.none()] * 8, st.sampled_from(FailureKind))
+FAILURES = st.one_of(*[st.none()] * 8, st.sampled_from(list(TROUBLES)))
 
 
 def outcome_of(request: EnvRequest, stepped: Stepped) -> EnvOutcome:

@@ -1,24 +1,29 @@
 """How an endpoint lends a road, without a worker."""
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 from rlmesh_ray.envs.commands import AttachCommand, Command
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.direct_road import DirectRoad
-from rlmesh_ray.server.session_worker import Deadline
+from rlmesh_ray.transport.lent_road import LentRoad
 
 
-def test_a_worker_has_as_long_to_take_the_line_as_a_step_has() -> None:
-    asked: list[tuple[Command, Deadline]] = []
+def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
+    ours, theirs = socket.socketpair()
+    asked: list[tuple[Command, int]] = []
 
-    async def call(command: Command, deadline: Deadline) -> Failure:
-        asked.append((command, deadline))
-        return Failure(FailureKind.TIMEOUT, "")
+    async def call_aside(command: Command, timeout_ms: int) -> Failure:
+        asked.append((command, timeout_ms))
+        return Failure(FailureKind.CRASHED, "")
 
     worker: Any = SimpleNamespace(
-        process=object(), progress=object(), is_finishing=False, call=call
+        process=SimpleNamespace(lend_road=lambda: LentRoad((), ours)),
+        progress=object(),
+        is_finishing=False,
+        call_aside=call_aside,
     )
 
     async def lend() -> None:
@@ -26,6 +31,6 @@ def test_a_worker_has_as_long_to_take_the_line_as_a_step_has() -> None:
 
     asyncio.run(lend())
 
-    ((command, deadline),) = asked
-    assert command == AttachCommand(tag_arrays=True)
-    assert deadline.timeout_ms == 45_000
+    assert asked == [(AttachCommand(tag_arrays=True), 45_000)]
+    with theirs:
+        assert theirs.recv(1) == b""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.transport.core import Admission, ClientSide, Decision, EndpointSide, WorkerSide
+from rlmesh_ray.transport.core import ClientSide, Decision, EndpointSide, WorkerSide
 
 RESET, STEP, PARTIAL = "reset", "step", "partial reset"
 INVALID = "invalid step"
@@ -324,10 +324,9 @@ class World:
             self.order(Order("pass over", number))
             self.respond(INVALID if self.is_ready else "not ready")
             return
-        admission = self.endpoint.admit(number)
-        if admission is Admission.IS_OVERDUE:
+        if self.endpoint.is_overdue(number):
             self.respond("timeout")
-        elif admission is Admission.FORWARD:
+        elif self.endpoint.is_at_rest:
             self.forward(number, kind)
 
     def forward(self, number: int, kind: str) -> None:
@@ -457,7 +456,7 @@ class World:
         if doing.phase == 0:
             self.execute(doing)
         elif doing.phase == 1:
-            self.worker.end(is_success=True)
+            self.worker.end()
         else:
             assert self.kept is not None
             self.doing = None

@@ -17,7 +17,8 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: Progress) -> None:
     async def watch() -> None:
         overdue = asyncio.Event()
 
-        def on_overdue() -> bool:
+        def on_overdue(number: int) -> bool:
+            assert number == 1
             overdue.set()
             return True
 
@@ -35,7 +36,7 @@ def test_it_tells_again_for_as_long_as_nobody_acts(control: Progress) -> None:
     async def watch() -> None:
         told: asyncio.Queue[None] = asyncio.Queue()
 
-        def on_overdue() -> bool:
+        def on_overdue(number: int) -> bool:
             told.put_nowait(None)
             return False
 
@@ -65,5 +66,19 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
     asyncio.run(watch())
 
 
-def _never() -> bool:
+def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_late() -> None:
+    class Overtaken(Progress):
+        @property
+        def left_s(self) -> float | None:
+            self.end()
+            self.begin(2, 60_000)
+            return -0.001
+
+    progress = Overtaken.local(1)
+    progress.begin(1, 1)
+
+    assert progress.late == 0
+
+
+def _never(number: int) -> bool:
     raise AssertionError("nothing is overdue")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlmesh_ray.transport.core import Admission, ClientSide, Decision, EndpointSide, WorkerSide
+from rlmesh_ray.transport.core import ClientSide, Decision, EndpointSide, WorkerSide
 from rlmesh_ray.transport.progress import Progress
 
 
@@ -27,19 +27,20 @@ def test_a_number_is_executed_once_whatever_road_it_takes() -> None:
     worker, _ = worker_at(0)
     worker.open_direct()
     worker.begin(1)
-    worker.end(is_success=True)
+    worker.end()
 
     assert not worker.executes_direct(1)
     assert worker.decide(1) is Decision.ANSWER_AGAIN
     assert worker.executes_direct(2)
 
 
-def test_nothing_comes_by_the_direct_road_before_it_is_open_and_after_a_failure() -> None:
+def test_nothing_comes_by_the_direct_road_before_it_is_open_and_after_it_was_shut() -> None:
     worker, _ = worker_at(0)
     assert not worker.executes_direct(1)
     worker.open_direct()
     worker.begin(1)
-    worker.end(is_success=False)
+    worker.shut_direct()
+    worker.end()
 
     assert not worker.executes_direct(2)
     assert worker.decide(2) is Decision.EXECUTE
@@ -61,13 +62,15 @@ def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_do
     worker, progress = worker_at(0)
     worker.begin(1)
     if is_done:
-        worker.end(is_success=True)
+        worker.end()
 
     assert endpoint.cut_late(progress, 1) is not is_done
-    assert endpoint.admit(1) is (Admission.WAIT if is_done else Admission.IS_OVERDUE)
-    assert endpoint.admit(2) is Admission.WAIT
+    assert endpoint.is_overdue(1) is not is_done
+    assert not endpoint.is_overdue(0)
+    assert not endpoint.is_overdue(2)
+    assert not endpoint.is_at_rest
     endpoint.confirmed()
-    assert endpoint.admit(2) is Admission.FORWARD
+    assert endpoint.is_at_rest
 
 
 def test_a_client_asks_again_for_what_the_direct_road_did_not_answer() -> None:
