@@ -7,6 +7,14 @@ from typing import Any
 
 from rlmesh_ray.errors import ConfigurationError
 
+SHARED_MEMORY, TCP = "shared_memory", "tcp"
+_TRANSPORTS = {
+    "auto": frozenset({SHARED_MEMORY, TCP}),
+    SHARED_MEMORY: frozenset({SHARED_MEMORY}),
+    TCP: frozenset({TCP}),
+    "grpc": frozenset[str](),
+}
+
 
 def whole(name: str, value: object) -> int:
     """Return a whole number, one of numpy's too, as a plain integer.
@@ -40,6 +48,19 @@ def require_flag(name: str, value: object, *, may_be_none: bool = False) -> None
     if not isinstance(value, bool) and not (may_be_none and value is None):
         choices = "True, False or None" if may_be_none else "True or False"
         raise ConfigurationError(f"{name}={value!r:.40} must be {choices}")
+
+
+def checked_transport(transport: object) -> frozenset[str]:
+    """Return what steps may travel by, besides gRPC messages.
+
+    Raises:
+        ConfigurationError: ``transport`` is nothing that can be chosen.
+    """
+    if not isinstance(transport, str) or transport not in _TRANSPORTS:
+        raise ConfigurationError(
+            f"transport={transport!r:.40} is not one of {', '.join(_TRANSPORTS)}"
+        )
+    return _TRANSPORTS[transport]
 
 
 def require_count(name: str, value: object) -> None:

@@ -176,7 +176,7 @@ class Waiting:
             waiting = select.poll()  # not select: it fails for descriptors above 1023
             for descriptor in descriptors:
                 waiting.register(descriptor, select.POLLIN)
-            for descriptor in peers:
+            for descriptor in set(peers).difference(descriptors):  # else it would count as one
                 waiting.register(descriptor, 0)
             self._polls[descriptors, peers] = waiting
         return waiting

@@ -24,7 +24,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"gymnasium"},
     ),
     "transport": (
-        {"errors", "histogram", "spaces", "protocol", "wire", "waiting"},
+        {"errors", "options", "histogram", "spaces", "protocol", "wire", "waiting"},
         {"asyncio"},
     ),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),

@@ -66,15 +66,16 @@ def main() -> None:
 
 
 def _remote_vector(address: str, drive: Drive) -> RemoteVectorEnv:
-    return RemoteVectorEnv(
-        address, connect_timeout_s=_PATIENCE_S, shared_memory=drive.shared_memory
-    )
+    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=_transport(drive))
 
 
 def _remote(drive: Drive) -> RemoteEnv:
-    return RemoteEnv(
-        drive.addresses[0], connect_timeout_s=_PATIENCE_S, shared_memory=drive.shared_memory
-    )
+    address = drive.addresses[0]
+    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=_transport(drive))
+
+
+def _transport(drive: Drive) -> str:
+    return "shared_memory" if drive.shared_memory else "grpc"
 
 
 # --- what is timed ---------------------------------------------------------------------

@@ -44,11 +44,15 @@ from rlmesh_ray.cli.serving_options import (
     AddressToListen,
     AllowShutdown,
     Autoreset,
+    DataAddress,
+    DataAdvertise,
     EnvLanguage,
     IdleTimeout,
     OnBadValue,
     OpenToStrangers,
     TlsClientAuthority,
+    Transport,
+    TransportOption,
     server_tls,
 )
 from rlmesh_ray.errors import ConfigurationError
@@ -176,6 +180,9 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     open_to_strangers: OpenToStrangers = False,
     idle_timeout: IdleTimeout = None,
+    transport: TransportOption = Transport.AUTO,
+    data_address: DataAddress = None,
+    data_advertise: DataAdvertise = None,
     register: RegisterOption = None,
     pool_token_file: PoolTokenOption = None,
     endpoint_id: EndpointIdOption = None,
@@ -224,6 +231,9 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             accept_edition_texts=accept_edition_text or (),
             speaks=[language.value for language in speak] if speak else None,
             idle_timeout_s=idle_timeout,
+            transport=transport.value,
+            data_address=data_address,
+            data_advertise=data_advertise,
             endpoint_id=endpoint_id,
         )
         protection = {"token": "required"} if token is not None else {}

@@ -37,6 +37,15 @@ class Autoreset(enum.StrEnum):
     DISABLED = "disabled"
 
 
+class Transport(enum.StrEnum):
+    """What steps may travel by, besides gRPC messages."""
+
+    AUTO = "auto"
+    SHARED_MEMORY = "shared_memory"
+    TCP = "tcp"
+    GRPC = "grpc"
+
+
 class OnBadValue(enum.StrEnum):
     """What happens where an observation would be refused."""
 
@@ -80,6 +89,33 @@ IdleTimeout = Annotated[
         rich_help_panel=SERVING,
         callback=above_zero,
         help="End sessions without a request for so long; by default none.",
+    ),
+]
+TransportOption = Annotated[
+    Transport,
+    typer.Option(
+        "--transport",
+        rich_help_panel=SERVING,
+        help="What steps may travel by, besides gRPC messages: shared memory on this machine, TCP "
+        "connections of their own (not with TLS), both (auto), or neither (grpc).",
+    ),
+]
+DataAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--data-address",
+        metavar="HOST:PORT",
+        rich_help_panel=SERVING,
+        help="Where to take those TCP connections; by default a free port beside --address.",
+    ),
+]
+DataAdvertise = Annotated[
+    int | None,
+    typer.Option(
+        "--data-advertise",
+        metavar="PORT",
+        rich_help_panel=SERVING,
+        help="The port for them that clients are told, where a container's is mapped.",
     ),
 ]
 AllowShutdown = Annotated[

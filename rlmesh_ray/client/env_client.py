@@ -5,9 +5,11 @@ RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rlmesh_ray.client.channel import Dial, Metadata
+from rlmesh_ray.client.direct_tcp import ask_for_ticket
 from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
@@ -38,8 +40,8 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.outcomes import NOT_STARTED
 from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.transport.road_keeper import RoadKeeper
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
@@ -68,12 +70,10 @@ class EnvClient:
         start_timeout_s: How long the environment of the session may take to start, before the
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
-        shared_memory: Whether steps travel through memory that is shared with the endpoint's
-            worker. None: where both are on one machine and the spaces have a fixed size, else as
-            messages. True: there, or not at all.
+        transport: See ``RemoteEnv``.
 
     Raises:
-        ConfigurationError: ``shared_memory`` is wanted, and the endpoint does not offer it.
+        ConfigurationError: What ``transport`` insists on the endpoint does not offer.
         EndpointError: The endpoint cannot be reached, wants another token, or is full.
         HandshakeRefusedError: It speaks no generation or edition of this package.
     """
@@ -84,7 +84,7 @@ class EnvClient:
         *,
         step_timeout_s: float = 60.0,
         start_timeout_s: float = 120.0,
-        shared_memory: bool | None = None,
+        transport: str = "auto",
     ) -> None:
         self._dial = dial
         self._timeout_s = step_timeout_s
@@ -100,13 +100,20 @@ class EnvClient:
                 self.contract,
                 self._server_timeout_ms,
                 dial.address,
-                wanted=shared_memory,
+                transport=transport,
+                ask=partial(
+                    ask_for_ticket,
+                    dial,
+                    connection.channel,
+                    self._own_metadata,
+                    self._server_timeout_ms,
+                ),
             )
         except BaseException:
             self._channel.close()
             raise
         # The request whose answer comes over a road, and what has been fetched early.
-        self._on_road: tuple[str, SharedMemoryClient] | None = None
+        self._on_road: tuple[str, DirectClient] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._look_at_stream_s = 0.0
@@ -210,7 +217,7 @@ class EnvClient:
             self._send_on_road(request_id, action, road)
         return request_id
 
-    def _direct_road(self) -> SharedMemoryClient | None:
+    def _direct_road(self) -> DirectClient | None:
         """Return the direct road; None: there is none, or the session's stream has ended."""
         now_s = time.monotonic()
         if now_s >= self._look_at_stream_s:
@@ -219,9 +226,7 @@ class EnvClient:
                 self._roads.close()
         return self._roads.road()
 
-    def _send_on_road(
-        self, request_id: str, action: Sequence[Column], road: SharedMemoryClient
-    ) -> None:
+    def _send_on_road(self, request_id: str, action: Sequence[Column], road: DirectClient) -> None:
         try:
             road.send(int(request_id), action, self._server_timeout_ms)
             self._exchange.numbers.sent_direct()
@@ -267,7 +272,7 @@ class EnvClient:
             self._exchange.give_up_if_interrupted(error)
             raise
 
-    def _from_road(self, request_id: str, road: SharedMemoryClient) -> StepResult:
+    def _from_road(self, request_id: str, road: DirectClient) -> StepResult:
         try:
             frame = road.receive(self._timeout_s)
         except EndpointTimeoutError as error:
@@ -400,8 +405,11 @@ class EnvClient:
     @property
     def _metadata(self) -> Metadata:
         """What a call into the session carries; the token may have been replaced meanwhile."""
-        own = ((capabilities.SESSION_METADATA_KEY, self._session_id),) if self._session_id else ()
-        return self._dial.metadata + own
+        return self._dial.metadata + self._own_metadata
+
+    @property
+    def _own_metadata(self) -> Metadata:
+        return ((capabilities.SESSION_METADATA_KEY, self._session_id),) if self._session_id else ()
 
     @property
     def _server_timeout_ms(self) -> int:

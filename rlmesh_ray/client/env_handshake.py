@@ -17,6 +17,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response
 from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_wire
 
 _ABLE = (
+    capabilities.DIRECT_TCP,
     capabilities.NDARRAY,
     capabilities.NUMBERED_REQUESTS,
     capabilities.SAME_STEP,
@@ -114,6 +115,7 @@ def _as_told_here(answer: Answer) -> dict[str, str]:
     told = dict(answer.capabilities)
     # Only the edition says what travels there, and how requests are numbered.
     told.pop(capabilities.SHARED_MEMORY, None)
+    told.pop(capabilities.DIRECT_TCP, None)
     told.pop(capabilities.NUMBERED_REQUESTS, None)
     if told.get(capabilities.SUBSET_STEP) == capabilities.YES:
         told[capabilities.PARTIAL_RESET] = ""

@@ -7,7 +7,7 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import require_flag, require_seconds
+from rlmesh_ray.options import checked_transport, require_seconds
 from rlmesh_ray.protocol.address import speaks_dm_env_rpc
 from rlmesh_ray.protocol.handshake import Answer
 from rlmesh_ray.spaces.contract import EnvContract
@@ -78,7 +78,7 @@ def open_lanes(
     *,
     step_timeout_s: float,
     start_timeout_s: float = 120.0,
-    shared_memory: bool | None = None,
+    transport: str = "auto",
 ) -> LaneClient:
     """Open a session.
 
@@ -86,7 +86,7 @@ def open_lanes(
         dial: The endpoint.
         step_timeout_s: How long to wait for any answer.
         start_timeout_s: As for ``EnvClient``; without meaning for dm_env_rpc.
-        shared_memory: As for ``EnvClient``.
+        transport: As for ``EnvClient``.
 
     Raises:
         ConfigurationError: An argument is for another protocol than the address, or what it
@@ -95,7 +95,7 @@ def open_lanes(
     """
     require_seconds("step_timeout_s", step_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
-    require_flag("shared_memory", shared_memory, may_be_none=True)
+    wanted = checked_transport(transport)
     spins()  # names a setting that is none before anything is opened
     if not speaks_dm_env_rpc(dial.address):
         _require_no_settings(dial)
@@ -103,11 +103,11 @@ def open_lanes(
             dial,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
-            shared_memory=shared_memory,
+            transport=transport,
         )
-    if shared_memory:
+    if len(wanted) == 1:
         raise ConfigurationError(
-            f"{dial.address}: dm_env_rpc carries everything in messages; leave out shared_memory"
+            f"{dial.address}: dm_env_rpc carries everything in messages; leave transport out"
         )
     settings = _world_settings(dial)
     from rlmesh_ray.client.dm_env_rpc.world_client import WorldClient

@@ -54,8 +54,9 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             server starts it while the world is created, within ``connect_timeout_s``.
         edition_text: The edition's text that the endpoint implements, where it is not this
             package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
-        shared_memory: Whether steps travel through memory shared with the endpoint. None: where
-            both are on one machine (Linux) and the spaces have no text; True: there, or not at all.
+        transport: How steps travel. ``"auto"``: through shared memory where both are on one machine
+            (Linux), else over a TCP connection of their own where the endpoint takes one, else as
+            gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
         dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read what it
             tells.
 
@@ -78,7 +79,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         step_timeout_s: float = 60.0,
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
-        shared_memory: bool | None = None,
+        transport: str = "auto",
         dm_env_rpc: DmEnvRpcSettings | None = None,
     ) -> None:
         dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
@@ -86,7 +87,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             dial,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
-            shared_memory=shared_memory,
+            transport=transport,
         )
         self.closed = False
         contract = self._client.contract

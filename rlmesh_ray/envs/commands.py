@@ -86,12 +86,14 @@ class PassOverCommand:
 class AttachCommand:
     """Begin to answer steps over a direct road, too; one that is there already ends.
 
-    Four descriptors have come before it on a socket of their own: a new block's, to be used instead
-    of the old one, the road itself, and the eventfds of this end and of the client's.
+    Descriptors have come before it on a socket of their own. Over TCP it is one, the connection.
+    Over shared memory they are four: the road itself, a new block's, to be used instead of the old
+    one, and the eventfds of this end and of the client's.
     """
 
     tag_arrays: bool
     """Whether the client knows arrays in infos."""
+    num_descriptors: int
 
 
 @dataclass(frozen=True, slots=True)

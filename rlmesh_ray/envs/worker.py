@@ -55,10 +55,11 @@ from rlmesh_ray.transport.core import Decision, WorkerSide
 from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.memory import mapped_progress
 from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.waiting import Waiting, wake_politely
 
 if TYPE_CHECKING:
-    from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
+    from rlmesh_ray.transport.direct_worker import DirectWorker
 
 
 _STEP = StepCommand()
@@ -83,7 +84,7 @@ class Worker:
         # The worker's own, and the one in use: a road brings another.
         self._own_block: Block | None = None
         self._block: Block | None = None
-        self._road: SharedMemoryWorker | None = None
+        self._road: DirectWorker | None = None
         self._descriptors: socket.socket | None = None
         self._max_info_bytes = MAX_BYTES
         self._progress = Progress.local(self.contract.num_envs)
@@ -112,7 +113,7 @@ class Worker:
         return self._host.steps_subsets
 
     @property
-    def road(self) -> "SharedMemoryWorker | None":
+    def road(self) -> "DirectWorker | None":
         """Where steps may come from besides the endpoint."""
         return None if self._road is None or self._road.signal is None else self._road
 
@@ -139,25 +140,26 @@ class Worker:
 
     def _attach(self, command: AttachCommand) -> Outcome:
         # Brings protobuf along, which nothing else here needs.
-        from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
+        from rlmesh_ray.transport.direct_worker import DirectWorker
 
         assert self._descriptors is not None, "a worker in use has where descriptors come"
-        memory, road, *eventfds = _received_descriptors(self._descriptors, 4)
-        client = EventfdSocket(socket.socket(fileno=road), *eventfds)
-        try:
-            block = Block(memory, self.contract)
-        except BaseException:
-            client.close()
-            raise
-        finally:
-            os.close(memory)
+        assert self._own_block is not None, "a worker in use has a block"
+        road, *memory = _received_descriptors(self._descriptors, command.num_descriptors)
+        connection = socket.socket(fileno=road)
         self.drop_road()
         self._requests.shut_direct()
+        client: EventfdSocket | TcpSocket
+        if memory:
+            descriptor, *eventfds = memory
+            client, block = EventfdSocket(connection, *eventfds), Block(descriptor, self.contract)
+            os.close(descriptor)
+        else:
+            client, block = TcpSocket(connection), self._own_block
         self._move_to(block)
-        self._road = SharedMemoryWorker(
+        self._road = DirectWorker(
             client,
             self._progress,
-            block.results,
+            block,
             self._step_directly,
             self.contract.num_envs,
             tag_arrays=command.tag_arrays,

@@ -154,7 +154,25 @@ class WorkerProcess:
         self._channel.push()
         return self._channel.pull()
 
-    def lend_road(self) -> LentRoad:
+    def lend_tcp(self, connection: socket.socket) -> LentRoad:
+        """Send the worker a road over TCP. An AttachCommand has to follow.
+
+        Args:
+            connection: To the client; owned by the road that is returned.
+
+        Raises:
+            OSError: There is not enough of something, or the worker is gone; it is closed.
+        """
+        road = LentRoad([], connection)
+        try:
+            self._send_descriptors([connection.fileno()])
+        except BaseException:
+            road.cut()
+            raise
+        self._lent_block = self._own_block
+        return road
+
+    def lend_shared_memory(self) -> LentRoad:
         """Send the worker a road, and a block that its client may share.
 
         An AttachCommand has to follow.
@@ -170,13 +188,15 @@ class WorkerProcess:
             eventfds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
             road = LentRoad([os.dup(block), *eventfds], ours)
             try:
-                descriptors = [block, theirs.fileno(), *eventfds]
                 self._lent_block = Block(block, self.contract)
-                socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
+                self._send_descriptors([theirs.fileno(), block, *eventfds])
             except BaseException:
                 road.cut()
                 raise
         return road
+
+    def _send_descriptors(self, descriptors: list[int]) -> None:
+        socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
 
     def start_session(self, number: int, counts: EpisodeCounts | None) -> None:
         """Begin a session, between two of them.

@@ -28,6 +28,9 @@ LANE_CALLS = "rlmesh_ray.lane_calls.v1"
 SHARED_MEMORY = "rlmesh_ray.shared_memory.v1"
 """Values of steps may travel in memory, between processes of one machine: from a client, that it
 would; from a server, the name of its socket for that (``transport.shared_memory``)."""
+DIRECT_TCP = "rlmesh_ray.direct_tcp.v1"
+"""Steps may travel over a TCP connection of their own (``transport.tcp``): from a client, that it
+would; from a server, its port for that."""
 NUMBERED_REQUESTS = "rlmesh_ray.numbered_requests.v1"
 """The ids of a client's requests count up by one, in decimal: those of Reset, Step and Render, and
 calls into lanes count, too. Each is executed once, whatever road it takes (``transport.core``)."""
@@ -38,6 +41,8 @@ POLICY = "rlmesh_ray.policy.v1"
 """What a model's endpoint serves: from a client, that it wants to know; from a server, to such a
 client only, what ``wire.policy_v1`` says."""
 
+GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
+"""Set where a call has come through a gateway."""
 SESSION_METADATA_KEY = "rlmesh-ray-session"
 """Where the Join carries the session id."""
 AUTHORIZATION_METADATA_KEY = "authorization"

@@ -160,7 +160,7 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
         task.env_kwargs,
         num_hosts=_HOSTS,
         each=task.num_endpoints // _HOSTS,
-        shared_memory=True,
+        transport="shared_memory",
     ) as hosted:
         served_s = time.monotonic()
         config = PPOConfig().env_runners(num_env_runners=1)

@@ -101,7 +101,7 @@ class EndpointHost:
         endpoint_ids: One an endpoint.
         fleet: Whose they are.
         token: What clients must show.
-        shared_memory: See ``EnvServer``.
+        transport: See ``EnvServer``.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class EndpointHost:
         fleet: str,
         token: str,
         *,
-        shared_memory: bool,
+        transport: str,
     ) -> None:
         self._servers = [
             EnvServer(
@@ -121,7 +121,7 @@ class EndpointHost:
                 address=f"{ray.util.get_node_ip_address()}:0",
                 token=token,
                 tls=RayTls(),
-                shared_memory=shared_memory,
+                transport=transport,
             ).start()
             for _ in endpoint_ids
         ]
@@ -156,7 +156,7 @@ class HostedEndpoints:
         env_kwargs: For it.
         num_hosts: How many actors; spread over the nodes.
         each: How many endpoints each has.
-        shared_memory: See ``EnvServer``.
+        transport: See ``EnvServer``.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class HostedEndpoints:
         *,
         num_hosts: int,
         each: int = 1,
-        shared_memory: bool,
+        transport: str,
     ) -> None:
         self.token = secrets.token_urlsafe(32)
         self.registry = shared_registry()
@@ -182,7 +182,7 @@ class HostedEndpoints:
                 self.endpoint_ids[index * each : (index + 1) * each],
                 name,
                 self.token,
-                shared_memory=shared_memory,
+                transport=transport,
             )
             for index in range(num_hosts)
         ]

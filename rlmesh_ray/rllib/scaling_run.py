@@ -89,7 +89,7 @@ def _endpoints(
 ) -> Iterator[tuple[AlgorithmConfig, list[str]]]:
     if task.over_messages:
         with HostedEndpoints(
-            factory, task.env_kwargs, num_hosts=task.num_endpoints, shared_memory=False
+            factory, task.env_kwargs, num_hosts=task.num_endpoints, transport="grpc"
         ) as hosted:
             node_ids = ray.get([actor.node_id.remote() for actor in hosted.actors])
             config = configure(config, hosted.addresses, token=hosted.token, tls=RayTls())

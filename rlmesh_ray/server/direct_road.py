@@ -3,6 +3,8 @@
 See ``transport.shared_memory`` for what a road is.
 """
 
+import socket
+
 from rlmesh_ray.envs.commands import (
     AttachCommand,
     AttachReply,
@@ -34,6 +36,11 @@ class DirectRoad:
         self._overdue: Failure | None = None
 
     @property
+    def name(self) -> str:
+        """What steps take now, for people."""
+        return self._road.name if self._road is not None and self._is_there else "gRPC messages"
+
+    @property
     def is_busy(self) -> bool:
         """Whether a step is in progress over the road."""
         progress = self._worker.progress
@@ -49,13 +56,16 @@ class DirectRoad:
     def _is_there(self) -> bool:
         return self._road is not None and not self._road.is_cut
 
-    async def lend(self, timeout_ms: int, *, tag_arrays: bool) -> LentRoad | None:
+    async def lend(
+        self, timeout_ms: int, connection: socket.socket | None = None, *, tag_arrays: bool
+    ) -> LentRoad | None:
         """Let the client ask the worker for steps directly; None: there is no idle worker.
 
         To be called between requests. Steps are executed over the road after ``track``.
 
         Args:
             timeout_ms: What the client's steps may take.
+            connection: To the client, owned by the road that is returned; None: over shared memory.
             tag_arrays: Whether it knows arrays in infos.
         """
         process, progress = self._worker.process, self._worker.progress
@@ -63,13 +73,18 @@ class DirectRoad:
             return None
         self.cut()  # an earlier one, which its client has left
         try:
-            road = process.lend_road()
+            road = (
+                process.lend_shared_memory() if connection is None else process.lend_tcp(connection)
+            )
         except OSError as error:
-            self._worker.warn("no shared memory for a session: %s", error)
+            self._worker.warn("no direct road for a session: %s", error)
             return None
         # As long as a step: a worker that is stopped for less costs nothing.
-        reply = await self.call_aside(AttachCommand(tag_arrays), timeout_ms)
+        command = AttachCommand(tag_arrays, road.num_descriptors)
+        reply = await self.call_aside(command, timeout_ms)
         if not isinstance(reply, AttachReply):
+            if isinstance(reply, Failure) and reply.kind is FailureKind.RAISED:
+                self._worker.warn("no direct road for a session: %s", reply.message)
             road.cut()
             return None
         self._road, self._timeout_ms = road, timeout_ms

@@ -1,5 +1,6 @@
 """One session with an environment: a frame in, a frame out."""
 
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -63,11 +64,11 @@ class EnvExchange:
         self.is_over = session.state in self._last_states
         return self._frames.pack_response(response, tag_arrays=self._tag_arrays)
 
-    async def lend_road(self, timeout_ms: int) -> LentRoad | None:
+    async def lend_road(self, timeout_ms: int, connection: socket.socket | None) -> LentRoad | None:
         """Lend the client a road, between two requests; see ``DirectRoad.lend``."""
         if self._session.state is not State.READY:
             return None
-        road = await self.host.lend_road(timeout_ms, tag_arrays=self._tag_arrays)
+        road = await self.host.lend_road(timeout_ms, connection, tag_arrays=self._tag_arrays)
         if road is not None:
             await self.host.track(self._session.episodes)
         return road

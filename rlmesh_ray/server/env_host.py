@@ -1,5 +1,6 @@
 """Does the requests of one session with its environment: bytes to columns, and back."""
 
+import socket
 from collections.abc import Sequence
 
 from rlmesh_ray.envs.commands import (
@@ -78,6 +79,8 @@ class EnvHost:
         outcome = await self._run(request, number, begins)
         if number and self._worker.last_number != number:
             self.pass_over(request)
+        if self._worker.is_finishing:
+            self._road.cut()  # the worker may be at sending an answer there, which nobody reads
         return outcome
 
     async def _run(self, request: EnvRequest, number: int, begins: Lanes) -> EnvOutcome:
@@ -161,7 +164,7 @@ class EnvHost:
         failed = as_failure(reply)
         if failed.kind in {FailureKind.TIMEOUT, FailureKind.CRASHED}:
             self._has_late_call = failed.kind is FailureKind.TIMEOUT
-            self._road.shut()  # the next step is answered on the stream, with an error
+            self._road.cut()  # the next step is answered on the stream, with an error
         return failed
 
     def release(self) -> None:
@@ -177,14 +180,16 @@ class EnvHost:
         self._road.cut()
         self._worker.release(is_idle=is_idle)
 
-    async def lend_road(self, timeout_ms: int, *, tag_arrays: bool) -> LentRoad | None:
+    async def lend_road(
+        self, timeout_ms: int, connection: socket.socket | None, *, tag_arrays: bool
+    ) -> LentRoad | None:
         """See ``DirectRoad.lend``; None also for a client that does not number its requests.
 
         The numbers of what it asks on its stream would not follow those of its direct steps.
         """
         if self._is_released or not self._is_numbered:
             return None
-        road = await self._road.lend(timeout_ms, tag_arrays=tag_arrays)
+        road = await self._road.lend(timeout_ms, connection, tag_arrays=tag_arrays)
         if self._is_released:  # meanwhile
             self._road.cut()
             return None

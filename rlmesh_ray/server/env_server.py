@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.envs.source import HostedEnv, make_source
-from rlmesh_ray.options import require_flag, require_seconds
+from rlmesh_ray.options import SHARED_MEMORY, TCP, checked_transport, require_seconds
+from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import TlsSource
 from rlmesh_ray.server.dialects import (
@@ -20,6 +22,8 @@ from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
+    bound_socket,
+    checked_data_address,
     checked_sessions,
     resets_itself,
     truncates_on_bad_value,
@@ -33,11 +37,13 @@ from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.silence import checked_idle_timeout
 from rlmesh_ray.server.speaks import ENV_LANGUAGES, checked_languages
 from rlmesh_ray.server.statistics import EnvStatistics
+from rlmesh_ray.server.transport_service import TransportService
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.block import is_fixed_size
 from rlmesh_ray.spaces.conformance import Policy
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.broker import Broker
+from rlmesh_ray.transport.broker import Broker, TcpListener
+from rlmesh_ray.transport.memory import can_seal
 from rlmesh_ray.waiting import spins
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
@@ -88,8 +94,14 @@ class EnvServer:
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
-        shared_memory: Whether clients on this machine may step through shared memory, which is
-            several times as fast; Linux, and spaces without text.
+        transport: What steps may travel by, besides gRPC messages, which are slower:
+            ``"shared_memory"`` (clients on this machine, on Linux), ``"tcp"`` (a connection of
+            their own, without TLS), ``"auto"`` (both) or ``"grpc"`` (nothing). Where spaces hold
+            text it is messages.
+        data_address: ``HOST:PORT`` for those TCP connections. Default: a free port at the host of
+            ``address``.
+        data_advertise: The port for them that clients are told, where it is mapped to another one,
+            as from a container. Default: that of ``data_address``.
         speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
             released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.
         idle_timeout_s: After how many seconds without a request a session ends, which its client
@@ -118,16 +130,17 @@ class EnvServer:
         allow_calls: Collection[str] = (),
         allow_shutdown: bool = False,
         accept_edition_texts: Collection[str] = (),
-        shared_memory: bool = True,
+        transport: str = "auto",
+        data_address: str | None = None,
+        data_advertise: int | None = None,
         speaks: Collection[str] | None = None,
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
     ) -> None:
         require_seconds("step_grace_s", step_grace_s, may_be_zero=True)
-        require_flag("shared_memory", shared_memory)
         spins()  # names a setting that is none before anything starts
         self._step_grace_s = step_grace_s
-        self._shared_memory = shared_memory
+        self._transports = checked_transport(transport)
         self._allow_calls = checked_names(allow_calls)
         languages = checked_languages(speaks, ENV_LANGUAGES)
         self._source = dataclasses.replace(
@@ -151,6 +164,13 @@ class EnvServer:
             speaks=languages,
             idle_timeout_s=checked_idle_timeout(idle_timeout_s),
         )
+        self._data_address = checked_data_address(
+            parse_address(address),
+            data_address,
+            data_advertise,
+            is_possible=TCP in self._transports and tls is None,
+        )
+        self._data_advertise = data_advertise
         self._contract: EnvContract | None = None
 
     @property
@@ -182,10 +202,11 @@ class EnvServer:
         """
         self._endpoint.require_new()
         self._contract = self._pool.start()
+        broker: Broker | None = None
         try:
             drain = self._endpoint.drain
             calls = EnvCalls(self._allow_calls, self._contract.num_envs, drain)
-            broker = Broker(is_possible=self._shared_memory and is_fixed_size(self._contract))
+            broker = self._broker(self._contract)
             drain.prepare(broker.stop)
             service = EnvService(
                 self._pool,
@@ -206,7 +227,8 @@ class EnvServer:
                 drain,
                 self._rules.idle_timeout_s,
             )
-            handlers = [service.handlers(), *calls.handlers(), *dialects]
+            direct = TransportService(broker)
+            handlers = [service.handlers(), *calls.handlers(), *direct.handlers(), *dialects]
             num_streams = streams_of_session(self._rules.speaks, self._contract)
             self._endpoint.start(
                 handlers,
@@ -216,6 +238,8 @@ class EnvServer:
             with logged_as(self._endpoint.endpoint_id):
                 shared_loop().run(broker.start())
         except BaseException:
+            if broker is not None:
+                broker.abandon()
             self._close_pool()
             raise
         return self
@@ -249,6 +273,19 @@ class EnvServer:
             grace_s: After how many seconds whatever is not answered yet is cut off.
         """
         self._endpoint.stop(grace_s)
+
+    def _broker(self, contract: EnvContract) -> Broker:
+        """Return who lends roads; listens already where clients connect over TCP."""
+        if not is_fixed_size(contract):
+            return Broker(has_shared_memory=False)
+        listener = None
+        if self._data_address is not None:
+            bound = bound_socket(self._data_address)
+            port = self._data_advertise or bound.getsockname()[1]
+            name = f"{self._endpoint.endpoint_id}/{secrets.token_hex(8)}"
+            listener = TcpListener(bound, port, name)
+        has_shared_memory = SHARED_MEMORY in self._transports and can_seal()
+        return Broker(has_shared_memory=has_shared_memory, listener=listener)
 
     def _close_pool(self) -> None:
         # A loop that something holds closes it later; workers end with this process at the latest.

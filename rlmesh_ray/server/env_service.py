@@ -117,7 +117,7 @@ class EnvService:
         lanes = self._calls.open(context, exchange.host)
         silence = Silence(self._idle_timeout_s, _signs_of_life(exchange.host, lanes))
         leave_broker: Callable[[], None] = _nothing
-        if is_numbered and capabilities.SHARED_MEMORY in offered:
+        if is_numbered and offered & {capabilities.SHARED_MEMORY, capabilities.DIRECT_TCP}:
             leave_broker = self._wait_at_broker(session_id_of(context), exchange, lanes)
         log = SessionLog(
             self._pool.counts.sessions,
@@ -195,7 +195,7 @@ class EnvService:
         """Let the client come for a road, until what is returned is called."""
         return self._broker.open(
             session_id,
-            lambda timeout_ms: lanes.between(partial(exchange.lend_road, timeout_ms)),
+            lambda *wanted: lanes.between(partial(exchange.lend_road, *wanted)),
             lambda: lanes.between(exchange.host.end_road),
         )
 

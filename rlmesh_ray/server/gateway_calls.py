@@ -6,7 +6,11 @@ from functools import partial
 from typing import Any
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY, SESSION_METADATA_KEY
+from rlmesh_ray.protocol.capabilities import (
+    AUTHORIZATION_METADATA_KEY,
+    GATEWAY_METADATA_KEY,
+    SESSION_METADATA_KEY,
+)
 from rlmesh_ray.protocol.gateway_routes import Target
 from rlmesh_ray.protocol.token import bearer
 from rlmesh_ray.rpc import grpc
@@ -36,7 +40,7 @@ def shown_to(target: Target, metadata: Iterable[tuple[str, str | bytes]] | None)
     """Return a client's metadata as ``target`` is to see them: with its own token."""
     others = (pair for pair in passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY)
     token = () if target.token is None else ((AUTHORIZATION_METADATA_KEY, bearer(target.token)),)
-    return (*others, *token)
+    return (*others, *token, (GATEWAY_METADATA_KEY, "1"))
 
 
 class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no types

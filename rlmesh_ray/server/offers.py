@@ -15,6 +15,7 @@ _OPTIONAL = (
     capabilities.NUMBERED_REQUESTS,
     capabilities.SAME_STEP,
     capabilities.SHARED_MEMORY,
+    capabilities.DIRECT_TCP,
 )
 _NUM_DIGITS = 32
 _NUM_FLAG_DIGITS = 2

@@ -8,6 +8,7 @@ asks writes the actions before, and the worker writes all else before it replies
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,16 @@ class Block:
     """One side's view of the block.
 
     Args:
-        descriptor: Of the memory; the block maps it and leaves the descriptor to the caller.
+        descriptor: Of the memory; the block maps it and leaves the descriptor to the caller. -1:
+            new memory, of this process alone.
         contract: What the environment is; the same on both sides.
     """
 
     def __init__(self, descriptor: int, contract: EnvContract) -> None:
         memory = mmap.mmap(descriptor, size_bytes(contract))
+        requested = _request_bytes(contract)
+        self.travelling = memoryview(memory)[:requested], memoryview(memory)[requested:]
+        """The memory of the actions, and that of all else; what is sent where none is shared."""
         views = (
             np.frombuffer(memory, dtype, count=_count(shape), offset=offset).reshape(shape)
             for offset, shape, dtype in _layout(contract)
@@ -67,6 +72,13 @@ def size_bytes(contract: EnvContract) -> int:
     for offset, shape, dtype in _layout(contract):
         end = offset + _count(shape) * dtype.itemsize
     return end
+
+
+def _request_bytes(contract: EnvContract) -> int:
+    """Return how much of the block the actions take."""
+    num_actions = sum(leaf.dtype is not None for leaf in leaves(contract.action_space))
+    offsets = (offset for offset, _, _ in _layout(contract))
+    return next(islice(offsets, num_actions, None))
 
 
 def _layout(contract: EnvContract) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:

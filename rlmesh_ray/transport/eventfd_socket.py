@@ -45,12 +45,13 @@ class EventfdSocket:
             return True
         return True
 
-    def send(self, data: bytes) -> None:
-        """Send ``data`` and wake the other end.
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send ``parts``, one after the other, and wake the other end.
 
         Raises:
             OSError: The other end is gone, or this one closed.
         """
+        data = b"".join(parts)
         sent = 0
         with contextlib.suppress(BlockingIOError):
             sent = self.connection.send(data, socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""The endpoint's handle on a road between a client and a worker."""
+"""The endpoint's handle on a direct road between a client and a worker."""
 
 import contextlib
 import os
@@ -10,13 +10,22 @@ class LentRoad:
     """A road that the endpoint can look at and cut, but does not use.
 
     Args:
-        given: Descriptors of the road's block and of its eventfds, for the client; owned.
-        connection: The client's end; owned, and kept, since cutting it ends the road for both.
+        given: Descriptors of the memory that the client gets, and of its eventfds; owned. Empty: a
+            road over TCP.
+        connection: To the client, or the client's end; owned, and kept, since cutting it ends the
+            road for both.
     """
 
     def __init__(self, given: Sequence[int], connection: socket.socket) -> None:
         self._given = list(given)
         self._connection = connection
+        self.num_descriptors = 1 + len(given)
+        """How many the worker has got of it."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        return "shared memory" if self.num_descriptors > 1 else "direct TCP"
 
     @property
     def is_cut(self) -> bool:
@@ -33,6 +42,14 @@ class LentRoad:
         descriptors = [block, self._connection.fileno(), *eventfds]
         socket.send_fds(to, [greeting], descriptors, socket.MSG_DONTWAIT)
         self._let_go()
+
+    def say(self, word: bytes) -> None:
+        """Send the client of a road over TCP a word, before it asks for anything; never blocks.
+
+        Raises:
+            OSError: It cannot be sent.
+        """
+        self._connection.send(word, socket.MSG_DONTWAIT)
 
     def cut(self) -> None:
         """End the road on both sides, at once. Idempotent."""

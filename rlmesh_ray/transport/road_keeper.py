@@ -1,32 +1,46 @@
-"""When a session uses a direct road, and when not."""
+"""When a session uses a direct road, and which."""
 
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Callable, Mapping
 
-from rlmesh_ray.errors import ConfigurationError, EndpointLostError
+from rlmesh_ray.errors import ConfigurationError, EndpointLostError, RlmeshError
+from rlmesh_ray.options import SHARED_MEMORY, TCP, checked_transport
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient, is_within_reach
+from rlmesh_ray.transport.direct_client import DirectClient, is_within_reach
+from rlmesh_ray.transport.tcp import Ticket
+
+_LOG = logging.getLogger(__name__)
 
 _MOST_LOST = 3
 """So many roads of a session may be lost between two Resets; then it goes on with messages."""
+_ASK_TIMEOUT_S = 5.0
+_told: set[str] = set()
+"""Addresses of endpoints that take no direct connection, of which the log has told."""
 
 
 class RoadKeeper:
     """Opens a road for a session as soon as there can be one, and a few times after it was lost.
+
+    Over shared memory it is there for the next step. TCP connections are opened by a thread, unless
+    they are insisted on, so that no step waits for them.
 
     Args:
         offered: The endpoint's capabilities.
         session_id: What the handshake told.
         contract: The session's.
         timeout_ms: What a step may take.
-        address: The endpoint's, for error messages.
-        wanted: See ``EnvClient``.
+        address: The endpoint's.
+        transport: See ``RemoteEnv``.
+        ask: Asks the endpoint for a ticket, given how long that may take.
 
     Raises:
-        ConfigurationError: It is wanted, and cannot be had.
+        ConfigurationError: What is insisted on cannot be had.
     """
 
-    def __init__(  # what a road is opened with
+    def __init__(  # noqa: PLR0913  # what a road is opened with
         self,
         offered: Mapping[str, str],
         session_id: str,
@@ -34,32 +48,46 @@ class RoadKeeper:
         timeout_ms: int,
         address: str,
         *,
-        wanted: bool | None,
+        transport: str,
+        ask: Callable[[float], Ticket],
     ) -> None:
+        wanted = checked_transport(transport)
         self._session_id = session_id
         self._contract = contract
         self._timeout_ms = timeout_ms
         self._address = address
-        self._name = offered.get(capabilities.SHARED_MEMORY, "")
-        self._road: SharedMemoryClient | None = None
+        self._ask = ask
+        self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
+        self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if TCP in wanted else 0
+        self._host = parse_address(address).host
+        self._is_required = len(wanted) == 1
+        if self._is_required:
+            _require(transport, self._name, self._port, address)
+        self._is_wanted = bool(self._name or (self._port and self._host))
+        self._road: DirectClient | None = None
         self._is_worth_a_try = False
         self._num_lost = 0
-        self._is_required = bool(wanted)
-        if wanted:
-            _require(self._name, address)
-        self._is_wanted = wanted is not False and bool(self._name)
+        # What the thread that dials leaves here.
+        self._dialed: DirectClient | None = None
+        self._dialing: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
         """Whether there is a road just now."""
         return self._road is not None and self._road.is_open
 
+    @property
+    def name(self) -> str:
+        """What steps take now, for people."""
+        return self._road.name if self._road is not None and self.is_open else "gRPC messages"
+
     def lanes_were_reset(self) -> None:
         """Note that the session has a worker, and perhaps another one than before."""
         self._is_worth_a_try = self._is_wanted
         self._num_lost = 0
 
-    def road(self) -> SharedMemoryClient | None:
+    def road(self) -> DirectClient | None:
         """Return a road to use now; None: there is none.
 
         Raises:
@@ -69,38 +97,114 @@ class RoadKeeper:
             self._road = None
             self._num_lost += 1
             self._is_worth_a_try = self._is_wanted and self._num_lost <= _MOST_LOST
+        if self._road is None and self._dialed is not None:
+            with self._lock:
+                self._road, self._dialed = self._dialed, None
+            self._is_worth_a_try = False
         if self._road is None and self._is_worth_a_try:
             self._is_worth_a_try = False
-            self._road = SharedMemoryClient.open(
-                self._name,
-                self._session_id,
-                self._timeout_ms,
-                self._contract,
-                self._address,
+            self._road = self._open()
+        return self._road
+
+    def _open(self) -> DirectClient | None:
+        road = None
+        is_first = not self._num_lost
+        if self._name:
+            road = DirectClient.open_shared_memory(
+                self._name, self._session_id, self._timeout_ms, self._contract, self._address
             )
-            if self._road is None and self._is_required and not self._num_lost:
+            if road is None and self._is_required and is_first:
                 raise EndpointLostError(
-                    "the endpoint has given no shared memory, which it offers; leave "
-                    "shared_memory out to go on with messages",
+                    "the endpoint has given no shared memory, which it offers; leave transport out "
+                    "to go on with messages",
                     self._address,
                 )
-        return self._road
+        if road is not None or not (self._port and self._host):
+            return road
+        if self._is_required:
+            try:
+                return self._dial()
+            except (OSError, RlmeshError) as error:
+                if is_first:
+                    raise EndpointLostError(
+                        f"{_cannot_connect(self._host, self._port, error)}; leave transport out to "
+                        "go on with messages",
+                        self._address,
+                    ) from error
+        elif self._dialing is None or not self._dialing.is_alive():
+            self._dialing = threading.Thread(
+                target=self._dial_meanwhile, name="rlmesh-ray-dial", daemon=True
+            )
+            self._dialing.start()
+        return None
+
+    def _dial(self) -> DirectClient:
+        return DirectClient.open_tcp(
+            self._host,
+            self._port,
+            self._ask(_ASK_TIMEOUT_S),
+            self._timeout_ms,
+            self._contract,
+            self._address,
+        )
+
+    def _dial_meanwhile(self) -> None:
+        try:
+            road = self._dial()
+        except (OSError, RlmeshError) as error:
+            if self._is_wanted and self._address not in _told:
+                _told.add(self._address)
+                _LOG.warning(
+                    "steps go to %s as gRPC messages, which are slower: %s",
+                    self._address,
+                    _cannot_connect(self._host, self._port, error),
+                )
+            return
+        with self._lock:
+            if self._is_wanted:
+                self._dialed = road
+                return
+        road.close()
 
     def close(self) -> None:
         """End the road. Idempotent."""
-        self._is_wanted = self._is_worth_a_try = False
-        if self._road is not None:
-            self._road.close()
+        with self._lock:
+            self._is_wanted = self._is_worth_a_try = False
+            dialed, self._dialed = self._dialed, None
+        for road in (self._road, dialed):
+            if road is not None:
+                road.close()
 
 
-def _require(name: str, address: str) -> None:
+def _cannot_connect(host: str, port: int, error: Exception) -> str:
+    return (
+        f"no direct TCP connection to {host}, port {port}: {error}. Its operator can name a port "
+        "that you reach (--data-address, --data-advertise), or offer none (--transport)"
+    )
+
+
+def _port(text: str) -> int:
+    """Return the port that a capability tells; 0: it tells none."""
+    is_number = text.isdecimal() and text.isascii() and len(text) <= len("65535")
+    return int(text) if is_number and int(text) < 2**16 else 0
+
+
+def _require(transport: str, name: str, port: int, address: str) -> None:
+    if transport == TCP:
+        if not port:
+            raise ConfigurationError(
+                f"{address} takes no direct TCP connections: it was told not to, its spaces hold "
+                "text, it uses TLS, or it listens at a unix socket; leave transport out to use "
+                "what it has"
+            )
+        return
     if not name:
         raise ConfigurationError(
             f"{address} offers no shared memory: it was told not to, its spaces hold text, or it "
-            "does not run on Linux; leave shared_memory out to use messages"
+            "does not run on Linux; leave transport out to use what it has"
         )
     if not is_within_reach(name):
         raise ConfigurationError(
             f"{address} is in another container or on another machine, and shares no memory with "
-            "this process; leave shared_memory out to use messages"
+            "this process; leave transport out to use what it has"
         )

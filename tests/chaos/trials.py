@@ -31,7 +31,7 @@ import psutil
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.errors import EndpointError, RemoteEnvError
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
+from rlmesh_ray.transport.direct_client import DirectClient
 from tests.chaos.hash_chain import NUM_ACTIONS
 from tests.chaos.history import History, Verdict, check_file, shown
 from tests.chaos.proxy import Proxy
@@ -118,7 +118,7 @@ class VectorClient:
                 self._address,
                 connect_timeout_s=LIMIT_S,
                 step_timeout_s=TIMEOUT_S,
-                shared_memory=None if self._shared_memory else False,
+                transport="auto" if self._shared_memory else "grpc",
             )
         if self._must_reset:
             observations, _ = self._env.reset()
@@ -243,22 +243,22 @@ class OpenRoads:
     """The direct roads that clients of this process have open."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[SharedMemoryClient] = weakref.WeakSet()
+        self._known: weakref.WeakSet[DirectClient] = weakref.WeakSet()
 
     @contextmanager
     def watched(self) -> Iterator["OpenRoads"]:
         """Take notice of all that are opened meanwhile."""
-        begin: Any = SharedMemoryClient.__init__
+        begin: Any = DirectClient.__init__
 
-        def noting(road: SharedMemoryClient, *arguments: Any, **named: Any) -> None:
+        def noting(road: DirectClient, *arguments: Any, **named: Any) -> None:
             begin(road, *arguments, **named)
             self._known.add(road)
 
-        SharedMemoryClient.__init__ = noting  # type: ignore[method-assign,assignment]
+        DirectClient.__init__ = noting  # type: ignore[method-assign,assignment]
         try:
             yield self
         finally:
-            SharedMemoryClient.__init__ = begin  # type: ignore[method-assign]
+            DirectClient.__init__ = begin  # type: ignore[method-assign]
 
     def are_open(self) -> bool:
         """Tell whether there is any."""

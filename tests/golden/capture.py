@@ -161,7 +161,7 @@ def our_clients_of_released() -> Iterator[Relay]:
 
 
 def ours_single() -> Iterator[Relay]:
-    with our_env("World", 1, shared_memory=False) as (address, relay):
+    with our_env("World", 1, transport="grpc") as (address, relay):
         env = RemoteEnv(address)
         start: dict[str, Any] = {"seed": 3, "options": {"steps": 1, "weights": [0.5, None]}}
         world.play(env, env.observation_space, world.actions(5, 4), **start)
@@ -171,7 +171,7 @@ def ours_single() -> Iterator[Relay]:
 
 
 def ours_vector() -> Iterator[Relay]:
-    with our_env("Trouble", 2, shared_memory=False) as (address, relay):
+    with our_env("Trouble", 2, transport="grpc") as (address, relay):
         venv = RemoteVectorEnv(address)
         venv.reset(seed=[3, 4])
         for deeds in ([0, 8], [0, 0], [5, 0]):
@@ -181,7 +181,7 @@ def ours_vector() -> Iterator[Relay]:
 
 
 def ours_errors() -> Iterator[Relay]:
-    with our_env("Picture", 1, shared_memory=False) as (address, relay):
+    with our_env("Picture", 1, transport="grpc") as (address, relay):
         env = RemoteEnv(address)
         env.reset(seed=1)
         try:
@@ -203,7 +203,7 @@ def ours_model() -> Iterator[Relay]:
 
 
 def b3_client() -> Iterator[Relay]:
-    with our_env("World", 2, shared_memory=False, accept_edition_texts=[b3.EDITION_TEXT]) as (
+    with our_env("World", 2, transport="grpc", accept_edition_texts=[b3.EDITION_TEXT]) as (
         address,
         relay,
     ):

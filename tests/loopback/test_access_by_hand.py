@@ -88,7 +88,7 @@ def test_a_stranger_cannot_close_the_port_with_a_malformed_path() -> None:
         # Each of them began before another blow.
         sessions = []
         for _ in range(3):
-            env = RemoteEnv(server.address, token="s3cret", shared_memory=False)
+            env = RemoteEnv(server.address, token="s3cret", transport="grpc")
             env.reset()
             sessions.append(env)
             call_by_hand(server.address, b"/\xff")

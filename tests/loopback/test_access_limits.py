@@ -51,10 +51,10 @@ def zeros(observations: Any) -> Any:
 # --- silence ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_a_silent_session_ends_and_its_client_is_told(shared_memory: bool) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_a_silent_session_ends_and_its_client_is_told(transport: str) -> None:
     with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server:
-        env = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        env = EnvClient(Dial(server.address), transport=transport)
         env.reset()
         env.step([np.zeros(1, np.int64)])
 
@@ -64,10 +64,10 @@ def test_a_silent_session_ends_and_its_client_is_told(shared_memory: bool) -> No
         env.close()
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_a_session_that_is_used_goes_on(shared_memory: bool) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_a_session_that_is_used_goes_on(transport: str) -> None:
     with EnvServer("CartPole-v1", num_envs=2, idle_timeout_s=2.0) as server:
-        env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
+        env = RemoteVectorEnv(server.address, transport=transport)
         env.reset()
         end_s = time.monotonic() + 4.0
         while time.monotonic() < end_s:
@@ -104,10 +104,10 @@ class Dozing(gymnasium.Env[Any, Any]):
         time.sleep(3.0)
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_a_session_that_waits_for_its_environment_is_not_silent(shared_memory: bool) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_a_session_that_waits_for_its_environment_is_not_silent(transport: str) -> None:
     with EnvServer(Dozing, idle_timeout_s=2.0, allow_calls=("doze",)) as server:
-        env = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        env = EnvClient(Dial(server.address), transport=transport)
         env.reset()
         # Some are needed to be sent through shared memory.
         for action in (0, 0, 1, 0):
@@ -208,7 +208,7 @@ def undisturbed() -> Iterator[EnvServer]:
 
     def work(address: str) -> None:
         try:
-            with contextlib.closing(RemoteVectorEnv(address, shared_memory=False)) as env:
+            with contextlib.closing(RemoteVectorEnv(address, transport="grpc")) as env:
                 env.reset()
                 while not is_over.is_set():
                     env.step(np.zeros(2, np.int64))

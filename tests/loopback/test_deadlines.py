@@ -628,7 +628,7 @@ def test_resets_that_come_too_early_after_a_timeout_keep_none_of_the_later_ones_
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(functools.partial(Gated, str(gate)), step_grace_s=FOREVER_S) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=False)
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport="grpc")
         client.reset()
         client._timeout_s = 0.5
         with pytest.raises(RemoteEnvError, match="no result within"):

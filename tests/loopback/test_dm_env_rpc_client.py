@@ -594,7 +594,7 @@ def test_evaluate_takes_lanes_that_are_open() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda address: RemoteEnv(address, shared_memory=True),
+        lambda address: RemoteEnv(address, transport="shared_memory"),
         lambda address: RemoteEnv(address, edition_text="rlmesh-0.1.0b3"),
         lambda address: RemoteEnv(address[13:], dm_env_rpc=DmEnvRpcSettings()),
     ],

@@ -453,7 +453,7 @@ def test_a_vector_that_could_not_be_opened_leaves_no_noise_behind(
 
 def test_nothing_is_left_of_a_worker_that_died_between_two_requests() -> None:
     with EnvServer("CartPole-v1") as server:
-        env = RemoteEnv(server.address, shared_memory=False)
+        env = RemoteEnv(server.address, transport="grpc")
         env.reset()
         (worker,) = server._pool._out
         process = os.pidfd_open(worker.pid)

@@ -98,7 +98,7 @@ def poles() -> Iterator[list[EnvServer]]:
                     num_envs=2,
                     token=f"secret {number}",
                     max_sessions=32,
-                    shared_memory=False,
+                    transport="grpc",
                 )
             )
             for number in range(2)
@@ -192,9 +192,7 @@ def test_the_released_generation_passes_with_the_gateways_token(
 
 def test_large_observations_calls_and_errors_pass() -> None:
     with (
-        EnvServer(
-            Camera, token="secret 0", allow_calls=["remember"], shared_memory=False
-        ) as server,
+        EnvServer(Camera, token="secret 0", allow_calls=["remember"], transport="grpc") as server,
         gateway_to(server) as gateway,
     ):
         env = RemoteEnv(gateway.address, token=FRONT)
@@ -331,7 +329,7 @@ def test_an_endpoint_that_is_full_says_so_through_the_gateway() -> None:
 SERVE = """
 import sys
 from rlmesh_ray import EnvServer
-server = EnvServer("CartPole-v1", token=sys.argv[1], shared_memory=False).start()
+server = EnvServer("CartPole-v1", token=sys.argv[1], transport="grpc").start()
 print(server.address, flush=True)
 server.wait()
 """

@@ -277,10 +277,10 @@ def test_what_no_option_is_called_leaves_nothing_to_close() -> None:
 
 
 def test_whether_memory_is_shared_is_no_word() -> None:
-    with pytest.raises(ConfigurationError, match="shared_memory='foo' must be True, False or None"):
-        RemoteVectorEnv("127.0.0.1:1", shared_memory="foo")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="shared_memory='foo' must be True or False"):
-        EnvServer("CartPole-v1", shared_memory="foo")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="transport='foo' is not one of auto"):
+        RemoteVectorEnv("127.0.0.1:1", transport="foo")
+    with pytest.raises(ConfigurationError, match="transport='foo' is not one of auto"):
+        EnvServer("CartPole-v1", transport="foo")
 
 
 def test_a_single_environment_takes_no_seed_below_0() -> None:

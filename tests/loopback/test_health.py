@@ -206,7 +206,7 @@ def test_an_environment_that_hangs_is_no_reason_to_send_clients_away(
 ) -> None:
     with EnvServer("CartPole-v1") as server:
         # Over shared memory a worker has 2 s to get ready for the first step.
-        frozen = RemoteEnv(server.address, shared_memory=False)
+        frozen = RemoteEnv(server.address, transport="grpc")
         frozen.reset()
         (worker,) = worker_pids()
         os.kill(worker, signal.SIGSTOP)

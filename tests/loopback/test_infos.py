@@ -160,8 +160,8 @@ def _all_infos(endpoint: EnvServer, name: str) -> list[dict[str, Any]]:
     Once as messages, once with steps through shared memory.
     """
     infos = []
-    for shared_memory in (False, True):
-        with RemoteEnv(endpoint.address, shared_memory=shared_memory) as env:
+    for transport in ("grpc", "shared_memory", "tcp"):
+        with RemoteEnv(endpoint.address, transport=transport) as env:
             _, first = env.reset(options={"name": name})
             infos += [first, env.step(0)[-1], env.step(1)[-1]]
             env.reset(options={"name": ""})

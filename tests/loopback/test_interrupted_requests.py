@@ -16,8 +16,8 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import EndpointError, EndpointLostError
+from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.transport.eventfd_socket import EventfdSocket
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 
@@ -53,15 +53,19 @@ def interrupted(has_entered: threading.Event) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("shared_memory", "waits"),
-    [(True, (SharedMemoryClient, "wait")), (False, (JoinStream, "receive"))],
+    ("transport", "waits"),
+    [
+        ("shared_memory", (DirectClient, "wait")),
+        ("tcp", (DirectClient, "wait")),
+        ("grpc", (JoinStream, "receive")),
+    ],
 )
 def test_nothing_is_asked_any_more_after_a_request_that_was_left_in_the_middle(
-    tmp_path: Path, shared_memory: bool, waits: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, transport: str, waits: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(lambda: Gated(str(gate))) as server:
-        client = EnvClient(Dial(server.address), shared_memory=shared_memory)
+        client = EnvClient(Dial(server.address), transport=transport)
         client.reset()
         step = client.send_step(NOTHING)
         with interrupted(entered(monkeypatch, *waits)):
@@ -87,11 +91,11 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
 
     monkeypatch.setattr(EventfdSocket, "clear", note)
     with EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server:
-        client = EnvClient(Dial(server.address), shared_memory=True)
+        client = EnvClient(Dial(server.address), transport="shared_memory")
         client.reset()
         step = client.send_step(NOTHING)
         outcome: Future[StepResult] = Future()
-        is_waiting = entered(monkeypatch, SharedMemoryClient, "wait")
+        is_waiting = entered(monkeypatch, DirectClient, "wait")
         waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
         waiter.start()
         assert is_waiting.wait(60.0)

@@ -154,7 +154,7 @@ def test_a_call_happens_after_a_step_that_is_in_flight(client: EnvClient, pipe: 
 def test_a_call_does_not_overtake_a_step_that_is_still_on_its_way(
     endpoint: EnvServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = EnvClient(Dial(endpoint.address, "secret"), shared_memory=False)
+    client = EnvClient(Dial(endpoint.address, "secret"), transport="grpc")
     client.reset()
     send = client._stream.send
     on_its_way: list[bytes] = []

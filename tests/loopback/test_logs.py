@@ -91,13 +91,13 @@ class Breaks(gymnasium.Env[Any, Any]):
         return np.zeros(2) if action == 2 else 1, 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
-    caplog: pytest.LogCaptureFixture, shared_memory: bool
+    caplog: pytest.LogCaptureFixture, transport: str
 ) -> None:
     caplog.set_level(logging.ERROR, "rlmesh_ray.server")
     with EnvServer(Breaks, num_envs=2) as server:
-        env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
+        env = RemoteVectorEnv(server.address, transport=transport)
         for last in ([0, 1], [0, 1], [2, 0]):
             env.reset()
             env.step(np.array([0, 0]))
@@ -118,18 +118,18 @@ def test_what_an_environment_does_wrong_is_in_the_log_with_lane_and_step(
 @pytest.mark.parametrize(
     ("num_envs", "lanes"), [(1, "lane 0"), (2, "lanes 0 to 1, which step together")]
 )
-@pytest.mark.parametrize("shared_memory", [True, False])
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_a_step_that_takes_too_long_is_in_the_log_with_its_place_and_the_limit_that_was_set(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    shared_memory: bool,
+    transport: str,
     num_envs: int,
     lanes: str,
 ) -> None:
     caplog.set_level(logging.ERROR, "rlmesh_ray.server")
     hangs = functools.partial(FaultyEnv, Fault.HANG, at_step=2)
     with EnvServer(hangs, num_envs=num_envs, step_grace_s=0.0) as server:
-        env = RemoteVectorEnv(server.address, shared_memory=shared_memory)
+        env = RemoteVectorEnv(server.address, transport=transport)
         env.reset()
         env.action_space.seed(0)
         actions = env.action_space.sample()

@@ -17,7 +17,7 @@ import numpy as np
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.errors import EndpointLostError
 
-env = RemoteVectorEnv(sys.argv[1], shared_memory=sys.argv[3] == "shared_memory")
+env = RemoteVectorEnv(sys.argv[1], transport=sys.argv[3])
 model = RemoteModel(sys.argv[2])
 observation, _ = env.reset(seed=0)
 model.configure_route(env)
@@ -49,7 +49,7 @@ print(status, observation.tolist())
 """
 
 
-@pytest.mark.parametrize("road", ["shared_memory", "messages"])
+@pytest.mark.parametrize("road", ["shared_memory", "tcp", "grpc"])
 def test_a_fork_leaves_the_sessions_of_its_parent_alone(road: str) -> None:
     with (
         EnvServer("CartPole-v1", num_envs=2) as env_server,

@@ -115,7 +115,7 @@ def test_episodes_are_counted_alike_in_both_generations(autoreset: str) -> None:
         with EnvServer(
             "CartPole-v1", num_envs=2, autoreset=autoreset, speaks=[generation]
         ) as server:
-            client = EnvClient(Dial(server.address), shared_memory=False)
+            client = EnvClient(Dial(server.address), transport="grpc")
             accounts.append(list(_account(client)))
             client.close()
 

@@ -39,10 +39,10 @@ from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.server import session_worker
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport import broker
+from rlmesh_ray.transport import broker, door
 from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.transport.lent_road import LentRoad
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Gated, Lifelike
@@ -59,7 +59,9 @@ def served(env: Any, *, step_timeout_s: float = 30.0, **options: Any) -> Iterato
 
 @contextlib.contextmanager
 def session(server: EnvServer, step_timeout_s: float = 30.0) -> Iterator[EnvClient]:
-    client = EnvClient(Dial(server.address), step_timeout_s=step_timeout_s, shared_memory=True)
+    client = EnvClient(
+        Dial(server.address), step_timeout_s=step_timeout_s, transport="shared_memory"
+    )
     client.reset()
     yield client
     client.close()
@@ -120,7 +122,7 @@ def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
         first = EnvClient(Dial(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
-        assert not has_road(first)
+        assert first._roads.name != "shared memory"
         first.close()
 
         with session(server) as second:
@@ -279,13 +281,13 @@ def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
 ) -> None:
     # A look that waited (it did, for 3 s at most) would have the step miss its deadline here.
     gate = tmp_path / "gate"
-    wait = SharedMemoryClient.wait
+    wait = DirectClient.wait
 
-    def open_the_gate(road: SharedMemoryClient, timeout_s: float) -> bool:
+    def open_the_gate(road: DirectClient, timeout_s: float) -> bool:
         gate.touch()
         return wait(road, timeout_s)
 
-    monkeypatch.setattr(SharedMemoryClient, "wait", open_the_gate)
+    monkeypatch.setattr(DirectClient, "wait", open_the_gate)
     with served(functools.partial(Gated, str(gate)), step_timeout_s=2.5) as client:
         assert array(client.step(NOTHING)).tolist() == [[1.0]]
         assert has_road(client)
@@ -302,8 +304,8 @@ def test_what_arrives_is_the_caller_s_own() -> None:
 
 
 def test_episodes_are_accounted_as_they_are_of_messages() -> None:
-    def account(*, shared_memory: bool) -> list[Any]:
-        client = EnvClient(Dial(server.address), shared_memory=shared_memory)
+    def account(transport: str) -> list[Any]:
+        client = EnvClient(Dial(server.address), transport=transport)
         ids = [client.reset(seeds=[5, 6]).episode_ids]
         told = []
         for actions in ([0, 0], [1, 0], [0, 0], [0, 1]):
@@ -329,7 +331,7 @@ def test_episodes_are_accounted_as_they_are_of_messages() -> None:
         return [records, [[bool(own) for own in each] for each in ids]]
 
     with EnvServer(Lifelike, num_envs=2) as server:
-        assert account(shared_memory=True) == account(shared_memory=False)
+        assert account("shared_memory") == account("tcp") == account("grpc")
 
 
 def test_spaces_with_text_travel_as_messages() -> None:
@@ -340,12 +342,12 @@ def test_spaces_with_text_travel_as_messages() -> None:
             env.action_space.seed(1)
             env.step(env.action_space.sample())
         with pytest.raises(ConfigurationError, match="offers no shared memory"):
-            RemoteEnv(server.address, shared_memory=True)
+            RemoteEnv(server.address, transport="shared_memory")
 
 
 def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address), shared_memory=True)
+        client = EnvClient(Dial(server.address), transport="shared_memory")
         client._roads._session_id = "0" * 32
         client.reset()
         with pytest.raises(EndpointError, match="has given no shared memory"):
@@ -354,7 +356,7 @@ def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
 
 
 def test_an_operator_can_do_without() -> None:
-    with EnvServer(Lifelike, shared_memory=False) as server:
+    with EnvServer(Lifelike, transport="grpc") as server:
         client = EnvClient(Dial(server.address))
         client.reset()
         client.step(NOTHING)
@@ -381,7 +383,7 @@ import sys, numpy as np
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
+from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.testing.equality import assert_identical
@@ -390,7 +392,7 @@ client.reset()
 print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._roads.is_open)
 client.close()
 try:
-    EnvClient(Dial(sys.argv[1]), shared_memory=True)
+    EnvClient(Dial(sys.argv[1]), transport="shared_memory")
 except ConfigurationError as error:
     print(error)
 """
@@ -819,7 +821,7 @@ def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([os.geteuid(), *[os.geteuid() + 1] * 30, 0])
-    monkeypatch.setattr(broker, "user_of", lambda _: next(users))
+    monkeypatch.setattr(door, "user_of", lambda _: next(users))
     with EnvServer(Lifelike) as server, silent_connections(server, 32) as peers:
         # Other users share the 15 places that are left: the last 15 of them, less one for root.
         for peer in peers[1:17]:
@@ -831,7 +833,7 @@ def test_other_users_are_turned_away_where_the_same_user_has_all_places(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([*[os.geteuid()] * 16, os.geteuid() + 1])
-    monkeypatch.setattr(broker, "user_of", lambda _: next(users))
+    monkeypatch.setattr(door, "user_of", lambda _: next(users))
     with EnvServer(Lifelike) as server, silent_connections(server, 17) as peers:
         assert peers[16].recv(1) == b""
         assert all(is_open(peer) for peer in peers[:16])

@@ -44,14 +44,14 @@ class Ends(gymnasium.Env[Any, Any]):
         return np.full(1, self._count, np.float32), 1.0, self._count == 3, False, {}
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(shared_memory: bool) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(transport: str) -> None:
     with EnvServer(Ends, num_envs=2) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=shared_memory)
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport=transport)
         client.reset()
         for _ in range(8):  # two episodes a lane, with the step that resets it after each
             client.step([np.zeros(2, np.int64)])
-        assert client._roads.is_open is shared_memory
+        assert client._roads.is_open is (transport != "grpc")
         during = server.statistics()
         client.close()
         after = server.statistics()
@@ -67,20 +67,20 @@ def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(shared_memor
     assert during.uptime_s < after.uptime_s
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_a_step_past_an_episode_s_end_ends_no_other_one(shared_memory: bool) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_a_step_past_an_episode_s_end_ends_no_other_one(transport: str) -> None:
     class StaysOver(Ends):
         def step(self, action: Any) -> Any:
             observation, reward, _, truncated, info = super().step(action)
             return np.minimum(observation, 10), reward, self._count >= 3, truncated, info
 
     with EnvServer(StaysOver, num_envs=1) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=shared_memory)
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport=transport)
         for _ in range(2):
             client.reset()
             for _ in range(5):
                 client.step([np.zeros(1, np.int64)])
-        assert client._roads.is_open is shared_memory
+        assert client._roads.is_open is (transport != "grpc")
         during = server.statistics()
         client.close()
 
@@ -125,10 +125,10 @@ def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
     leave(client)
 
 
-@pytest.mark.parametrize("shared_memory", [False, True])
-def test_values_out_of_range_count_each_time_and_a_session_goes_on(shared_memory: bool) -> None:
+@pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
+def test_values_out_of_range_count_each_time_and_a_session_goes_on(transport: str) -> None:
     with EnvServer(lambda: FaultyEnv(Fault.NAN_REWARD, at_step=2)) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=shared_memory)
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport=transport)
         warned = []
         for _ in range(2):
             client.reset()
@@ -198,7 +198,7 @@ def test_errors_count_by_code_and_a_crash_costs_a_worker() -> None:
 
 def test_a_step_that_fails_over_shared_memory_is_an_error_and_no_step() -> None:
     with EnvServer(lambda: FaultyEnv(Fault.RAISE, at_step=5), num_envs=1) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, shared_memory=True)
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport="shared_memory")
         client.reset()
         for _ in range(4):
             client.step([np.zeros(1, np.int64)])
@@ -337,7 +337,7 @@ def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(
 ) -> None:
     env = FaultyEnv(Fault.HANG, at_step=4)
     with EnvServer(lambda: env, endpoint_id="hangs", step_grace_s=0.1) as server:
-        client = EnvClient(Dial(server.address), shared_memory=True)
+        client = EnvClient(Dial(server.address), transport="shared_memory")
         client.reset()
         for _ in range(3):
             client.step([np.zeros(1, np.int64)])

@@ -27,7 +27,7 @@ def test_one_lane_gives_what_the_environment_gives(space: gymnasium.Space[Any]) 
     actions = [local.action_space.sample() for _ in range(NUM_STEPS)]
 
     with EnvServer(lambda: EchoEnv(space)) as server:
-        remote, plain = RemoteEnv(server.address), RemoteEnv(server.address, shared_memory=False)
+        remote, plain = RemoteEnv(server.address), RemoteEnv(server.address, transport="grpc")
         assert remote.observation_space == local.observation_space
         assert remote.action_space == local.action_space
         expected: Any = local.reset(seed=SEED)
@@ -48,7 +48,7 @@ def test_a_vector_gives_what_gymnasiums_sync_vector_gives(space: gymnasium.Space
 
     with EnvServer(lambda: EchoEnv(space), num_envs=NUM_LANES) as server:
         remote = RemoteVectorEnv(server.address)
-        plain = RemoteVectorEnv(server.address, shared_memory=False)
+        plain = RemoteVectorEnv(server.address, transport="grpc")
         assert remote.observation_space == local.observation_space
         assert remote.single_action_space == local.single_action_space
         assert remote.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
@@ -74,7 +74,7 @@ def test_gymnasiums_own_environments_survive_the_road(env_id: str) -> None:
 
     with EnvServer(env_id, num_envs=NUM_LANES) as server:
         remote = RemoteVectorEnv(server.address)
-        plain = RemoteVectorEnv(server.address, shared_memory=False)
+        plain = RemoteVectorEnv(server.address, transport="grpc")
         local.action_space.seed(SEED)
         expected: Any = local.reset(seed=SEED)
         assert_identical([env.reset(seed=SEED) for env in (remote, plain)], [expected] * 2)

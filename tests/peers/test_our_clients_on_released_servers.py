@@ -342,7 +342,7 @@ def test_a_vector_is_no_single_environment() -> None:
 def test_what_it_does_not_offer_is_refused_here() -> None:
     with endpoint("Trouble", "single") as address:
         with pytest.raises(ConfigurationError, match="no shared memory"):
-            RemoteEnv(address, shared_memory=True)
+            RemoteEnv(address, transport="shared_memory")
         with pytest.raises(ConfigurationError, match="leave out edition_text"):
             RemoteEnv(address, edition_text="rlmesh-0.1.0b3")
         remote = RemoteEnv(address)

@@ -20,17 +20,17 @@ def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
         return Failure(FailureKind.CRASHED, "")
 
     worker: Any = SimpleNamespace(
-        process=SimpleNamespace(lend_road=lambda: LentRoad((), ours)),
+        process=SimpleNamespace(lend_tcp=lambda connection: LentRoad((), connection)),
         progress=object(),
         is_finishing=False,
         call_aside=call_aside,
     )
 
     async def lend() -> None:
-        assert await DirectRoad(worker).lend(45_000, tag_arrays=True) is None
+        assert await DirectRoad(worker).lend(45_000, ours, tag_arrays=True) is None
 
     asyncio.run(lend())
 
-    assert asked == [(AttachCommand(tag_arrays=True), 45_000)]
+    assert asked == [(AttachCommand(tag_arrays=True, num_descriptors=1), 45_000)]
     with theirs:
         assert theirs.recv(1) == b""

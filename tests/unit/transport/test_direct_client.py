@@ -13,10 +13,9 @@ from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.transport import memory
-from rlmesh_ray.transport import shared_memory as frames
+from rlmesh_ray.transport import frames, memory
+from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.transport.eventfd_socket import EventfdSocket
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
 from rlmesh_ray.waiting import Waiting
 
 ACTION = [np.zeros(1, np.int64)]
@@ -26,7 +25,7 @@ ACTION = [np.zeros(1, np.int64)]
 class Ends:
     """A road and the end that a worker would hold."""
 
-    road: SharedMemoryClient
+    road: DirectClient
     worker: EventfdSocket
     client_eventfd: int
 
@@ -51,7 +50,7 @@ def _ends() -> Iterator[Ends]:
     os.close(descriptor)
     ours, theirs = socket.socketpair()
     ours_eventfd, theirs_eventfd = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
-    road = SharedMemoryClient(
+    road = DirectClient(
         EventfdSocket(ours, ours_eventfd, theirs_eventfd), block, contract, "endpoint:1"
     )
     worker = EventfdSocket(theirs, os.dup(theirs_eventfd), os.dup(ours_eventfd))
@@ -86,7 +85,7 @@ def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
 def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
     ends.road.send(1, ACTION, 1000)
     ends.wake()
-    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 4) + b"body", before=False)
+    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 4, 0) + b"body", before=False)
 
     assert ends.road.receive(60.0) == b"body"
     assert ends.road.is_open
@@ -97,7 +96,7 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
     ends.wake()
 
     assert not ends.road.wait(0.05)
-    ends.worker.send(frames.pack_answer(1, frames.DONE, 0))
+    ends.worker.send(frames.pack_answer(1, frames.DONE, 0, 0))
     assert ends.road.wait(60.0)
     assert ends.road.receive(60.0) == b""
 
@@ -105,7 +104,7 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
 def test_who_watches_the_bell_hears_of_an_answer_that_another_wait_has_found(ends: Ends) -> None:
     ends.road.send(1, ACTION, 1000)
     ends.wake()
-    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 0), before=True)
+    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 0, 0), before=True)
 
     assert ends.road.wait(60.0)
     assert Waiting(0.0).ready(ends.client_eventfd, timeout_s=0.0) == [ends.client_eventfd]
@@ -113,7 +112,7 @@ def test_who_watches_the_bell_hears_of_an_answer_that_another_wait_has_found(end
 
 def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends) -> None:
     ends.road.send(1, ACTION, 1000)
-    ends.worker.send(frames.pack_answer(1, frames.DONE, 8) + b"half")
+    ends.worker.send(frames.pack_answer(1, frames.DONE, 8, 0) + b"half")
 
     with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.05 s"):
         ends.road.receive(0.05)

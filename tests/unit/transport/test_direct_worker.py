@@ -8,20 +8,32 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from rlmesh_ray.envs.commands import StepReply
 from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import StepDone
-from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.spaces.block import Block, Results
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
-from rlmesh_ray.transport import shared_memory as frames
+from rlmesh_ray.transport import frames
+from rlmesh_ray.transport.direct_worker import DirectWorker
 from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.progress import Progress
-from rlmesh_ray.transport.shared_memory_worker import SharedMemoryWorker
 from rlmesh_ray.waiting import Waiting
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
 NUM_LANES = 2
+CONTRACT = EnvContract(
+    id="",
+    observation_space=from_gymnasium(Box(0, 1, (1,), np.float32)),
+    action_space=from_gymnasium(Discrete(2)),
+    num_envs=NUM_LANES,
+    autoreset_mode=AutoresetMode.NEXT_STEP,
+    render_mode="",
+    metadata={},
+)
 EPISODES = (Episode("a", 1, 0), Episode("b", None, 0))
 
 
@@ -30,7 +42,7 @@ class Rig:
     """Both ends of a road, and what the environment does next."""
 
     client: socket.socket
-    end: SharedMemoryWorker
+    end: DirectWorker
     progress: Progress
     results: Results
     client_eventfd: int
@@ -40,9 +52,9 @@ class Rig:
 
     def ask(self, number: int) -> tuple[int, int, bytes]:
         """Return number, kind and body of the answer."""
-        self.client.sendall(frames.pack_request(number, 1000))
+        self.client.sendall(frames.pack_request(number, 1000, 0))
         self.end.serve()
-        answered, kind, size = frames.unpack_answer(self.client.recv(frames.ANSWER_BYTES))
+        answered, kind, size, _ = frames.unpack_answer(self.client.recv(frames.ANSWER_BYTES))
         return answered, kind, self.client.recv(size) if size else b""
 
     def step(
@@ -68,11 +80,13 @@ def _rig() -> Iterator[Rig]:
     client, worker = socket.socketpair()
     eventfds = (os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK))
     client.settimeout(10.0)
-    results = Results(np.ones(NUM_LANES), np.zeros(NUM_LANES, bool), np.zeros(NUM_LANES, bool))
-    end = SharedMemoryWorker(
+    block = Block(-1, CONTRACT)
+    results = block.results
+    results.rewards[:] = 1.0
+    end = DirectWorker(
         EventfdSocket(worker, *eventfds),
         progress,
-        results,
+        block,
         lambda *step: rig.step(*step),
         NUM_LANES,
         tag_arrays=True,
@@ -84,7 +98,7 @@ def _rig() -> Iterator[Rig]:
     end.close()
 
 
-def test_a_step_with_nothing_to_tell_is_answered_with_sixteen_bytes(rig: Rig) -> None:
+def test_a_step_with_nothing_to_tell_is_answered_with_a_header(rig: Rig) -> None:
 
     assert rig.ask(1) == (1, frames.DONE, b"")
     assert list(rig.progress.now.step_counts) == [1, 1]
@@ -121,12 +135,12 @@ def test_an_answer_larger_than_the_kernel_s_buffer_is_rung_for_before_it_has_lef
     rig: Rig,
 ) -> None:
     rig.outcomes = [StepReply({"text": "x" * 4_000_000})]
-    rig.client.sendall(frames.pack_request(1, 0))
+    rig.client.sendall(frames.pack_request(1, 0, 0))
     serving = threading.Thread(target=rig.end.serve)
     serving.start()
 
     Waiting(0.0).ready(rig.client_eventfd)
-    _, kind, size = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
+    _, kind, size, _ = frames.unpack_answer(rig.client.recv(frames.ANSWER_BYTES))
     with rig.client.makefile("rb") as reader:
         body = reader.read(size)
 
@@ -143,6 +157,7 @@ def test_a_client_that_hangs_up_ends_the_road(rig: Rig, said: bytes) -> None:
     rig.client.shutdown(socket.SHUT_WR)
 
     rig.end.serve()
+    rig.end.serve()
 
     assert rig.end.signal is None
     assert rig.num_steps == 0
@@ -158,7 +173,7 @@ def test_who_rings_and_says_nothing_holds_nobody_up(rig: Rig) -> None:
 
 
 def test_a_timeout_beyond_every_clock_is_one_for_ever(rig: Rig) -> None:
-    rig.client.sendall(frames.pack_request(1, 2**64 - 1))
+    rig.client.sendall(frames.pack_request(1, 2**64 - 1, 0))
     rig.end.serve()
 
     assert (rig.progress.done, rig.progress.timeout_ms) == (1, 2**63 - 1)

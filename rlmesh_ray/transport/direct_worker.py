@@ -1,24 +1,25 @@
-"""The worker's end of a road: steps that a client on this machine asks for directly.
+"""The worker's end of a direct road: steps that a client asks for, past the endpoint.
 
 Only what succeeds is answered here. A step that fails, or is not possible, is handed over: the
 client asks for it again on its stream, and the endpoint passes that on with its number.
 """
 
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rlmesh_ray.protocol.episodes import Episode, EpisodeLedger
 from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
-from rlmesh_ray.spaces.block import Results
+from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.warnings import as_texts
-from rlmesh_ray.transport import shared_memory as frames
+from rlmesh_ray.transport import frames
 from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 
+_NOTHING = memoryview(b"")
 LARGEST = 2**63 - 1
 """Of a number or timeout: what a field of the progress holds."""
 
@@ -40,13 +41,13 @@ Step = Callable[[int, int, Callable[[Stepped], bytes]], bytes | None]
 callable makes of its success, which belongs to the step. None: it is handed over."""
 
 
-class SharedMemoryWorker:
+class DirectWorker:
     """Answers the steps of one session.
 
     Args:
         client: The other end; owned.
         progress: Of the session.
-        results: Where ``step`` leaves rewards and flags.
+        block: Where ``step`` finds actions, and leaves what it gives.
         step: Applies the actions in the block.
         num_lanes: Width of the session.
         tag_arrays: Whether the client knows arrays in infos.
@@ -54,16 +55,21 @@ class SharedMemoryWorker:
 
     def __init__(
         self,
-        client: EventfdSocket,
+        client: EventfdSocket | TcpSocket,
         progress: Progress,
-        results: Results,
+        block: Block,
         step: Step,
         num_lanes: int,
         *,
         tag_arrays: bool,
     ) -> None:
         self._client = client
-        self._results = results
+        self._results = block.results
+        # What the client does not share travels with the frames.
+        is_shared = isinstance(client, EventfdSocket)
+        self._actions, self._answers = (_NOTHING, _NOTHING) if is_shared else block.travelling
+        self._header = memoryview(bytearray(frames.REQUEST_BYTES))
+        self._request = frames.Incoming(self._header, self._actions)
         self._step = step
         self._tag_arrays = tag_arrays
         self._ledger = EpisodeLedger(num_lanes, str, progress)  # the endpoint mints the ids
@@ -82,25 +88,29 @@ class SharedMemoryWorker:
         self._client.close()
 
     def serve(self) -> None:
-        """Take one request and answer it; at the end of the road, close it."""
+        """Receive a request, or a part of one, and answer it; at the end of the road, close it."""
         try:
             self._client.clear()
-            request = self._client.connection.recv(frames.REQUEST_BYTES, socket.MSG_DONTWAIT)
-            if len(request) < frames.REQUEST_BYTES:
+            self._request.receive(self._client.connection)
+            if not self._request.is_complete:
+                return
+            self._request.num_received = 0
+            number, timeout_ms, num_bytes = frames.unpack_request(self._header)
+            if num_bytes != self._actions.nbytes:
                 self.close()
                 return
-            number, timeout_ms = frames.unpack_request(request)
-            self._client.send(self._answer(number, min(timeout_ms, LARGEST)))
+            self._client.send(*self._answer(number, min(timeout_ms, LARGEST)))
         except BlockingIOError:
             return  # woken for nothing
         except OSError:  # the client is gone, or the endpoint has cut the road
             self.close()
 
-    def _answer(self, number: int, timeout_ms: int) -> bytes:
+    def _answer(self, number: int, timeout_ms: int) -> tuple[bytes | memoryview, ...]:
         body = self._step(number, timeout_ms, lambda reply: self._body(number, reply))
         if body is None:
-            return frames.pack_answer(number, frames.HANDED_OVER, 0)
-        return frames.pack_answer(number, frames.DONE, len(body)) + body
+            return (frames.pack_answer(number, frames.HANDED_OVER, 0, 0),)
+        header = frames.pack_answer(number, frames.DONE, len(body), self._answers.nbytes)
+        return header, self._answers, body
 
     def _body(self, number: int, reply: Stepped) -> bytes:
         """Return what does not lie in the block; nothing, if that is all."""

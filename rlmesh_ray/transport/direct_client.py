@@ -1,6 +1,6 @@
-"""The client's end of a road: steps through memory that is shared with the worker.
+"""The client's end of a direct road: steps that a worker is asked for, past the endpoint.
 
-See ``transport.shared_memory`` for what travels, and for what happens where a road cannot say more.
+See ``transport.frames`` for what travels, and for what happens where a road cannot say more.
 """
 
 import os
@@ -18,31 +18,37 @@ from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport import frames, tcp
 from rlmesh_ray.transport import shared_memory as wire
 from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.waiting import Signal, Waiting
 from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 
+_NOTHING = memoryview(b"")
 _GREETING_TIMEOUT_S = 3.0
+_LONGEST_ATTACH_S = 600.0
 _GET_SEALS = 1034  # F_GET_SEALS
 _SHRINK_SEAL = 2  # F_SEAL_SHRINK
 IS_POSSIBLE = sys.platform == "linux"
 """Whether this system has what it takes: descriptors over abstract sockets, and sealed memory."""
 
 
-class SharedMemoryClient:
-    """A road to the worker of one session; made by ``open``. One request at a time.
+class DirectClient:
+    """A road to the worker of one session; made by ``open_shared_memory`` or ``open_tcp``.
+
+    One request at a time.
 
     Args:
         worker: The other end; owned.
-        block: Shared with it.
+        block: For arrays; over an ``EventfdSocket`` the worker has the same.
         contract: The session's.
         address: The endpoint's, for error messages.
     """
 
     def __init__(
         self,
-        worker: EventfdSocket,
+        worker: EventfdSocket | tcp.TcpSocket,
         block: Block,
         contract: EnvContract,
         address: str,
@@ -52,12 +58,23 @@ class SharedMemoryClient:
         self._contract = contract
         self._address = address
         self._number = 0
+        is_shared = isinstance(worker, EventfdSocket)
+        # What the worker does not share travels with the frames.
+        self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else block.travelling
+        self._header = memoryview(bytearray(frames.ANSWER_BYTES))
+        self._incoming = frames.Incoming(self._header, self._results)
+        self._most_bytes = max_response_bytes(contract)
         self._receiving = threading.RLock()
         """Held by whoever uses the descriptors, which another thread may want to close."""
         self._waiting = Waiting(1.5e-3)
 
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        return "shared memory" if isinstance(self._worker, EventfdSocket) else "direct TCP"
+
     @classmethod
-    def open(
+    def open_shared_memory(
         cls, name: str, session_id: str, timeout_ms: int, contract: EnvContract, address: str
     ) -> Self | None:
         """Return a road for a session whose lanes have been reset; None: there is none to be had.
@@ -93,6 +110,34 @@ class SharedMemoryClient:
                 os.close(descriptor)
         return cls(worker, block, contract, address)
 
+    @classmethod
+    def open_tcp(
+        cls,
+        host: str,
+        port: int,
+        ticket: tcp.Ticket,
+        timeout_ms: int,
+        contract: EnvContract,
+        address: str,
+    ) -> Self:
+        """Return a road over TCP for a session whose lanes have been reset.
+
+        Args:
+            host: The endpoint's.
+            port: Of its capability.
+            ticket: From it.
+            timeout_ms: What a step may take; 0: as long as it likes.
+            contract: The session's.
+            address: The endpoint's, for error messages.
+
+        Raises:
+            OSError: There is none to be had.
+        """
+        # The worker is at one step at most, and then has as long to take the connection.
+        timeout_s = 2 * timeout_ms / 1000 if timeout_ms else _LONGEST_ATTACH_S
+        worker = tcp.dial(host, port, ticket, timeout_s)
+        return cls(worker, Block(-1, contract), contract, address)
+
     @property
     def signal(self) -> Signal | None:
         """What tells of the answer; None: the road has ended."""
@@ -107,7 +152,8 @@ class SharedMemoryClient:
         self._write(action)
         self._number = number
         try:
-            self._worker.send(wire.pack_request(number, timeout_ms))
+            header = frames.pack_request(number, timeout_ms, self._actions.nbytes)
+            self._worker.send(header, self._actions)
         except OSError:
             self.close()
 
@@ -135,10 +181,10 @@ class SharedMemoryClient:
             if not self.wait(timeout_s):
                 raise TimeoutError
             self._worker.clear()
-            number, kind, size = wire.unpack_answer(self._receive(wire.ANSWER_BYTES, end_s))
-            if kind == wire.DONE and number == self._number:
+            number, kind, size = self._receive_frame(end_s)
+            if kind == frames.DONE and number == self._number:
                 return self._receive(size, end_s)
-            if kind == wire.HANDED_OVER:
+            if kind == frames.HANDED_OVER:
                 return None
         except TimeoutError:
             self.close()
@@ -175,13 +221,13 @@ class SharedMemoryClient:
                 return False
             try:
                 connection = self._worker.connection
-                start = connection.recv(wire.ANSWER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                start = connection.recv(frames.ANSWER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except OSError:
                 return False
-            if len(start) < wire.ANSWER_BYTES:
+            if len(start) < frames.ANSWER_BYTES:
                 return False
-            number, kind, _ = wire.unpack_answer(start)
-            return bool(kind == wire.DONE and number == self._number)
+            number, kind, _, _ = frames.unpack_answer(start)
+            return bool(kind == frames.DONE and number == self._number)
 
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""
@@ -216,6 +262,35 @@ class SharedMemoryClient:
         for target, column in zip(targets, action, strict=True):
             target[...] = column  # type: ignore[index]  # a block holds no text
 
+    def _receive_frame(self, end_s: float) -> tuple[int, int, int]:
+        """Receive an answer; return its number, its kind and the size of its message.
+
+        Raises:
+            TimeoutError: It has not come by ``end_s``, of the monotonic clock.
+            OSError: The other end is gone, or this one closed, or it is no answer.
+        """
+        self._incoming.num_received = 0
+        while self._incoming.num_received < frames.ANSWER_BYTES:
+            self._receive_part(end_s)
+        number, kind, size, num_bytes = frames.unpack_answer(self._header)
+        if kind == frames.DONE:
+            if num_bytes != self._results.nbytes or size > self._most_bytes:
+                raise ConnectionAbortedError("this is no answer")
+            while not self._incoming.is_complete:
+                self._receive_part(end_s)
+        return number, kind, size
+
+    def _receive_part(self, end_s: float) -> None:
+        try:
+            self._incoming.receive(self._worker.connection)
+        except BlockingIOError:
+            self._wait_for_more(end_s)
+
+    def _wait_for_more(self, end_s: float) -> None:
+        left_s = max(0.0, end_s - time.monotonic())
+        if not self._waiting.ready(self._worker.connection.fileno(), timeout_s=left_s):
+            raise TimeoutError
+
     def _receive(self, size: int, end_s: float) -> bytes:
         """Return the next ``size`` bytes, of which the first may be a while in coming.
 
@@ -229,9 +304,7 @@ class SharedMemoryClient:
             try:
                 parts.append(connection.recv(size, socket.MSG_DONTWAIT))
             except BlockingIOError:
-                left_s = max(0.0, end_s - time.monotonic())
-                if not self._waiting.ready(connection.fileno(), timeout_s=left_s):
-                    raise TimeoutError from None
+                self._wait_for_more(end_s)
                 continue
             if not parts[-1]:
                 raise ConnectionResetError("the road has ended")

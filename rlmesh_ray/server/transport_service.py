@@ -1,0 +1,43 @@
+"""The shell of TransportService: tickets for direct TCP connections to the workers of sessions."""
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.env_calls import session_id_of
+from rlmesh_ray.server.error_text import parsed
+from rlmesh_ray.transport.broker import Broker
+from rlmesh_ray.wire import transport_v1 as wire
+
+
+class TransportService:
+    """Answers the calls of TransportService.
+
+    Args:
+        broker: Knows the open sessions.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def handlers(self) -> list[grpc.ServiceRpcHandler]:
+        """Return what a gRPC server dispatches to; nothing where there are no such connections."""
+        if capabilities.DIRECT_TCP not in self._broker.able:
+            return []
+        open_tcp = grpc.unary_unary_rpc_method_handler(self.open_tcp)
+        return [grpc.method_handlers_generic_handler(wire.SERVICE, {"OpenTcp": open_tcp})]
+
+    async def open_tcp(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Return a ticket for the session that the metadata name."""
+        timeout_ms = parsed(wire.parse_request, data)
+        if isinstance(timeout_ms, CodecError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(timeout_ms))
+            raise AssertionError("abort raises")
+        if capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ()):
+            message = "a gateway, which takes no direct connections, stands before this endpoint"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+            raise AssertionError("abort raises")
+        ticket = self._broker.issue(session_id_of(context), timeout_ms)
+        if ticket is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such session is open")
+            raise AssertionError("abort raises")
+        return wire.pack_response(ticket.ticket_id, ticket.key, ticket.endpoint)

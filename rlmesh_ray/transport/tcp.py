@@ -1,0 +1,176 @@
+"""The capability ``rlmesh_ray.direct_tcp.v1`` on the wire: how a client gets a TCP connection.
+
+It makes a direct road (``transport.frames``) between a client and the worker that steps its lanes,
+from one machine to another. The capability's value is a port, at the host where the client has
+found the endpoint. For each connection the client asks the endpoint, by gRPC, for a ``Ticket``,
+and both prove with its key, which is not shown, that they have it:
+
+* Greeting, client to endpoint: the protocol's name, the ticket's id and the client's nonce.
+* Endpoint to client: its nonce, and its proof. Client to endpoint: the client's proof.
+* Endpoint to client, when the worker has the connection: one byte, 1. Nothing else is sent before.
+
+Whatever is wrong ends the connection.
+"""
+
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from rlmesh_ray.transport.frames import send_all
+from rlmesh_ray.waiting import Signal
+
+PROTOCOL = b"rlmesh-ray-tcp1\n"
+NONCE_BYTES = 16
+KEY_BYTES = 32
+TICKET_ID_BYTES = 16
+PROOF_BYTES = 32
+ACCEPTED = b"\1"
+
+_GREETING = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
+GREETING_BYTES = _GREETING.size
+_DIAL_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Lets one connection in, once, for a short time."""
+
+    ticket_id: bytes
+    key: bytes
+    endpoint: str
+    """Which endpoint it is of, and which of its lives."""
+
+    def proof(self, whose: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
+        """Return what shows that its maker has the key.
+
+        Args:
+            whose: ``b"client"`` or ``b"endpoint"``.
+            client_nonce: The client's, of this connection.
+            endpoint_nonce: The endpoint's.
+        """
+        text = b"\0".join(
+            (PROTOCOL, whose, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
+        )
+        return hmac.digest(self.key, text, "sha256")
+
+
+def new_ticket(endpoint: str) -> Ticket:
+    """Return a ticket that nobody has had."""
+    return Ticket(secrets.token_bytes(TICKET_ID_BYTES), secrets.token_bytes(KEY_BYTES), endpoint)
+
+
+def parse_greeting(data: bytes) -> tuple[bytes, bytes]:
+    """Return the ticket id and the client's nonce in a greeting of the right size.
+
+    Raises:
+        ConnectionRefusedError: It is no greeting of this protocol.
+    """
+    protocol, ticket_id, nonce = _GREETING.unpack(data)
+    if protocol != PROTOCOL:
+        raise ConnectionRefusedError("this is no client of rlmesh-ray")
+    return ticket_id, nonce
+
+
+class TcpSocket:
+    """One end of a direct road over TCP.
+
+    Args:
+        connection: Connected, in blocking mode; owned.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def signal(self) -> Signal | None:
+        """What tells that something has been sent; None: this end is closed."""
+        descriptor = self.connection.fileno()
+        return Signal(descriptor, descriptor) if self.is_open else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this end is."""
+        return self.connection.fileno() >= 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
+        try:
+            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send ``parts``, one after the other.
+
+        Raises:
+            OSError: The other end is gone, or this one closed.
+        """
+        send_all(self.connection, parts)
+
+    def clear(self) -> None:
+        """Take notice that one has been woken: what has arrived keeps the socket readable."""
+
+    def wake(self) -> None:
+        """Wake whoever waits at this end: likewise."""
+
+    def hang_up(self) -> None:
+        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        self.connection.close()
+
+
+def dial(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
+    """Return a connection to the worker of the session that ``ticket`` is for.
+
+    Args:
+        host: The endpoint's.
+        port: Of its capability.
+        ticket: From it.
+        timeout_s: How long the worker may take, which may be at a step; to reach the endpoint may
+            take a second.
+
+    Raises:
+        OSError: It cannot be reached, or it is another one.
+    """
+    connection = socket.create_connection((host, port), _DIAL_TIMEOUT_S)
+    try:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        connection.sendall(_GREETING.pack(PROTOCOL, ticket.ticket_id, nonce))
+        answer = _received(connection, NONCE_BYTES + PROOF_BYTES)
+        endpoint_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+        if not hmac.compare_digest(proof, ticket.proof(b"endpoint", nonce, endpoint_nonce)):
+            raise ConnectionRefusedError(f"what listens at port {port} is another endpoint")
+        connection.sendall(ticket.proof(b"client", nonce, endpoint_nonce))
+        connection.settimeout(timeout_s)
+        if _received(connection, len(ACCEPTED)) != ACCEPTED:
+            raise ConnectionRefusedError("the endpoint has refused the connection")
+        connection.settimeout(None)
+        return TcpSocket(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """Return the next ``size`` bytes, all of them within the timeout of ``connection``."""
+    end_s = time.monotonic() + (connection.gettimeout() or 0.0)
+    data = b""
+    while len(data) < size:
+        received = connection.recv(size - len(data))
+        if not received or time.monotonic() > end_s:
+            raise ConnectionRefusedError("the endpoint has hung up")
+        data += received
+    return data

@@ -1,0 +1,43 @@
+"""The frames of TransportService: tickets for direct TCP connections."""
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire._pb.rlmesh_ray.transport.v1 import service_pb2 as pb
+from rlmesh_ray.wire.rlmesh_v1.frames import parse
+
+SERVICE = "rlmesh_ray.transport.v1.TransportService"
+OPEN_TCP = f"/{SERVICE}/OpenTcp"
+
+
+def pack_request(timeout_ms: int) -> bytes:
+    """Return the frame that asks for a ticket, for steps that may take this long; 0: for ever."""
+    return pb.OpenTcpRequest(timeout_ms=timeout_ms).SerializeToString()
+
+
+def parse_request(data: bytes) -> int:
+    """Return the timeout in ``data``.
+
+    Raises:
+        CodecError: ``data`` is no such frame.
+    """
+    return parse(pb.OpenTcpRequest, data).timeout_ms
+
+
+def pack_response(ticket_id: bytes, key: bytes, endpoint: str) -> bytes:
+    """Return the frame of a ticket."""
+    message = pb.OpenTcpResponse(ticket_id=ticket_id, key=key, endpoint=endpoint)
+    return message.SerializeToString()
+
+
+def parse_response(data: bytes, id_bytes: int, key_bytes: int) -> tuple[bytes, bytes, str]:
+    """Return id, key and endpoint of the ticket in ``data``.
+
+    Raises:
+        CodecError: ``data`` holds none, or its id or key has another size.
+    """
+    message = parse(pb.OpenTcpResponse, data)
+    if len(message.ticket_id) != id_bytes or len(message.key) != key_bytes:
+        raise CodecError(
+            f"the ticket has {len(message.ticket_id)} and {len(message.key)} bytes, not "
+            f"{id_bytes} and {key_bytes}"
+        )
+    return message.ticket_id, message.key, message.endpoint
