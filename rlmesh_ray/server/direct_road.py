@@ -88,7 +88,10 @@ class DirectRoad:
             road.cut()
             return None
         self._road, self._timeout_ms = road, timeout_ms
-        self._watch = DeadlineWatch(progress, timeout_ms, self._end_overdue)
+        # Over TCP only the endpoint hears of a worker's death: the connection is its own, too.
+        self._watch = DeadlineWatch(
+            progress, timeout_ms, self._end_overdue, lambda: process.is_alive, self.cut
+        )
         return road
 
     async def track(self, episodes: tuple[Episode | None, ...]) -> None:

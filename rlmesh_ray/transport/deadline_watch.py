@@ -1,4 +1,4 @@
-"""Keeps the deadlines of steps that come over a road, which the endpoint does not see begin."""
+"""Watches a worker that is asked past the endpoint: deadlines of steps, and its death."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _PART_OF_TIMEOUT = 0.1
 
 
 class DeadlineWatch:
-    """Looks now and then whether a step is overdue. For the serving loop.
+    """Looks now and then whether a step is overdue, or the worker is dead. For the serving loop.
 
     A step that began after a look is noticed at the next one, which is why the period is short
     against the timeout.
@@ -21,13 +21,21 @@ class DeadlineWatch:
         timeout_ms: What the client's steps may take; 0: for ever.
         on_overdue: Called with the number of a step that has missed its deadline; returns whether
             that was the end of the road, and of the watch.
+        is_alive: Tells whether the worker lives.
+        on_death: Called when it does not, at the end of the watch.
     """
 
     def __init__(
-        self, progress: Progress, timeout_ms: int, on_overdue: Callable[[int], bool]
+        self,
+        progress: Progress,
+        timeout_ms: int,
+        on_overdue: Callable[[int], bool],
+        is_alive: Callable[[], bool],
+        on_death: Callable[[], None],
     ) -> None:
         self._progress = progress
         self._on_overdue = on_overdue
+        self._is_alive, self._on_death = is_alive, on_death
         self._period_s = _LONGEST_PERIOD_S
         if timeout_ms:
             wanted_s = _PART_OF_TIMEOUT * timeout_ms / 1000
@@ -41,6 +49,9 @@ class DeadlineWatch:
             self._timer.cancel()
 
     def _look(self) -> None:
+        if not self._is_alive():
+            self._on_death()
+            return
         late = self._progress.late
         if late and self._on_overdue(late):
             return

@@ -22,7 +22,7 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: Progress) -> None:
             overdue.set()
             return True
 
-        watch = DeadlineWatch(control, 10, on_overdue)
+        watch = DeadlineWatch(control, 10, on_overdue, lambda: True, _no_death)
         control.begin(1, 10)
         await asyncio.wait_for(overdue.wait(), ENOUGH_S)
         assert control.left_s is not None
@@ -40,7 +40,7 @@ def test_it_tells_again_for_as_long_as_nobody_acts(control: Progress) -> None:
             told.put_nowait(None)
             return False
 
-        watch = DeadlineWatch(control, 10, on_overdue)
+        watch = DeadlineWatch(control, 10, on_overdue, lambda: True, _no_death)
         control.begin(1, 10)
         for _ in range(3):
             await asyncio.wait_for(told.get(), ENOUGH_S)
@@ -54,11 +54,11 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
 ) -> None:
     async def watch() -> None:
         control.begin(1, 0)
-        patient = DeadlineWatch(control, 0, _never)
+        patient = DeadlineWatch(control, 0, _never, lambda: True, _no_death)
         patient._look()
         control.begin(2, 1)
         control.end()
-        busy = DeadlineWatch(control, 1, _never)
+        busy = DeadlineWatch(control, 1, _never, lambda: True, _no_death)
         busy._look()
         patient.stop()
         busy.stop()
@@ -78,6 +78,19 @@ def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_lat
     progress.begin(1, 1)
 
     assert progress.late == 0
+
+
+def test_the_death_of_the_worker_is_told_once(control: Progress) -> None:
+    async def watch() -> None:
+        is_dead = asyncio.Event()
+        DeadlineWatch(control, 10, _never, lambda: False, is_dead.set)
+        await asyncio.wait_for(is_dead.wait(), ENOUGH_S)
+
+    asyncio.run(watch())
+
+
+def _no_death() -> None:
+    raise AssertionError("the worker lives")
 
 
 def _never(number: int) -> bool:

@@ -1,0 +1,46 @@
+"""Sessions whose steps take a direct road."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray import EnvServer
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
+
+NOTHING = [np.zeros(1, np.int64)]
+
+
+@contextlib.contextmanager
+def served(
+    env: Any, transport: str = "shared_memory", *, step_timeout_s: float = 30.0, **options: Any
+) -> Iterator[EnvClient]:
+    """Yield a session whose lanes have been reset, and which has a road."""
+    with EnvServer(env, **options) as server, session(server, transport, step_timeout_s) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def session(
+    server: EnvServer, transport: str = "shared_memory", step_timeout_s: float = 30.0
+) -> Iterator[EnvClient]:
+    client = EnvClient(Dial(server.address), step_timeout_s=step_timeout_s, transport=transport)
+    client.reset()
+    yield client
+    client.close()
+
+
+def has_road(client: EnvClient) -> bool:
+    return client._roads.is_open
+
+
+def num_messages(client: EnvClient) -> int:
+    return client._exchange.num_sent
+
+
+def array(result: ResetResult | StepResult) -> NDArray[Any]:
+    """Return the observations of all lanes."""
+    return np.asarray(result.observation[0])
