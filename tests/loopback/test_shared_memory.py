@@ -115,8 +115,6 @@ from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.testing.equality import assert_identical
 client = EnvClient(Dial(sys.argv[1]))
 client.reset()
 print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._roads.is_open)

@@ -1,0 +1,308 @@
+"""Who gets a TCP connection to a worker, who does not, and what happens then."""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray import EnvServer, RemoteVectorEnv
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.gateway_routes import Target
+from rlmesh_ray.server.gateway import GatewayServer
+from rlmesh_ray.server.tls import ServerTls
+from rlmesh_ray.transport import broker, road_keeper, tcp
+from tests.loopback.certificates import Authority, needs_openssl
+from tests.loopback.direct_sessions import NOTHING, array, served
+from tests.loopback.eventually import eventually
+from tests.loopback.lifelike import Lifelike
+from tests.loopback.ports import free_address
+
+
+def port_of(server: EnvServer) -> int:
+    return int(shake_hands(Dial(server.address)).capabilities[capabilities.DIRECT_TCP])
+
+
+def steps_directly(client: EnvClient) -> bool:
+    """Tell whether a step takes a TCP connection; it counts on for as long as none does."""
+    client.step(NOTHING)
+    return client._roads.name == "direct TCP"
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(road_keeper, "_told", set())
+
+
+def test_steps_take_a_connection_as_soon_as_there_is_one_and_wait_for_none() -> None:
+    with EnvServer(Lifelike, transport="tcp") as server:
+        client = EnvClient(Dial(server.address))
+        client.reset()
+        num_steps = 1
+        while not steps_directly(client):
+            num_steps += 1
+
+        assert array(client.step(NOTHING)).item() == num_steps + 1
+        client.close()
+
+
+class Film(gymnasium.Env[Any, Any]):
+    """Observes more than sockets hold; tells its process."""
+
+    observation_space = spaces.Dict(
+        {
+            "a": spaces.Box(0, 255, (3_000_001,), np.uint8),
+            "b": spaces.Box(-1, 1, (500_000,), np.float64),
+        }
+    )
+    action_space = spaces.Box(-1, 1, (300_000,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._observe(0.0), {"pid": os.getpid()}
+
+    def step(self, action: Any) -> Any:
+        return self._observe(float(action.sum())), 1.0, False, False, {}
+
+    def _observe(self, told: float) -> Any:
+        noise = self.np_random.random(500_000)
+        noise[0] = told / 1e6
+        return {"a": self.np_random.integers(0, 256, 3_000_001, np.uint8), "b": noise}
+
+
+def test_values_larger_than_the_kernel_s_buffers_arrive_as_they_are() -> None:
+    own: Any = gymnasium.vector.SyncVectorEnv([Film, Film])
+    with EnvServer(Film, num_envs=2) as server:
+        env = RemoteVectorEnv(server.address, transport="tcp")
+        theirs, _ = own.reset(seed=3)
+        ours, _ = env.reset(seed=3)
+        for count in range(3):
+            for name in ("a", "b"):
+                np.testing.assert_array_equal(ours[name], theirs[name])
+            action = np.full((2, 300_000), count / 8, np.float32)
+            theirs, ours = own.step(action)[0], env.step(action)[0]
+        assert env._client._roads.name == "direct TCP"  # type: ignore[attr-defined]
+        env.close()
+    own.close()
+
+
+def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> None:
+    with EnvServer(Film, max_sessions=1) as server:
+        client = EnvClient(Dial(server.address), transport="tcp")
+        pid: Any = client.reset().infos["pid"]
+        client.step([np.zeros((1, 300_000), np.float32)])
+        client.send_step([np.zeros((1, 300_000), np.float32)])
+        assert eventually(lambda: server.statistics().steps == 2)
+        client._stream.close()
+        assert eventually(lambda: server.num_sessions == 0)
+
+        other = EnvClient(Dial(server.address), transport="tcp")
+        again: Any = other.reset().infos["pid"]
+        assert again.tolist() == pid.tolist()
+        other.step([np.zeros((1, 300_000), np.float32)])
+        other.close()
+        client.close()
+
+
+# --- who is let in -----------------------------------------------------------------------------
+
+
+def said(port: int, *words: bytes) -> bytes:
+    """Return what the endpoint has said to somebody before it hung up."""
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.settimeout(60.0)
+        heard = b""
+        try:
+            for word in words:
+                peer.sendall(word)
+                heard += peer.recv(1024)
+            while more := peer.recv(1024):
+                heard += more
+        except ConnectionError:
+            pass
+        return heard
+
+
+def greeting(ticket_id: bytes) -> bytes:
+    return tcp.PROTOCOL + ticket_id + secrets.token_bytes(tcp.NONCE_BYTES)
+
+
+def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address), transport="tcp")
+        client.reset()
+        client.step(NOTHING)
+        port = port_of(server)
+
+        assert (
+            said(port, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n") == b""
+        )
+        assert said(port, greeting(secrets.token_bytes(tcp.TICKET_ID_BYTES))) == b""
+        ticket = client._roads._ask(30.0)
+        heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tcp.PROOF_BYTES))
+        assert len(heard) == tcp.NONCE_BYTES + tcp.PROOF_BYTES  # of the endpoint, and no word more
+        assert said(port, greeting(ticket.ticket_id)) == b""  # a ticket is good for one try
+        assert array(client.step(NOTHING)).item() == 2
+        client.close()
+
+
+def test_a_ticket_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_TICKET_S", -1.0)
+    with served(Lifelike, "shared_memory") as client:
+        port = int(client.answer.capabilities[capabilities.DIRECT_TCP])
+        with pytest.raises(OSError, match="hung up"):
+            tcp.dial("127.0.0.1", port, client._roads._ask(30.0), 30.0)
+
+
+def test_a_session_that_is_over_gets_no_connection() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address), transport="tcp")
+        client.reset()
+        ticket = client._roads._ask(30.0)
+        client.close()
+        assert eventually(lambda: server.num_sessions == 0)
+
+        with pytest.raises(OSError, match="hung up"):
+            tcp.dial("127.0.0.1", port_of(server), ticket, 30.0)
+
+
+def test_a_client_shows_nothing_to_another_endpoint() -> None:
+    heard: list[bytes] = []
+
+    def pretend(listener: socket.socket) -> None:
+        with listener.accept()[0] as peer:
+            peer.recv(tcp.GREETING_BYTES, socket.MSG_WAITALL)
+            peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tcp.PROOF_BYTES))
+            heard.append(peer.recv(1024))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pretending = threading.Thread(target=pretend, args=(listener,))
+        pretending.start()
+        with pytest.raises(OSError, match="is another endpoint"):
+            tcp.dial("127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0)
+        pretending.join()
+
+    assert heard == [b""]
+
+
+# --- where there is none -------------------------------------------------------------------------
+
+
+def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixture) -> str:
+    """Step until the log has told why there is no connection; return what it says."""
+    client.reset()
+
+    def has_told() -> bool:
+        client.step(NOTHING)
+        return bool(caplog.messages)
+
+    with caplog.at_level(logging.WARNING, "rlmesh_ray.transport.road_keeper"):
+        assert eventually(has_told)
+        client.reset()
+        client.step(NOTHING)
+    assert client._roads.name == "gRPC messages"
+    (message,) = caplog.messages
+    client.close()
+    return message
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_a_port_that_cannot_be_reached_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    port = closed_port()
+    with EnvServer(Lifelike, transport="tcp", data_advertise=port) as server:
+        client = EnvClient(Dial(server.address))
+        message = assert_steps_are_messages(client, caplog)
+
+    assert f"no direct TCP connection to 127.0.0.1, port {port}" in message
+    assert "--data-advertise" in message
+
+
+def test_who_insists_is_told_that_a_port_cannot_be_reached() -> None:
+    with EnvServer(Lifelike, data_advertise=closed_port()) as server:
+        client = EnvClient(Dial(server.address), transport="tcp")
+        client.reset()
+        with pytest.raises(EndpointError, match=r"Connection refused.*leave transport out"):
+            client.step(NOTHING)
+        client.close()
+
+
+def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        EnvServer(Lifelike, transport="tcp") as server,
+        GatewayServer(lambda: [Target("one", 1, server.address)]) as gateway,
+    ):
+        message = assert_steps_are_messages(EnvClient(Dial(gateway.address)), caplog)
+
+    assert "a gateway, which takes no direct connections" in message
+
+
+@needs_openssl
+def test_with_tls_there_is_none(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path, "own").sign("server")
+    tls = ServerTls(certificate, key)
+    with pytest.raises(ConfigurationError, match="which carry no TLS"):
+        EnvServer(Lifelike, tls=tls, data_address="127.0.0.1:0")
+    server = EnvServer(Lifelike, tls=tls)
+
+    assert server._data_address is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transport": "grpc"}, {"transport": "shared_memory"}, {"address": "unix:{}/endpoint"}],
+    ids=str,
+)
+def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> None:
+    options = {name: value.format(tmp_path) for name, value in options.items()}
+    with EnvServer(Lifelike, **options) as server:
+        assert capabilities.DIRECT_TCP not in shake_hands(Dial(server.address)).capabilities
+        with pytest.raises(ConfigurationError, match="takes no direct TCP connections"):
+            EnvClient(Dial(server.address), transport="tcp")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "why"),
+    [
+        ({"data_address": "unix:/x"}, AddressError, "no unix socket"),
+        ({"data_address": "nowhere"}, AddressError, "HOST:PORT"),
+        ({"data_advertise": 70000}, ConfigurationError, "1 to 65535"),
+        ({"data_advertise": 1, "transport": "grpc"}, ConfigurationError, "leave them out"),
+    ],
+    ids=str,
+)
+def test_a_wrong_data_address_is_refused_before_anything_starts(
+    options: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        EnvServer(Lifelike, **options)
+
+
+def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(AddressError, match="name another data_address"):
+            EnvServer(Lifelike, data_address=where).start()
+
+
+def test_clients_connect_where_the_operator_says() -> None:
+    where = free_address()
+    with EnvServer(Lifelike, data_address=where) as server:
+        assert where == f"127.0.0.1:{port_of(server)}"
+        client = EnvClient(Dial(server.address), transport="tcp")
+        client.reset()
+        client.step(NOTHING)
+        client.close()
