@@ -96,8 +96,8 @@ TransportOption = Annotated[
     typer.Option(
         "--transport",
         rich_help_panel=SERVING,
-        help="What steps may travel by, besides gRPC messages: shared memory on this machine, TCP "
-        "connections of their own (not with TLS), both (auto), or neither (grpc).",
+        help="How steps may travel, besides gRPC.",
+        show_default=False,
     ),
 ]
 DataAddress = Annotated[
@@ -106,7 +106,7 @@ DataAddress = Annotated[
         "--data-address",
         metavar="HOST:PORT",
         rich_help_panel=SERVING,
-        help="Where to take those TCP connections; by default a free port beside --address.",
+        help="Where steps over TCP come; by default a free port.",
     ),
 ]
 DataAdvertise = Annotated[
@@ -115,7 +115,7 @@ DataAdvertise = Annotated[
         "--data-advertise",
         metavar="PORT",
         rich_help_panel=SERVING,
-        help="The port for them that clients are told, where a container's is mapped.",
+        help="That port as clients see it, if it is mapped.",
     ),
 ]
 AllowShutdown = Annotated[

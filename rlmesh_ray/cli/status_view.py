@@ -126,6 +126,7 @@ def _env_fields(sighting: Sighting, now: EnvStatistics) -> dict[str, object]:
         "episodes": now.episodes,
         "worker_restarts": now.worker_restarts,
         "deviations": now.deviations,
+        "transports": dict(now.transports),
         "steps_per_s": _rate(sighting, "steps"),
         "lane_steps_per_s": _rate(sighting, "lane_steps"),
         "step_p50_s": recent.quantile(0.5),
@@ -191,7 +192,7 @@ _OF_ALL: tuple[_Column, ...] = (
 )
 _SESSIONS: _Column = (
     "sessions",
-    lambda endpoint, fields: _sessions(endpoint, fields.get("sessions")),
+    lambda endpoint, fields: _sessions(endpoint, fields),
 )
 _TROUBLE: _Column = ("trouble", lambda _, fields: _trouble(fields))
 _OF_ENVS = (
@@ -248,9 +249,13 @@ def _state(endpoint: EndpointStatus) -> str:
     return endpoint.state
 
 
-def _sessions(endpoint: EndpointStatus, is_open: object) -> str:
-    shown = _shown(is_open)
-    return f"{shown} of {endpoint.seats}" if endpoint.seats else shown
+def _sessions(endpoint: EndpointStatus, fields: _Fields) -> str:
+    shown = _shown(fields.get("sessions"))
+    shown = f"{shown} of {endpoint.seats}" if endpoint.seats else shown
+    transports = fields.get("transports")
+    if isinstance(transports, dict) and transports:
+        shown += f" ({', '.join(f'{count} {name}' for name, count in sorted(transports.items()))})"
+    return shown
 
 
 def _trouble(fields: _Fields) -> str:

@@ -76,6 +76,8 @@ class LaneCounts:
     def __init__(self) -> None:
         self.resets = 0
         """Resets that succeeded."""
+        self.transport = "grpc"
+        """What its steps travel by now."""
         self._steps = Buckets(DURATION_BOUNDS_NS)
         self._lane_steps = self._episodes = self._deviations = 0
         self._progress: Progress | None = None
@@ -188,6 +190,7 @@ class EnvCounts:
                 episodes=self._episodes + sum(reading.episodes for reading in readings),
                 errors=self.sessions.errors(),
                 deviations=self._deviations + sum(reading.deviations for reading in readings),
+                transports=dict(Counter(lanes.transport for lanes in self._running)),
                 worker_restarts=self._worker_restarts,
                 step_s=step_s,
             )

@@ -36,11 +36,6 @@ class DirectRoad:
         self._overdue: Failure | None = None
 
     @property
-    def name(self) -> str:
-        """What steps take now, for people."""
-        return self._road.name if self._road is not None and self._is_there else "gRPC messages"
-
-    @property
     def is_busy(self) -> bool:
         """Whether a step is in progress over the road."""
         progress = self._worker.progress
@@ -88,6 +83,7 @@ class DirectRoad:
             road.cut()
             return None
         self._road, self._timeout_ms = road, timeout_ms
+        self._worker.counts.transport = road.transport
         # Over TCP only the endpoint hears of a worker's death: the connection is its own, too.
         self._watch = DeadlineWatch(
             progress, timeout_ms, self._end_overdue, lambda: process.is_alive, self.cut
@@ -131,6 +127,7 @@ class DirectRoad:
         if self._road is not None:  # the broker has cut it where its client did not take it
             self._road.cut()
             self._road = None
+            self._worker.counts.transport = "grpc"
 
     @property
     def overdue(self) -> Failure:

@@ -114,6 +114,13 @@ WORKER_RESTARTS = _counter(
     "Worker processes that were replaced within a session.",
     lambda told: told.worker_restarts,
 )
+TRANSPORTS = Metric(
+    f"{PREFIX}_env_sessions_by_transport",
+    Kind.GAUGE,
+    "Open sessions, by what their steps travel by.",
+    lambda told: {name: told.transports.get(name, 0) for name in ("shared_memory", "tcp", "grpc")},
+    "transport",
+)
 DEVIATIONS = _counter(
     "env_deviations",
     "Values out of range that were delivered, or that have truncated an episode.",
@@ -155,6 +162,7 @@ _OF_ENVS = (
     ENV_RESETS,
     ENV_EPISODES,
     WORKER_RESTARTS,
+    TRANSPORTS,
     DEVIATIONS,
     *ENV_STEP_SECONDS.metrics,
 )

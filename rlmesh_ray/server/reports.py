@@ -7,7 +7,7 @@ from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
 
 _BOUNDS_S = tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)
-_MOST_ERROR_CODES = 64
+_MOST_NAMES = 64
 _LONGEST_NAME = 64
 _MOST = 2**53
 """Whatever is counted beyond that is no count; and floats hold it."""
@@ -29,6 +29,7 @@ def pack_report(statistics: EnvStatistics) -> bytes:
         episodes=statistics.episodes,
         worker_restarts=statistics.worker_restarts,
         deviations=statistics.deviations,
+        transports=dict(statistics.transports),
         errors=dict(statistics.errors),
         steps_by_duration=statistics.step_s.counts,
         step_seconds=statistics.step_s.total,
@@ -52,6 +53,7 @@ def parse_report(data: bytes) -> EnvStatistics:
         *(report.steps, report.lane_steps, report.resets, report.episodes),
         *(report.worker_restarts, report.deviations),
         *report.errors.values(),
+        *report.transports.values(),
         *report.steps_by_duration,
     )
     seconds = (report.uptime_s, report.step_seconds)
@@ -59,8 +61,9 @@ def parse_report(data: bytes) -> EnvStatistics:
         raise CodecError("a number of the report cannot be")
     if len(report.steps_by_duration) != len(_BOUNDS_S) + 1:
         raise CodecError(f"the steps are not counted in {len(_BOUNDS_S) + 1} parts")
-    if len(report.errors) > _MOST_ERROR_CODES or not all(map(_is_name, report.errors)):
-        raise CodecError("the report has errors that are no codes, or too many")
+    for names in (report.errors, report.transports):
+        if len(names) > _MOST_NAMES or not all(map(_is_name, names)):
+            raise CodecError("the report has names that are no codes, or too many")
     return EnvStatistics(
         version=report.version[:_LONGEST_NAME],
         uptime_s=report.uptime_s,
@@ -76,6 +79,7 @@ def parse_report(data: bytes) -> EnvStatistics:
         episodes=report.episodes,
         errors=dict(report.errors),
         deviations=report.deviations,
+        transports=dict(report.transports),
         worker_restarts=report.worker_restarts,
         step_s=Histogram(_BOUNDS_S, tuple(report.steps_by_duration), report.step_seconds),
     )

@@ -48,6 +48,8 @@ class EnvStatistics:
     the same, one a vector step, side (action, observation, reward), leaf and kind, however many
     lanes had it. Of those that have truncated episodes (``on_bad_value="truncate"``), one an
     episode, so one a lane."""
+    transports: Mapping[str, int]
+    """Open sessions by what their steps travel by now: shared_memory, tcp or grpc."""
     worker_restarts: int
     """Worker processes that were replaced within a session, since they had ended or were killed."""
     step_s: Histogram

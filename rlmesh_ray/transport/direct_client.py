@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import EndpointTimeoutError
+from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
@@ -69,9 +70,9 @@ class DirectClient:
         self._waiting = Waiting(1.5e-3)
 
     @property
-    def name(self) -> str:
-        """What it is, for people."""
-        return "shared memory" if isinstance(self._worker, EventfdSocket) else "direct TCP"
+    def transport(self) -> str:
+        """What steps travel by: a value of ``RemoteEnv``'s option."""
+        return SHARED_MEMORY if isinstance(self._worker, EventfdSocket) else TCP
 
     @classmethod
     def open_shared_memory(

@@ -5,6 +5,8 @@ import os
 import socket
 from collections.abc import Sequence
 
+from rlmesh_ray.options import SHARED_MEMORY, TCP
+
 
 class LentRoad:
     """A road that the endpoint can look at and cut, but does not use.
@@ -23,9 +25,9 @@ class LentRoad:
         """How many the worker has got of it."""
 
     @property
-    def name(self) -> str:
-        """What it is, for people."""
-        return "shared memory" if self.num_descriptors > 1 else "direct TCP"
+    def transport(self) -> str:
+        """What steps travel by: a value of ``RemoteEnv``'s option."""
+        return SHARED_MEMORY if self.num_descriptors > 1 else TCP
 
     @property
     def is_cut(self) -> bool:

@@ -78,9 +78,9 @@ class RoadKeeper:
         return self._road is not None and self._road.is_open
 
     @property
-    def name(self) -> str:
-        """What steps take now, for people."""
-        return self._road.name if self._road is not None and self.is_open else "gRPC messages"
+    def transport(self) -> str:
+        """What steps travel by now: a value of ``RemoteEnv``'s option."""
+        return self._road.transport if self._road is not None and self.is_open else "grpc"
 
     def lanes_were_reset(self) -> None:
         """Note that the session has a worker, and perhaps another one than before."""

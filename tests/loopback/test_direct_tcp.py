@@ -36,7 +36,7 @@ def port_of(server: EnvServer) -> int:
 def steps_directly(client: EnvClient) -> bool:
     """Tell whether a step takes a TCP connection; it counts on for as long as none does."""
     client.step(NOTHING)
-    return client._roads.name == "direct TCP"
+    return client._roads.transport == "tcp"
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +91,7 @@ def test_values_larger_than_the_kernel_s_buffers_arrive_as_they_are() -> None:
                 np.testing.assert_array_equal(ours[name], theirs[name])
             action = np.full((2, 300_000), count / 8, np.float32)
             theirs, ours = own.step(action)[0], env.step(action)[0]
-        assert env._client._roads.name == "direct TCP"  # type: ignore[attr-defined]
+        assert env._client._roads.transport == "tcp"  # type: ignore[attr-defined]
         env.close()
     own.close()
 
@@ -210,7 +210,7 @@ def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixtur
         assert eventually(has_told)
         client.reset()
         client.step(NOTHING)
-    assert client._roads.name == "gRPC messages"
+    assert client._roads.transport == "grpc"
     (message,) = caplog.messages
     client.close()
     return message

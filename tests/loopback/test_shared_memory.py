@@ -48,7 +48,7 @@ def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
         first = EnvClient(Dial(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
-        assert first._roads.name != "shared memory"
+        assert first._roads.transport != "shared_memory"
         first.close()
 
         with session(server) as second:

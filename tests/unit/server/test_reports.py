@@ -30,6 +30,7 @@ STATISTICS = st.builds(
     errors=st.dictionaries(st.sampled_from(["TIMEOUT", "BAD_ACTION"]), COUNT),
     worker_restarts=COUNT,
     deviations=COUNT,
+    transports=st.dictionaries(st.sampled_from(["shared_memory", "tcp", "grpc"]), COUNT),
     step_s=st.builds(
         Histogram,
         st.just(tuple(bound / NS_PER_S for bound in DURATION_BOUNDS_NS)),
@@ -53,6 +54,7 @@ def test_what_an_endpoint_counts_fits_a_request() -> None:
     assert len(report) < MAX_REQUEST_BYTES / 4
     told = parse_report(report)
     assert (told.steps, told.lane_steps, told.episodes) == (1, 4, 1)
+    assert told.transports == {"grpc": 1}
     assert told.step_s.count == 1
 
 

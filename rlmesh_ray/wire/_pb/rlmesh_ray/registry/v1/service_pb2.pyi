@@ -38,8 +38,15 @@ class AttendRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., endpoint_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., version: _Optional[str] = ..., former_incarnation: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("version", "uptime_s", "sessions_open", "sessions_opened", "sessions_refused", "sessions_lost", "steps", "lane_steps", "resets", "episodes", "worker_restarts", "errors", "steps_by_duration", "step_seconds", "deviations")
+    __slots__ = ("version", "uptime_s", "sessions_open", "sessions_opened", "sessions_refused", "sessions_lost", "steps", "lane_steps", "resets", "episodes", "worker_restarts", "errors", "steps_by_duration", "step_seconds", "deviations", "transports")
     class ErrorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class TransportsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +68,7 @@ class Report(_message.Message):
     STEPS_BY_DURATION_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     uptime_s: float
     sessions_open: int
@@ -76,7 +84,8 @@ class Report(_message.Message):
     steps_by_duration: _containers.RepeatedScalarFieldContainer[int]
     step_seconds: float
     deviations: int
-    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions_open: _Optional[int] = ..., sessions_opened: _Optional[int] = ..., sessions_refused: _Optional[int] = ..., sessions_lost: _Optional[int] = ..., steps: _Optional[int] = ..., lane_steps: _Optional[int] = ..., resets: _Optional[int] = ..., episodes: _Optional[int] = ..., worker_restarts: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., steps_by_duration: _Optional[_Iterable[int]] = ..., step_seconds: _Optional[float] = ..., deviations: _Optional[int] = ...) -> None: ...
+    transports: _containers.ScalarMap[str, int]
+    def __init__(self, version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions_open: _Optional[int] = ..., sessions_opened: _Optional[int] = ..., sessions_refused: _Optional[int] = ..., sessions_lost: _Optional[int] = ..., steps: _Optional[int] = ..., lane_steps: _Optional[int] = ..., resets: _Optional[int] = ..., episodes: _Optional[int] = ..., worker_restarts: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., steps_by_duration: _Optional[_Iterable[int]] = ..., step_seconds: _Optional[float] = ..., deviations: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
     __slots__ = ("registered", "refusal")
