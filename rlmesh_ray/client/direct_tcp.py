@@ -1,7 +1,7 @@
 """Asks an endpoint, by gRPC, for what lets a direct TCP connection in."""
 
 from rlmesh_ray.client.channel import Dial, Metadata, translate
-from rlmesh_ray.errors import CodecError, RemoteProtocolError
+from rlmesh_ray.errors import CodecError, EndpointClosedError, RemoteProtocolError
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import transport_v1 as wire
@@ -27,6 +27,8 @@ def ask_for_ticket(
         reply = channel.unary_unary(wire.OPEN_TCP)(
             wire.pack_request(timeout_ms), timeout=timeout_s, metadata=dial.metadata + session
         )
+    except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
+        raise EndpointClosedError("the session is closed", dial.address) from error
     except grpc.RpcError as error:
         raise translate(error, dial.address, is_open=True) from error
     try:

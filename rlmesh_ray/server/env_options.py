@@ -1,10 +1,10 @@
 """What EnvServer's options may be."""
 
 import socket
-import sys
 
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.transport import tcp
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
@@ -64,8 +64,7 @@ def checked_data_address(
         if parsed.path:
             raise AddressError(f"data_address={data_address!r} must be HOST:PORT, no unix socket")
         return parsed
-    # Columns travel as they lie in memory.
-    if not is_possible or address.path or sys.byteorder != "little":
+    if not is_possible or address.path or not tcp.IS_POSSIBLE:
         return None
     return Address(address.host, 0)
 

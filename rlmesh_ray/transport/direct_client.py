@@ -137,6 +137,8 @@ class DirectClient:
         # The worker is at one step at most, and then has as long to take the connection.
         timeout_s = 2 * timeout_ms / 1000 if timeout_ms else _LONGEST_ATTACH_S
         worker = tcp.dial(host, port, ticket, timeout_s)
+        if timeout_ms:
+            worker.limit_sending(timeout_ms / 1000)
         return cls(worker, Block(-1, contract), contract, address)
 
     @property

@@ -9,13 +9,15 @@ from rlmesh_ray.options import SHARED_MEMORY, TCP, checked_transport
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport import tcp
 from rlmesh_ray.transport.direct_client import DirectClient, is_within_reach
-from rlmesh_ray.transport.tcp import Ticket
 
 _LOG = logging.getLogger(__name__)
 
 _MOST_LOST = 3
 """So many roads of a session may be lost between two Resets; then it goes on with messages."""
+_MOST_FAILED = 3
+"""So often a session tries to connect in vain; then it goes on with messages, also after Resets."""
 _ASK_TIMEOUT_S = 5.0
 _told: set[str] = set()
 """Addresses of endpoints that take no direct connection, of which the log has told."""
@@ -49,7 +51,7 @@ class RoadKeeper:
         address: str,
         *,
         transport: str,
-        ask: Callable[[float], Ticket],
+        ask: Callable[[float], tcp.Ticket],
     ) -> None:
         wanted = checked_transport(transport)
         self._session_id = session_id
@@ -58,7 +60,8 @@ class RoadKeeper:
         self._address = address
         self._ask = ask
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
-        self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if TCP in wanted else 0
+        can_dial = TCP in wanted and tcp.IS_POSSIBLE
+        self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if can_dial else 0
         self._host = parse_address(address).host
         self._is_required = len(wanted) == 1
         if self._is_required:
@@ -66,7 +69,7 @@ class RoadKeeper:
         self._is_wanted = bool(self._name or (self._port and self._host))
         self._road: DirectClient | None = None
         self._is_worth_a_try = False
-        self._num_lost = 0
+        self._num_lost = self._num_failed = 0
         # What the thread that dials leaves here.
         self._dialed: DirectClient | None = None
         self._dialing: threading.Thread | None = None
@@ -131,7 +134,7 @@ class RoadKeeper:
                         "go on with messages",
                         self._address,
                     ) from error
-        elif self._dialing is None or not self._dialing.is_alive():
+        elif self._num_failed < _MOST_FAILED and not (self._dialing and self._dialing.is_alive()):
             self._dialing = threading.Thread(
                 target=self._dial_meanwhile, name="rlmesh-ray-dial", daemon=True
             )
@@ -152,6 +155,7 @@ class RoadKeeper:
         try:
             road = self._dial()
         except (OSError, RlmeshError) as error:
+            self._num_failed += 1
             if self._is_wanted and self._address not in _told:
                 _told.add(self._address)
                 _LOG.warning(

@@ -15,8 +15,10 @@ Whatever is wrong ends the connection.
 import contextlib
 import hmac
 import secrets
+import select
 import socket
 import struct
+import sys
 import time
 from dataclasses import dataclass
 
@@ -33,6 +35,18 @@ ACCEPTED = b"\1"
 _GREETING = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
 GREETING_BYTES = _GREETING.size
 _DIAL_TIMEOUT_S = 1.0
+# As gRPC's keepalive: another end that is gone is noticed although nothing says so.
+_LIVELINESS = {
+    "TCP_KEEPIDLE": 10,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 1,
+    "TCP_USER_TIMEOUT": 15_000,
+}
+
+IS_POSSIBLE = (
+    hasattr(socket, "MSG_DONTWAIT") and hasattr(select, "poll") and sys.byteorder == "little"
+)
+"""Whether this system has what it takes (Windows does not), and the byte order of the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,16 @@ class TcpSocket:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _LIVELINESS.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def limit_sending(self, timeout_s: float) -> None:
+        """Have ``send`` fail where the other end takes nothing for so long."""
+        whole_s, part_s = divmod(timeout_s, 1.0)
+        limit = struct.pack("ll", int(whole_s), int(part_s * 1e6))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     @property
     def signal(self) -> Signal | None:

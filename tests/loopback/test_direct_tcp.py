@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from gymnasium import spaces
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError
+from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.gateway_routes import Target
 from rlmesh_ray.server.gateway import GatewayServer
@@ -111,6 +112,35 @@ def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> N
         assert again.tolist() == pid.tolist()
         other.step([np.zeros((1, 300_000), np.float32)])
         other.close()
+        client.close()
+
+
+class Wide(gymnasium.Env[Any, Any]):
+    """Takes actions larger than sockets hold."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (4_000_000,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {"pid": os.getpid()}
+
+    def step(self, action: Any) -> Any:
+        return np.ones(1, np.float32), 0.0, False, False, {}
+
+
+def test_a_worker_that_takes_nothing_does_not_hold_its_client_up() -> None:
+    with EnvServer(Wide, step_grace_s=600.0) as server:
+        client = EnvClient(Dial(server.address), transport="tcp", step_timeout_s=2.0)
+        pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
+        action = [np.zeros((1, 4_000_000), np.float32)]
+        client.step(action)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RemoteEnvError, match="TIMEOUT"):
+            client.step(action)
+        os.kill(pid, signal.SIGCONT)
+        client.reset()
+        client.step(action)
         client.close()
 
 
