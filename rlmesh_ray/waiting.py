@@ -2,8 +2,8 @@
 
 To be woken takes a process 20 to 200 us, most of all where the system is itself a guest of another
 one; to look takes two. So who has waited for a short time only looks again for about as long
-before it goes to sleep, and lets others have the processor between two looks. With
-``RLMESH_RAY_SPIN=0`` in the environment every wait sleeps at once.
+before it goes to sleep, and lets others have the processor between two looks. With ``spin=False``
+every wait sleeps at once; ``RLMESH_RAY_SPIN`` in the environment is the default of ``spin``.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from functools import partial
 from typing import TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_flag
 
 SPIN_VARIABLE = "RLMESH_RAY_SPIN"
-"""Of the environment: 0 has every wait of a process, and of its workers, sleep at once."""
+"""Of the environment: 0 or 1, the default of ``spin`` wherever that is a parameter."""
 
 _MOST_POLLS = 64
 _MARGIN = 1.5
@@ -35,12 +36,19 @@ Meanwhile = Callable[[], bool]
 _let_others: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
-def spins() -> bool:
-    """Tell whether waits may look again and again, as the environment says.
+def spins(spin: bool | None = None) -> bool:
+    """Tell whether waits may look again and again.
+
+    Args:
+        spin: What the user says; None: as ``RLMESH_RAY_SPIN`` says, and yes without it.
 
     Raises:
-        ConfigurationError: ``RLMESH_RAY_SPIN`` is neither 0 nor 1.
+        ConfigurationError: ``spin`` is neither True, False nor None, or it is None and
+            ``RLMESH_RAY_SPIN`` is neither 0 nor 1.
     """
+    require_flag("spin", spin, may_be_none=True)
+    if spin is not None:
+        return spin and hasattr(os, "sched_yield")
     told = os.environ.get(SPIN_VARIABLE, "1")
     if told not in {"0", "1"}:
         raise ConfigurationError(
@@ -83,10 +91,11 @@ class Looking:
     Args:
         longest_s: For how long at most; whoever has waited for longer than that goes to sleep at
             once the next time.
+        spin: False: never; see ``spins``.
     """
 
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s if spins() else 0.0
+    def __init__(self, longest_s: float, spin: bool | None = None) -> None:
+        self._longest_s = longest_s if spins(spin) else 0.0
         self._usual_s = self._longest_s
         self._look_s = 0.0
         self._began_s = 0.0
@@ -137,10 +146,11 @@ class Waiting:
 
     Args:
         longest_look_s: See ``Looking``.
+        spin: See ``spins``.
     """
 
-    def __init__(self, longest_look_s: float) -> None:
-        self._looking = Looking(longest_look_s)
+    def __init__(self, longest_look_s: float, spin: bool | None = None) -> None:
+        self._looking = Looking(longest_look_s, spin)
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def ready(

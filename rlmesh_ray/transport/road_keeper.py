@@ -35,6 +35,7 @@ class RoadKeeper:
         address: The endpoint's.
         transport: See ``RemoteEnv``.
         ask: Asks the endpoint for a ticket, given how long that may take.
+        spin: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: What is insisted on cannot be had.
@@ -50,6 +51,7 @@ class RoadKeeper:
         *,
         transport: str,
         ask: Callable[[float], Ticket],
+        spin: bool | None,
     ) -> None:
         wanted = checked_transport(transport)
         self._session_id = session_id
@@ -57,6 +59,7 @@ class RoadKeeper:
         self._timeout_ms = timeout_ms
         self._address = address
         self._ask = ask
+        self._spin = spin
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
         self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if TCP in wanted else 0
         self._host = parse_address(address).host
@@ -111,7 +114,12 @@ class RoadKeeper:
         is_first = not self._num_lost
         if self._name:
             road = DirectClient.open_shared_memory(
-                self._name, self._session_id, self._timeout_ms, self._contract, self._address
+                self._name,
+                self._session_id,
+                self._timeout_ms,
+                self._contract,
+                self._address,
+                self._spin,
             )
             if road is None and self._is_required and is_first:
                 raise EndpointLostError(
@@ -146,6 +154,7 @@ class RoadKeeper:
             self._timeout_ms,
             self._contract,
             self._address,
+            self._spin,
         )
 
     def _dial_meanwhile(self) -> None:

@@ -145,17 +145,37 @@ def test_when_nothing_is_left_to_do_the_looking_ends_as_without(clock: Clock) ->
     assert looking.look(lambda: next(looks), meanwhile=pieces.pop) == []
 
 
-def test_with_spin_0_every_wait_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "spin", "looks"),
+    [("0", None, False), ("1", False, False), ("1", None, True), ("0", True, True)],
+)
+def test_without_spin_every_wait_sleeps_at_once(
+    variable: str, spin: bool | None, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr(waiting, "time", clock)
-    monkeypatch.setenv("RLMESH_RAY_SPIN", "0")
-    looking = Looking(1e-3)
+    monkeypatch.setenv("RLMESH_RAY_SPIN", variable)
+    looking = Looking(1e-3, spin)
 
     for _ in range(20):  # short waits, after which others would look for a while
         looking.begin()
         looking.learn()
 
-    assert looking.look_s == 0.0
+    assert (looking.look_s > 0.0) == looks
+
+
+@pytest.mark.parametrize("spin", [False, True])
+def test_a_wait_for_descriptors_looks_only_with_spin(clock: Clock, spin: bool) -> None:
+    poll = Waiting(1e-3, spin)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"x")
+
+    for _ in range(20):
+        poll.ready(ours)
+
+    os.close(ours)
+    os.close(theirs)
+    assert (poll._looking.look_s > 0.0) == spin
 
 
 def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +183,5 @@ def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(ConfigurationError, match="RLMESH_RAY_SPIN='off': 0 has every wait sleep"):
         Looking(1e-3)
+    with pytest.raises(ConfigurationError, match="spin='off' must be True, False or None"):
+        Looking(1e-3, "off")  # type: ignore[arg-type]  # as users may write it
