@@ -2,8 +2,9 @@
 
 To be woken takes a process 20 to 200 us, most of all where the system is itself a guest of another
 one; to look takes two. So who has waited for a short time only looks again for about as long
-before it goes to sleep, and lets others have the processor between two looks. With ``spin=False``
-every wait sleeps at once; ``RLMESH_RAY_SPIN`` in the environment is the default of ``spin``.
+before it goes to sleep, and lets others have the processor between two looks. Where another program
+takes it then and keeps it, processors are scarce: the next waits sleep at once. With ``spin=False``
+every wait does; ``RLMESH_RAY_SPIN`` in the environment is the default of ``spin``.
 """
 
 import contextlib
@@ -27,6 +28,10 @@ _WEIGHT = 0.125
 """Of the latest wait in what is usual."""
 _LONG = 2.0
 """In longest looks: a longer wait counts as one of that, so that a single one changes little."""
+_SCARCE_S = 0.2e-3
+"""Processors are scarce where one look takes so long, since another program runs meanwhile."""
+_FEWEST_SLEEPS, _MOST_SLEEPS = 32, 512
+"""Waits that sleep at once after that; twice as many each time until looks are quick again."""
 
 ThereT = TypeVar("ThereT")
 Meanwhile = Callable[[], bool]
@@ -99,6 +104,9 @@ class Looking:
         self._usual_s = self._longest_s
         self._look_s = 0.0
         self._began_s = 0.0
+        self._num_sleeps = 0
+        """How many waits, after this one, sleep at once since processors are scarce."""
+        self._next_num_sleeps = _FEWEST_SLEEPS
 
     @property
     def look_s(self) -> float:
@@ -128,9 +136,18 @@ class Looking:
         self._began_s = began_s = time.perf_counter()
         look_s = self._look_s if most_s is None else min(self._look_s, most_s)
         there = is_there()
-        while not there and (meanwhile() or time.perf_counter() - began_s < look_s):
+        now_s = began_s
+        while not there:
+            is_working = meanwhile()
+            if not is_working and now_s - began_s >= look_s:
+                break
             _let_others()
             there = is_there()
+            before_s, now_s = now_s, time.perf_counter()
+            if not (there or is_working) and now_s - before_s > _SCARCE_S:
+                self._num_sleeps = self._next_num_sleeps
+                self._next_num_sleeps = min(2 * self._next_num_sleeps, _MOST_SLEEPS)
+                break
         return there
 
     def learn(self) -> None:
@@ -139,6 +156,11 @@ class Looking:
         self._usual_s += _WEIGHT * (waited_s - self._usual_s)
         wanted_s = _MARGIN * self._usual_s
         self._look_s = wanted_s if wanted_s <= self._longest_s else 0.0
+        if self._num_sleeps:
+            self._num_sleeps -= 1
+            self._look_s = 0.0
+        else:
+            self._next_num_sleeps = max(_FEWEST_SLEEPS, self._next_num_sleeps - 1)
 
 
 class Waiting:

@@ -82,9 +82,11 @@ def wait(looking: Looking, clock: Clock, seconds: float) -> None:
     looking.learn()
 
 
-def num_looks(looking: Looking, clock: Clock, most_s: float | None = None) -> int:
-    """Return how often is looked for what does not come, if each look takes 0.1 ms."""
-    clock.each_s = 1e-4
+def num_looks(
+    looking: Looking, clock: Clock, most_s: float | None = None, each_s: float = 1e-4
+) -> int:
+    """Return how often is looked for what does not come, if each look takes ``each_s``."""
+    clock.each_s = each_s
     looks = 0
 
     def look() -> bool:
@@ -103,8 +105,8 @@ def test_who_has_waited_for_a_short_time_looks_for_about_as_long(clock: Clock) -
     for _ in range(20):
         wait(looking, clock, 0.5e-3)
 
-    assert 7 <= num_looks(looking, clock) <= 9
-    assert num_looks(looking, clock, 0.25e-3) == 3
+    assert 8 <= num_looks(looking, clock) <= 10
+    assert num_looks(looking, clock, 0.25e-3) == 4
     assert num_looks(looking, clock, 0.0) == 1
 
 
@@ -119,6 +121,50 @@ def test_a_single_long_wait_changes_little_and_many_end_the_looking(clock: Clock
     for _ in range(20):
         wait(looking, clock, 2e-3)
     assert num_looks(looking, clock) == 1
+
+
+def test_where_another_program_takes_the_processor_the_next_waits_sleep_at_once(
+    clock: Clock,
+) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(40):
+        wait(looking, clock, 0.5e-3)
+
+    num_sleeps = []
+    for _ in range(3):
+        assert num_looks(looking, clock, each_s=0.3e-3) == 2
+        looking.learn()
+        num_sleeps.append(0)
+        while not looking.look_s:
+            wait(looking, clock, 0.5e-3)
+            num_sleeps[-1] += 1
+
+    assert num_sleeps == [32, 63, 125]
+
+
+def test_processors_that_are_free_again_are_forgotten_to_have_been_scarce(clock: Clock) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(40):
+        wait(looking, clock, 0.5e-3)
+    for _ in range(2):
+        num_looks(looking, clock, each_s=0.3e-3)
+        for _ in range(100):
+            wait(looking, clock, 0.5e-3)
+
+    num_looks(looking, clock, each_s=0.3e-3)
+
+    assert looking._num_sleeps == 32
+
+
+def test_work_that_is_done_between_two_looks_makes_no_processor_scarce(clock: Clock) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(40):
+        wait(looking, clock, 0.5e-3)
+    clock.each_s, pieces = 0.3e-3, [True, True, True]
+
+    looking.look(lambda: not pieces, meanwhile=pieces.pop)
+
+    assert looking._num_sleeps == 0
 
 
 def test_what_is_there_is_returned_at_once(clock: Clock) -> None:
