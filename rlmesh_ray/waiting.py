@@ -2,8 +2,9 @@
 
 To be woken takes a process 20 to 200 us, most of all where the system is itself a guest of another
 one; to look takes two. So who has waited for a short time only looks again for about as long
-before it goes to sleep, and lets others have the processor between two looks. With
-``RLMESH_RAY_SPIN=0`` in the environment every wait sleeps at once.
+before it goes to sleep, and lets others have the processor between two looks. Where another program
+takes it then and keeps it, processors are scarce: the next waits sleep at once. With ``spin=False``
+every wait does; ``RLMESH_RAY_SPIN`` in the environment is the default of ``spin``.
 """
 
 import contextlib
@@ -16,9 +17,10 @@ from functools import partial
 from typing import TypeVar
 
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import require_flag
 
 SPIN_VARIABLE = "RLMESH_RAY_SPIN"
-"""Of the environment: 0 has every wait of a process, and of its workers, sleep at once."""
+"""Of the environment: 0 or 1, the default of ``spin`` wherever that is a parameter."""
 
 _MOST_POLLS = 64
 _MARGIN = 1.5
@@ -26,6 +28,10 @@ _WEIGHT = 0.125
 """Of the latest wait in what is usual."""
 _LONG = 2.0
 """In longest looks: a longer wait counts as one of that, so that a single one changes little."""
+_SCARCE_S = 0.2e-3
+"""Processors are scarce where one look takes so long, since another program runs meanwhile."""
+_FEWEST_SLEEPS, _MOST_SLEEPS = 32, 512
+"""Waits that sleep at once after that; twice as many each time until looks are quick again."""
 
 ThereT = TypeVar("ThereT")
 Meanwhile = Callable[[], bool]
@@ -35,12 +41,19 @@ Meanwhile = Callable[[], bool]
 _let_others: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
-def spins() -> bool:
-    """Tell whether waits may look again and again, as the environment says.
+def spins(spin: bool | None = None) -> bool:
+    """Tell whether waits may look again and again.
+
+    Args:
+        spin: What the user says; None: as ``RLMESH_RAY_SPIN`` says, and yes without it.
 
     Raises:
-        ConfigurationError: ``RLMESH_RAY_SPIN`` is neither 0 nor 1.
+        ConfigurationError: ``spin`` is neither True, False nor None, or it is None and
+            ``RLMESH_RAY_SPIN`` is neither 0 nor 1.
     """
+    require_flag("spin", spin, may_be_none=True)
+    if spin is not None:
+        return spin and hasattr(os, "sched_yield")
     told = os.environ.get(SPIN_VARIABLE, "1")
     if told not in {"0", "1"}:
         raise ConfigurationError(
@@ -83,13 +96,17 @@ class Looking:
     Args:
         longest_s: For how long at most; whoever has waited for longer than that goes to sleep at
             once the next time.
+        spin: False: never; see ``spins``.
     """
 
-    def __init__(self, longest_s: float) -> None:
-        self._longest_s = longest_s if spins() else 0.0
+    def __init__(self, longest_s: float, spin: bool | None = None) -> None:
+        self._longest_s = longest_s if spins(spin) else 0.0
         self._usual_s = self._longest_s
         self._look_s = 0.0
         self._began_s = 0.0
+        self._num_sleeps = 0
+        """How many waits, after this one, sleep at once since processors are scarce."""
+        self._next_num_sleeps = _FEWEST_SLEEPS
 
     @property
     def look_s(self) -> float:
@@ -119,9 +136,18 @@ class Looking:
         self._began_s = began_s = time.perf_counter()
         look_s = self._look_s if most_s is None else min(self._look_s, most_s)
         there = is_there()
-        while not there and (meanwhile() or time.perf_counter() - began_s < look_s):
+        now_s = began_s
+        while not there:
+            is_working = meanwhile()
+            if not is_working and now_s - began_s >= look_s:
+                break
             _let_others()
             there = is_there()
+            before_s, now_s = now_s, time.perf_counter()
+            if not (there or is_working) and now_s - before_s > _SCARCE_S:
+                self._num_sleeps = self._next_num_sleeps
+                self._next_num_sleeps = min(2 * self._next_num_sleeps, _MOST_SLEEPS)
+                break
         return there
 
     def learn(self) -> None:
@@ -130,6 +156,11 @@ class Looking:
         self._usual_s += _WEIGHT * (waited_s - self._usual_s)
         wanted_s = _MARGIN * self._usual_s
         self._look_s = wanted_s if wanted_s <= self._longest_s else 0.0
+        if self._num_sleeps:
+            self._num_sleeps -= 1
+            self._look_s = 0.0
+        else:
+            self._next_num_sleeps = max(_FEWEST_SLEEPS, self._next_num_sleeps - 1)
 
 
 class Waiting:
@@ -137,10 +168,11 @@ class Waiting:
 
     Args:
         longest_look_s: See ``Looking``.
+        spin: See ``spins``.
     """
 
-    def __init__(self, longest_look_s: float) -> None:
-        self._looking = Looking(longest_look_s)
+    def __init__(self, longest_look_s: float, spin: bool | None = None) -> None:
+        self._looking = Looking(longest_look_s, spin)
         self._polls: dict[tuple[tuple[int, ...], tuple[int, ...]], select.poll] = {}
 
     def ready(

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "options": ({"errors"}, set()),
-    "waiting": ({"errors"}, set()),
+    "waiting": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
     "rpc": (set(), {"grpc"}),
     "spaces": ({"errors"}, {"gymnasium"}),

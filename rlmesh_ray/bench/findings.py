@@ -26,6 +26,8 @@ class Measurement:
     """Of each client process."""
     other_cores: float | None
     """With anything else; likewise."""
+    cpu_us: float | None = None
+    """Of a rate: processor time of one step or message; see ``Spread``."""
 
 
 @dataclass(frozen=True, slots=True)

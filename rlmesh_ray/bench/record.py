@@ -47,17 +47,31 @@ class Record:
             server_cores=reading.server_cores,
             client_cores=reading.client_cores,
             other_cores=reading.other_cores,
+            cpu_us=_cpu_us(reading, value) if unit.endswith("/s") else None,
         )
         self._all.append(made)
         self._note(made)
 
     def sides(self, case: str) -> dict[str, Spread]:
         """Return what each side did in a case; the values in the order of repetition."""
-        values: dict[str, list[float]] = {}
+        found: dict[str, list[Measurement]] = {}
         for each in self._all:
             if each.case == case:
-                values.setdefault(each.side, []).append(each.value)
-        return {side: Spread(tuple(values[side])) for side in values}
+                found.setdefault(each.side, []).append(each)
+        return {side: _spread(measured) for side, measured in found.items()}
+
+
+def _cpu_us(reading: Reading, per_s: float) -> float | None:
+    """Return the processor time of each of ``per_s`` things a second."""
+    if reading.server_cores is None:
+        return None
+    return (reading.server_cores + sum(reading.client_cores)) / per_s * 1e6
+
+
+def _spread(measured: Sequence[Measurement]) -> Spread:
+    known = [each.cpu_us for each in measured if each.cpu_us is not None]
+    is_known = len(known) == len(measured)
+    return Spread(tuple(each.value for each in measured), tuple(known) if is_known else ())
 
 
 def by_turns(sides: Sequence[T], repetition: int) -> Sequence[T]:

@@ -29,7 +29,7 @@ def machine_facts(machine: Machine) -> dict[str, object]:
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """Return the findings of one workload: medians, and the quartiles below them."""
+    """Return the findings of one workload: medians, and below them quartiles and processor time."""
     sides = _union(finding.sides for finding in findings)
     comparisons = _union(finding.comparisons for finding in findings)
     units = _union([finding.unit] for finding in findings)
@@ -141,11 +141,13 @@ def _median(values: Iterable[float | None]) -> str:
 def _shown(spread: Spread | None) -> Text:
     if spread is None:
         return Text("")
-    if len(spread.values) == 1:
-        return Text(_number(spread.median))
-    low, high = spread.quartiles
-    quartiles = f"[{_number(low)}, {_number(high)}]"
-    return Text.assemble(_number(spread.median), "\n", (quartiles, "dim"))
+    lines: list[str | tuple[str, str]] = [_number(spread.median)]
+    if len(spread.values) > 1:
+        low, high = spread.quartiles
+        lines += ["\n", (f"[{_number(low)}, {_number(high)}]", "dim")]
+    if spread.cpu_us:
+        lines += ["\n", f"{_number(median(spread.cpu_us))} us CPU"]
+    return Text.assemble(*lines)
 
 
 def _number(value: float) -> str:

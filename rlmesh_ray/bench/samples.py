@@ -14,6 +14,9 @@ class Spread:
 
     values: tuple[float, ...]
     """In the order in which they were taken; none is left out."""
+    cpu_us: tuple[float, ...] = ()
+    """Where they are rates: processor time of one step or message in each of them, of clients,
+    servers and all that they have started. Empty where it is not known."""
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -35,7 +38,8 @@ class Spread:
     def as_json(self) -> dict[str, object]:
         """Return it for a program: the summary, and every value."""
         low, high = self.quartiles
-        return {"median": self.median, "quartiles": [low, high], "values": list(self.values)}
+        told = {"median": self.median, "quartiles": [low, high], "values": list(self.values)}
+        return {**told, "cpu_us": Spread(self.cpu_us).as_json()} if self.cpu_us else told
 
 
 def ratio(ours: Spread, theirs: Spread) -> Spread:

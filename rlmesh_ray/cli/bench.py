@@ -127,7 +127,9 @@ def everything(
 ) -> int | None:
     """Measure on this machine, everything or one subject: ratios inside one run, with quartiles.
 
-    Each side runs in fresh processes, in turns. Other programs disturb: what they took is told.
+    Each side runs in fresh processes, in turns. Below a rate stands the processor time of a step or
+    message, of clients, servers and what they start. Other programs disturb: what they took is
+    told.
     """
     if context.invoked_subcommand is None:
         return _everything(context, vs, quick=quick)

@@ -48,6 +48,7 @@ from rlmesh_ray.cli.serving_options import (
     DataAdvertise,
     EnvLanguage,
     IdleTimeout,
+    NoSpin,
     OnBadValue,
     OpenToStrangers,
     TlsClientAuthority,
@@ -95,7 +96,7 @@ AutoresetOption = Annotated[
     typer.Option(
         "--autoreset",
         rich_help_panel=ENVIRONMENT,
-        help="What several lanes do after an episode's end: reset, or nothing.",
+        help="Whether several lanes reset after an episode's end.",
     ),
 ]
 SessionsOption = Annotated[
@@ -183,6 +184,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     transport: TransportOption = Transport.AUTO,
     data_address: DataAddress = None,
     data_advertise: DataAdvertise = None,
+    no_spin: NoSpin = False,
     register: RegisterOption = None,
     pool_token_file: PoolTokenOption = None,
     endpoint_id: EndpointIdOption = None,
@@ -235,6 +237,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             data_address=data_address,
             data_advertise=data_advertise,
             endpoint_id=endpoint_id,
+            spin=False if no_spin else None,
         )
         protection = {"token": "required"} if token is not None else {}
         _serve(context.obj, server, allow_call or [], entry, protection, log_format)

@@ -26,6 +26,7 @@ from rlmesh_ray.cli.serving_options import (
     AllowShutdown,
     IdleTimeout,
     ModelLanguage,
+    NoSpin,
     OpenToStrangers,
     TlsClientAuthority,
     server_tls,
@@ -150,6 +151,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     open_to_strangers: OpenToStrangers = False,
     idle_timeout: IdleTimeout = None,
+    no_spin: NoSpin = False,
     log_format: LogFormatOption = LogFormat.TEXT,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -195,6 +197,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             accept_edition_texts=accept_edition_text or (),
             speaks=[language.value for language in speak] if speak else None,
             idle_timeout_s=idle_timeout,
+            spin=False if no_spin else None,
         )
         protection = {"token": "required"} if token is not None else {}
         _serve(context.obj, server, checkpoint, protection, log_format)

@@ -118,6 +118,14 @@ DataAdvertise = Annotated[
         help="That port as clients see it, if it is mapped.",
     ),
 ]
+NoSpin = Annotated[
+    bool,
+    typer.Option(
+        "--no-spin",
+        rich_help_panel=SERVING,
+        help="Have every wait sleep at once, also short ones.",
+    ),
+]
 AllowShutdown = Annotated[
     bool,
     typer.Option(

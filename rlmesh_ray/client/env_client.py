@@ -71,6 +71,7 @@ class EnvClient:
             first reset or call, or the first reset after its worker died. Until then, requests
             that the endpoint answers with a timeout because of that are sent again.
         transport: See ``RemoteEnv``.
+        spin: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: What ``transport`` insists on the endpoint does not offer.
@@ -85,6 +86,7 @@ class EnvClient:
         step_timeout_s: float = 60.0,
         start_timeout_s: float = 120.0,
         transport: str = "auto",
+        spin: bool | None = None,
     ) -> None:
         self._dial = dial
         self._timeout_s = step_timeout_s
@@ -101,6 +103,7 @@ class EnvClient:
                 self._server_timeout_ms,
                 dial.address,
                 transport=transport,
+                spin=spin,
                 ask=partial(
                     ask_for_ticket,
                     dial,

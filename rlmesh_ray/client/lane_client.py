@@ -79,6 +79,7 @@ def open_lanes(
     step_timeout_s: float,
     start_timeout_s: float = 120.0,
     transport: str = "auto",
+    spin: bool | None = None,
 ) -> LaneClient:
     """Open a session.
 
@@ -87,6 +88,7 @@ def open_lanes(
         step_timeout_s: How long to wait for any answer.
         start_timeout_s: As for ``EnvClient``; without meaning for dm_env_rpc.
         transport: As for ``EnvClient``.
+        spin: As for ``EnvClient``; without meaning for dm_env_rpc.
 
     Raises:
         ConfigurationError: An argument is for another protocol than the address, or what it
@@ -96,7 +98,7 @@ def open_lanes(
     require_seconds("step_timeout_s", step_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
     wanted = checked_transport(transport)
-    spins()  # names a setting that is none before anything is opened
+    spins(spin)  # names a setting that is none before anything is opened
     if not speaks_dm_env_rpc(dial.address):
         _require_no_settings(dial)
         return EnvClient(
@@ -104,6 +106,7 @@ def open_lanes(
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
+            spin=spin,
         )
     if len(wanted) == 1:
         raise ConfigurationError(

@@ -59,6 +59,9 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
         dm_env_rpc: For a dm_env_rpc server: what to create and to join, and how to read what it
             tells.
+        spin: Whether a wait for a step stays awake, save over gRPC, where answers usually come
+            within 1.5 ms; False: it sleeps at once, and leaves its processor to others. None: as
+            the environment variable RLMESH_RAY_SPIN says (0 or 1), and True without it.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known.
@@ -81,6 +84,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         edition_text: str | None = None,
         transport: str = "auto",
         dm_env_rpc: DmEnvRpcSettings | None = None,
+        spin: bool | None = None,
     ) -> None:
         dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
         self._client = open_lanes(
@@ -88,6 +92,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
+            spin=spin,
         )
         self.closed = False
         contract = self._client.contract

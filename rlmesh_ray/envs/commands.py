@@ -227,6 +227,8 @@ class Start:
     policy: Policy
     truncates: bool
     """See ``EnvSource.truncates_on_bad_value``."""
+    spin: bool | None
+    """See ``EnvSource``."""
     sys_path: tuple[str, ...]
     """Of the parent, so that whatever it can import can be imported here."""
     pythonpath: str | None

@@ -49,6 +49,8 @@ class EnvSource:
     """Whether lanes of single environments, if there are several, reset themselves."""
     truncates_on_bad_value: bool = False
     """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
+    spin: bool | None = None
+    """Whether short waits for this environment stay awake; see ``waiting.spins``."""
 
     @property
     def is_renewable(self) -> bool:

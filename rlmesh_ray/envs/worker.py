@@ -364,7 +364,7 @@ def serve(channel: Channel) -> None:
     # Else a process that the environment forks would keep a road open after its end.
     os.register_at_fork(after_in_child=worker.drop_road)
     # A client at a road works between two steps, on this processor perhaps; an endpoint hardly.
-    at_road, at_channel = Waiting(0.2e-3), Waiting(1.5e-3)
+    at_road, at_channel = Waiting(0.2e-3, start.spin), Waiting(1.5e-3, start.spin)
     while True:
         number, command = _next(channel, worker, at_road, at_channel)
         match command:

@@ -262,6 +262,7 @@ def _handshake(
         description=source.description,
         policy=policy,
         truncates=source.truncates_on_bad_value,
+        spin=source.spin,
         sys_path=search_path(),
         pythonpath=os.environ.get("PYTHONPATH"),
     )

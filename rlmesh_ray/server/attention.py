@@ -15,24 +15,29 @@ from rlmesh_ray.waiting import Looking
 _LONGEST_S = 0.001
 
 
-def attentive(frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> AsyncIterator[bytes]:
+def attentive(
+    frames: AsyncIterator[bytes], is_alone: Callable[[], bool], spin: bool | None = None
+) -> AsyncIterator[bytes]:
     """Return the messages in ``frames``; while the next one is due, the loop does not sleep.
 
     Args:
         frames: Of one stream.
         is_alone: Tells whether no other client would wait for the processor meanwhile.
+        spin: False: the loop always sleeps; see ``waiting.spins``.
     """
-    return _Attention(frames, is_alone)
+    return _Attention(frames, is_alone, spin)
 
 
 class _Attention:
     """No generator: one that is left in the middle has to be closed, in a task of its own."""
 
-    def __init__(self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool]) -> None:
+    def __init__(
+        self, frames: AsyncIterator[bytes], is_alone: Callable[[], bool], spin: bool | None
+    ) -> None:
         self._frames = aiter(frames)
         self._is_alone = is_alone
         self._loop = asyncio.get_running_loop()
-        self._looking = Looking(_LONGEST_S)
+        self._looking = Looking(_LONGEST_S, spin)
         self._until_s = 0.0
         self._is_awake = False
 

@@ -20,6 +20,7 @@ from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.silence import checked_idle_timeout
 from rlmesh_ray.server.speaks import MODEL_LANGUAGES, checked_languages
 from rlmesh_ray.server.statistics import ModelStatistics
+from rlmesh_ray.waiting import spins
 
 
 class ModelServer:
@@ -60,6 +61,8 @@ class ModelServer:
             released rlmesh 0.1.0). Default: both.
         idle_timeout_s: See ``EnvServer``; a session that waits for an answer is not idle.
         endpoint_id: See ``EnvServer``.
+        spin: Whether the serving loop stays awake for up to 1 ms where its only client usually
+            asks again sooner; see ``EnvServer``.
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, or an
@@ -85,12 +88,14 @@ class ModelServer:
         speaks: Collection[str] | None = None,
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
+        spin: bool | None = None,
     ) -> None:
         # What can be refused without the policy comes first: a host begins with a thread.
         checked_address(address, token, open_to_strangers=open_to_strangers)
         accept_texts = frozenset(map(resolve_text, accept_edition_texts))
         languages = checked_languages(speaks, MODEL_LANGUAGES)
         checked_idle_timeout(idle_timeout_s)
+        is_awake = spins(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
         served = as_policy(policy)
         self._host = ModelHost(
@@ -116,6 +121,7 @@ class ModelServer:
             accept_texts=accept_texts,
             speaks=languages,
             idle_timeout_s=idle_timeout_s,
+            spin=is_awake,
         )
 
     @property

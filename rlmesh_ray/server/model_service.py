@@ -32,6 +32,7 @@ class ModelService:
         self._host = host
         self._on_close = rules.on_close
         self._idle_timeout_s = rules.idle_timeout_s
+        self._spin = rules.spin
         self._drain = drain
         self._reception = Reception(
             HANDSHAKES, ABLE, rules, on_request={POLICY: lambda: policy_v1.pack(host.facts())}
@@ -61,7 +62,7 @@ class ModelService:
             generation,
             lambda: {"predictions": conversation.num_predicted},
         )
-        requests = attentive(silence.heard(requests), lambda: counts.num_open == 1)
+        requests = attentive(silence.heard(requests), lambda: counts.num_open == 1, self._spin)
         reader = asyncio.ensure_future(conversation.read(requests))
         try:
             while (frame := await conversation.outbox.get()) is not None:

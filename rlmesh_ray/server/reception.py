@@ -74,6 +74,8 @@ class HouseRules:
     """The generations whose clients are served; names of other languages tell those who are not."""
     idle_timeout_s: float | None = None
     """After how long without a request a session ends; None: never."""
+    spin: bool | None = None
+    """Whether a policy's loop stays awake for the next request; see ``waiting.spins``."""
 
 
 class Reception:

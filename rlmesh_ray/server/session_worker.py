@@ -115,7 +115,7 @@ class SessionWorker:
         self._names = current()
         self.counts = pool.counts.open()
         """What its lanes do."""
-        self._looking = Looking(_LONGEST_LOOK_S)
+        self._looking = Looking(_LONGEST_LOOK_S, pool.spin)
         self.endpoint = EndpointSide()
         """What has been decided about the session's requests."""
         # While the worker is busy with what nobody waits for any more.

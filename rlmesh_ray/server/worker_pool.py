@@ -60,6 +60,11 @@ class WorkerPool:
         """How many sessions hold a place."""
         return self._num_sessions
 
+    @property
+    def spin(self) -> bool | None:
+        """Whether short waits for its workers stay awake; see ``waiting.spins``."""
+        return self._source.spin
+
     def start(self) -> EnvContract:
         """Start the first worker; blocks until its environment exists.
 

@@ -45,6 +45,7 @@ class DirectClient:
         block: For arrays; over an ``EventfdSocket`` the worker has the same.
         contract: The session's.
         address: The endpoint's, for error messages.
+        spin: See ``RemoteEnv``.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class DirectClient:
         block: Block,
         contract: EnvContract,
         address: str,
+        spin: bool | None = None,
     ) -> None:
         self._worker = worker
         self._block = block
@@ -67,7 +69,7 @@ class DirectClient:
         self._most_bytes = max_response_bytes(contract)
         self._receiving = threading.RLock()
         """Held by whoever uses the descriptors, which another thread may want to close."""
-        self._waiting = Waiting(1.5e-3)
+        self._waiting = Waiting(1.5e-3, spin)
 
     @property
     def transport(self) -> str:
@@ -76,7 +78,13 @@ class DirectClient:
 
     @classmethod
     def open_shared_memory(
-        cls, name: str, session_id: str, timeout_ms: int, contract: EnvContract, address: str
+        cls,
+        name: str,
+        session_id: str,
+        timeout_ms: int,
+        contract: EnvContract,
+        address: str,
+        spin: bool | None,
     ) -> Self | None:
         """Return a road for a session whose lanes have been reset; None: there is none to be had.
 
@@ -86,6 +94,7 @@ class DirectClient:
             timeout_ms: What a step may take.
             contract: The session's.
             address: The endpoint's, for error messages.
+            spin: See ``RemoteEnv``.
         """
         where = wire.socket_address(name) if IS_POSSIBLE else None
         if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
@@ -109,10 +118,10 @@ class DirectClient:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return cls(worker, block, contract, address)
+        return cls(worker, block, contract, address, spin)
 
     @classmethod
-    def open_tcp(
+    def open_tcp(  # noqa: PLR0913  # what a road is opened with
         cls,
         host: str,
         port: int,
@@ -120,6 +129,7 @@ class DirectClient:
         timeout_ms: int,
         contract: EnvContract,
         address: str,
+        spin: bool | None,
     ) -> Self:
         """Return a road over TCP for a session whose lanes have been reset.
 
@@ -130,6 +140,7 @@ class DirectClient:
             timeout_ms: What a step may take; 0: as long as it likes.
             contract: The session's.
             address: The endpoint's, for error messages.
+            spin: See ``RemoteEnv``.
 
         Raises:
             OSError: There is none to be had.
@@ -139,7 +150,7 @@ class DirectClient:
         worker = tcp.dial(host, port, ticket, timeout_s)
         if timeout_ms:
             worker.limit_sending(timeout_ms / 1000)
-        return cls(worker, Block(-1, contract), contract, address)
+        return cls(worker, Block(-1, contract), contract, address, spin)
 
     @property
     def signal(self) -> Signal | None:

@@ -37,6 +37,7 @@ class RoadKeeper:
         address: The endpoint's.
         transport: See ``RemoteEnv``.
         ask: Asks the endpoint for a ticket, given how long that may take.
+        spin: See ``RemoteEnv``.
 
     Raises:
         ConfigurationError: What is insisted on cannot be had.
@@ -52,6 +53,7 @@ class RoadKeeper:
         *,
         transport: str,
         ask: Callable[[float], tcp.Ticket],
+        spin: bool | None,
     ) -> None:
         wanted = checked_transport(transport)
         self._session_id = session_id
@@ -59,6 +61,7 @@ class RoadKeeper:
         self._timeout_ms = timeout_ms
         self._address = address
         self._ask = ask
+        self._spin = spin
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
         can_dial = TCP in wanted and tcp.IS_POSSIBLE
         self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if can_dial else 0
@@ -114,7 +117,12 @@ class RoadKeeper:
         is_first = not self._num_lost
         if self._name:
             road = DirectClient.open_shared_memory(
-                self._name, self._session_id, self._timeout_ms, self._contract, self._address
+                self._name,
+                self._session_id,
+                self._timeout_ms,
+                self._contract,
+                self._address,
+                self._spin,
             )
             if road is None and self._is_required and is_first:
                 raise EndpointLostError(
@@ -149,6 +157,7 @@ class RoadKeeper:
             self._timeout_ms,
             self._contract,
             self._address,
+            self._spin,
         )
 
     def _dial_meanwhile(self) -> None:

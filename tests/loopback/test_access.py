@@ -227,7 +227,7 @@ def test_each_role_may_do_what_it_is_for_and_nothing_more(
                     assert f"this one is a {role}'s" in details
                     assert "wants a token of the role" in details
 
-    sessions = {"Join"} | ({"Call", "Process"} if serve is env_server else set())
+    sessions = {"Join"} | ({"Call", "OpenTcp", "Process"} if serve is env_server else set())
     assert denied == {"probe": {*sessions, "Shutdown"}, "client": {"Shutdown"}, "operator": set()}
 
 

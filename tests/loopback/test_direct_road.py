@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import signal
 import socket
@@ -28,7 +29,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.server import session_worker
-from rlmesh_ray.testing.envs import Fault, FaultyEnv
+from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.transport.direct_client import DirectClient
 from tests.loopback.direct_sessions import NOTHING, array, has_road, num_messages, served, session
@@ -49,6 +50,38 @@ def test_steps_send_no_messages(transport: str) -> None:
 
         assert num_messages(client) == before
         assert has_road(client)
+
+
+class Curious(EchoEnv):
+    """Tells for how long the waits of its process look, at most."""
+
+    def longest_looks_s(self) -> list[float]:
+        from rlmesh_ray.waiting import Looking
+
+        return [each._longest_s for each in gc.get_objects() if isinstance(each, Looking)]
+
+
+@pytest.mark.parametrize("spin", [False, True])
+def test_spin_reaches_the_worker_and_the_client_whatever_the_environment_says(
+    transport: str, spin: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLMESH_RAY_SPIN", str(int(not spin)))
+    curious = functools.partial(Curious, SPACES["box"])
+    with (
+        EnvServer(curious, spin=spin, allow_calls=["longest_looks_s"]) as server,
+        contextlib.closing(
+            EnvClient(Dial(server.address), transport=transport, spin=spin)
+        ) as client,
+    ):
+        client.reset()
+        (of_worker,) = client.call("longest_looks_s")
+        road = client._roads.road()
+        assert road is not None
+
+        assert len(of_worker) == 2
+        assert {each > 0.0 for each in of_worker} == {spin}
+        assert (road._waiting._looking._longest_s > 0.0) == spin
+        assert server._pool.spin is spin
 
 
 def test_no_step_takes_the_direct_road_of_a_session_whose_stream_has_ended(

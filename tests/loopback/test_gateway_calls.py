@@ -112,6 +112,7 @@ def test_a_token_is_replaced_and_all_other_metadata_pass(
     assert [pair for pair in seen(toys).metadata if pair[0] != "user-agent"] == [
         *own,
         ("authorization", "Bearer token of a"),
+        ("rlmesh-ray-gateway", "1"),
     ]
 
 

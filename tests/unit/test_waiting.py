@@ -82,9 +82,11 @@ def wait(looking: Looking, clock: Clock, seconds: float) -> None:
     looking.learn()
 
 
-def num_looks(looking: Looking, clock: Clock, most_s: float | None = None) -> int:
-    """Return how often is looked for what does not come, if each look takes 0.1 ms."""
-    clock.each_s = 1e-4
+def num_looks(
+    looking: Looking, clock: Clock, most_s: float | None = None, each_s: float = 1e-4
+) -> int:
+    """Return how often is looked for what does not come, if each look takes ``each_s``."""
+    clock.each_s = each_s
     looks = 0
 
     def look() -> bool:
@@ -103,8 +105,8 @@ def test_who_has_waited_for_a_short_time_looks_for_about_as_long(clock: Clock) -
     for _ in range(20):
         wait(looking, clock, 0.5e-3)
 
-    assert 7 <= num_looks(looking, clock) <= 9
-    assert num_looks(looking, clock, 0.25e-3) == 3
+    assert 8 <= num_looks(looking, clock) <= 10
+    assert num_looks(looking, clock, 0.25e-3) == 4
     assert num_looks(looking, clock, 0.0) == 1
 
 
@@ -119,6 +121,50 @@ def test_a_single_long_wait_changes_little_and_many_end_the_looking(clock: Clock
     for _ in range(20):
         wait(looking, clock, 2e-3)
     assert num_looks(looking, clock) == 1
+
+
+def test_where_another_program_takes_the_processor_the_next_waits_sleep_at_once(
+    clock: Clock,
+) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(40):
+        wait(looking, clock, 0.5e-3)
+
+    num_sleeps = []
+    for _ in range(3):
+        assert num_looks(looking, clock, each_s=0.3e-3) == 2
+        looking.learn()
+        num_sleeps.append(0)
+        while not looking.look_s:
+            wait(looking, clock, 0.5e-3)
+            num_sleeps[-1] += 1
+
+    assert num_sleeps == [32, 63, 125]
+
+
+def test_processors_that_are_free_again_are_forgotten_to_have_been_scarce(clock: Clock) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(40):
+        wait(looking, clock, 0.5e-3)
+    for _ in range(2):
+        num_looks(looking, clock, each_s=0.3e-3)
+        for _ in range(100):
+            wait(looking, clock, 0.5e-3)
+
+    num_looks(looking, clock, each_s=0.3e-3)
+
+    assert looking._num_sleeps == 32
+
+
+def test_work_that_is_done_between_two_looks_makes_no_processor_scarce(clock: Clock) -> None:
+    looking = Looking(1.5e-3)
+    for _ in range(40):
+        wait(looking, clock, 0.5e-3)
+    clock.each_s, pieces = 0.3e-3, [True, True, True]
+
+    looking.look(lambda: not pieces, meanwhile=pieces.pop)
+
+    assert looking._num_sleeps == 0
 
 
 def test_what_is_there_is_returned_at_once(clock: Clock) -> None:
@@ -145,17 +191,37 @@ def test_when_nothing_is_left_to_do_the_looking_ends_as_without(clock: Clock) ->
     assert looking.look(lambda: next(looks), meanwhile=pieces.pop) == []
 
 
-def test_with_spin_0_every_wait_sleeps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "spin", "looks"),
+    [("0", None, False), ("1", False, False), ("1", None, True), ("0", True, True)],
+)
+def test_without_spin_every_wait_sleeps_at_once(
+    variable: str, spin: bool | None, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr(waiting, "time", clock)
-    monkeypatch.setenv("RLMESH_RAY_SPIN", "0")
-    looking = Looking(1e-3)
+    monkeypatch.setenv("RLMESH_RAY_SPIN", variable)
+    looking = Looking(1e-3, spin)
 
     for _ in range(20):  # short waits, after which others would look for a while
         looking.begin()
         looking.learn()
 
-    assert looking.look_s == 0.0
+    assert (looking.look_s > 0.0) == looks
+
+
+@pytest.mark.parametrize("spin", [False, True])
+def test_a_wait_for_descriptors_looks_only_with_spin(clock: Clock, spin: bool) -> None:
+    poll = Waiting(1e-3, spin)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"x")
+
+    for _ in range(20):
+        poll.ready(ours)
+
+    os.close(ours)
+    os.close(theirs)
+    assert (poll._looking.look_s > 0.0) == spin
 
 
 def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +229,5 @@ def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(ConfigurationError, match="RLMESH_RAY_SPIN='off': 0 has every wait sleep"):
         Looking(1e-3)
+    with pytest.raises(ConfigurationError, match="spin='off' must be True, False or None"):
+        Looking(1e-3, "off")  # type: ignore[arg-type]  # as users may write it

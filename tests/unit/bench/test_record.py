@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from rlmesh_ray.bench.findings import Measurement
@@ -33,8 +35,34 @@ def test_values_of_a_side_stand_in_the_order_of_their_repetitions() -> None:
         record.add("case", "ours", repetition, value, "1/s", reading(value, (10, 20)))
     record.add("other case", "ours", 0, 9.0, "1/s", reading(9.0))
 
-    assert record.sides("case") == {"ours": Spread((3.0, 1.0))}
+    assert record.sides("case")["ours"].values == (3.0, 1.0)
     assert [(each.repetition, each.value) for each in told] == [(0, 3.0), (1, 1.0), (0, 9.0)]
+
+
+def test_rates_have_the_processor_time_of_servers_and_clients_beside_them() -> None:
+    told: list[Measurement] = []
+    record = Record("work", told.append)
+
+    for repetition, value in enumerate((3.0, 1.0)):
+        record.add("case", "ours", repetition, value, "env-steps/s", reading(value))
+    record.add("latency", "ours", 0, 9.0, "us", reading(9.0))
+
+    assert record.sides("case") == {"ours": Spread((3.0, 1.0), (250_000.0, 750_000.0))}
+    assert record.sides("case")["ours"].as_json()["cpu_us"] == {
+        "median": 500_000.0,
+        "quartiles": [375_000.0, 625_000.0],
+        "values": [250_000.0, 750_000.0],
+    }
+    assert [each.cpu_us for each in told] == [250_000.0, 750_000.0, None]
+    assert "cpu_us" not in record.sides("latency")["ours"].as_json()
+
+
+def test_processor_time_is_told_only_where_the_system_tells_it_each_time() -> None:
+    record = Record("work", lambda _: None)
+    record.add("case", "ours", 0, 3.0, "1/s", reading(3.0))
+    record.add("case", "ours", 1, 3.0, "1/s", replace(reading(3.0), server_cores=None))
+
+    assert record.sides("case") == {"ours": Spread((3.0, 3.0))}
 
 
 def test_a_side_that_cannot_tell_durations_has_none() -> None:

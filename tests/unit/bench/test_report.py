@@ -77,6 +77,13 @@ def test_a_single_value_has_no_quartiles() -> None:
     assert "[" not in shown(table([once]))
 
 
+def test_processor_time_stands_below_a_rate() -> None:
+    costly = replace(FINDING, sides={"rlmesh-ray": Spread((5000.0,) * 3, (90.0, 120.0, 130.0))})
+
+    assert "120 us CPU" in shown(table([costly]))
+    assert "CPU" not in shown(table([FINDING]))
+
+
 def test_busy_cores_are_those_of_server_clients_and_others() -> None:
     text = shown(cores([replace(QUIET, client_cores=(0.5, 0.25))]))
 

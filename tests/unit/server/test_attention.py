@@ -40,10 +40,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Client:
     """Sends the frames of a stream, each when the test says so."""
 
-    def __init__(self, clock: Clock, is_alone: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, clock: Clock, is_alone: Callable[[], bool] = lambda: True, *, spin: bool = True
+    ) -> None:
         self._clock = clock
         self._sent: asyncio.Queue[bytes] = asyncio.Queue()
-        self._heard = attentive(self._frames(), is_alone)
+        self._heard = attentive(self._frames(), is_alone, spin)
 
     async def sends_after(self, seconds: float) -> int:
         """Have the next frame come after so long; return the turns until it was heard."""
@@ -82,6 +84,16 @@ def test_the_loop_sleeps_while_a_client_takes_its_time(clock: Clock) -> None:
         for _ in range(40):
             await client.sends_after(20e-3)
         return await client.sends_after(20e-3)
+
+    assert asyncio.run(scenario()) == 0
+
+
+def test_without_spin_the_loop_sleeps_whoever_asks(clock: Clock) -> None:
+    async def scenario() -> int:
+        client = Client(clock, spin=False)
+        for _ in range(40):
+            await client.sends_after(200e-6)
+        return await client.sends_after(200e-6)
 
     assert asyncio.run(scenario()) == 0
 
