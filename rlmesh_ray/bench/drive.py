@@ -69,8 +69,8 @@ class Drive:
     """Of the measurement."""
     addresses: tuple[str, ...] = ()
     """One a session; the same one several times for several sessions with one endpoint."""
-    shared_memory: bool = False
-    """Whether observations come through memory that both processes share."""
+    transport: str = "grpc"
+    """What steps travel by: see ``RemoteEnv``."""
     env: str = CARTPOLE
     """In this process."""
     num_envs: int = 1

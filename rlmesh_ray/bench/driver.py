@@ -66,16 +66,12 @@ def main() -> None:
 
 
 def _remote_vector(address: str, drive: Drive) -> RemoteVectorEnv:
-    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=_transport(drive))
+    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=drive.transport)
 
 
 def _remote(drive: Drive) -> RemoteEnv:
     address = drive.addresses[0]
-    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=_transport(drive))
-
-
-def _transport(drive: Drive) -> str:
-    return "shared_memory" if drive.shared_memory else "grpc"
+    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=drive.transport)
 
 
 # --- what is timed ---------------------------------------------------------------------

@@ -53,10 +53,10 @@ def contenders(axis: Axis, point: int, plan: GrowthPlan) -> list[Contender]:
     ours = [
         Contender(
             name,
-            Drive(way, plan.warm_up_s, plan.seconds, shared_memory=name == MEMORY),
+            Drive(way, plan.warm_up_s, plan.seconds, transport=transport),
             (hosting,) * num_endpoints,
         )
-        for name in (MEMORY, TCP)
+        for name, transport in ((MEMORY, "shared_memory"), (TCP, "tcp"))
     ]
     local = Drive(
         Way.SYNC,

@@ -16,7 +16,7 @@ _TITLES = {
 }
 _LINES = {
     MEMORY: ("rlmesh-ray, shared memory", "#0072b2", "o"),
-    TCP: ("rlmesh-ray, gRPC over TCP", "#d55e00", "s"),
+    TCP: ("rlmesh-ray, TCP", "#d55e00", "s"),
     SYNC: ("SyncVectorEnv in the process", "#7f7f7f", "^"),
 }
 """Label, colour and marker of each side; the colours differ for everybody's eyes."""

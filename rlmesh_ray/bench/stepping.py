@@ -21,8 +21,10 @@ from rlmesh_ray.bench.samples import Spread
 from rlmesh_ray.bench.stepping_plan import Peer, Row, SteppingPlan
 
 OURS = "rlmesh-ray"
-MEMORY, TCP, SOCKET = "shared memory", "TCP", "unix socket"
-"""The roads between client and endpoint."""
+MEMORY, TCP, MESSAGES = "shared memory", "TCP", "gRPC over TCP"
+SOCKET = "gRPC over a unix socket"
+TRANSPORTS = {MEMORY: "shared_memory", TCP: "tcp", MESSAGES: "grpc", SOCKET: "grpc"}
+"""What steps travel by between client and endpoint, and which option of a client that is."""
 
 _SYNC, _ASYNC = "gym sync", "gym async"
 """SyncVectorEnv and AsyncVectorEnv of gymnasium; their full names would make tables too wide."""
@@ -49,10 +51,15 @@ class _Reach:
         return Goal(f"/ {self.peer} >= {self.ratio:g}", self.ratio)
 
 
-_VECTOR_REACH = {MEMORY: _Reach(_SYNC, 0.85), TCP: _Reach(_SYNC, 0.5), SOCKET: None}
-_REMOTE_REACH = _Reach(_RELEASED, 4.0)
-_EVALUATION_REACH = _Reach(_RELEASED, 1.2)
-_FRAMES_REACH = _Reach(_SYNC, 0.9)
+_VECTOR_REACH = {
+    MEMORY: _Reach(_SYNC, 0.93),
+    TCP: _Reach(_SYNC, 0.8),
+    MESSAGES: _Reach(_SYNC, 0.5),
+    SOCKET: None,
+}
+_ONE_LANE_REACH = _Reach(_RELEASED, 7.0)
+_EVALUATION_REACH = _Reach(_RELEASED, 2.0)
+_FRAMES_REACH = _Reach(_SYNC, 0.92)
 _STRAGGLERS_REACH = _Reach(_LOCKSTEP, 2.0)
 _DM_ENV_RPC_REACH = _Reach(_NOOP, 0.75)
 _BATCHED_REACH = _Reach(_STOCK, 15.0)
@@ -119,7 +126,7 @@ class _Bench:
         """A vector environment elsewhere, against one in the process."""
         case = f"{_VECTOR_LANES} lanes"
         hosting = Hosting(CARTPOLE, _VECTOR_LANES)
-        roads = {road: self._ours(hosting, road) for road in (MEMORY, TCP, SOCKET)}
+        roads = {road: self._ours(hosting, road) for road in TRANSPORTS}
         others = [*self._local(hosting), *self._grpc(hosting)]
         found = self._run(Row.VECTOR, case, [*roads.values(), *others])
         for road, ours in roads.items():
@@ -134,7 +141,7 @@ class _Bench:
             ours = self._ours(hosting, TCP, way)
             others = [*self._released(hosting, way), *self._grpc(hosting)]
             found = self._run(Row.REMOTE, case, [ours, *others])
-            reach = _REMOTE_REACH if num_lanes == 1 else None
+            reach = _ONE_LANE_REACH if num_lanes == 1 else None
             yield self._against(Row.REMOTE, case, found, ours, reach)
 
     def evaluation(self) -> Iterator[Finding]:
@@ -160,7 +167,7 @@ class _Bench:
         ours, lockstep = (
             Contender(
                 name,
-                self._drive(way, shared_memory=True),
+                self._drive(way, transport=TRANSPORTS[MEMORY]),
                 (hosting,),
                 num_sessions=_SESSIONS,
             )
@@ -206,7 +213,7 @@ class _Bench:
         is_socket = road == SOCKET
         return Contender(
             f"{OURS}, {road}",
-            self._drive(way, shared_memory=road == MEMORY),
+            self._drive(way, transport=TRANSPORTS[road]),
             (Hosting(hosting.env, hosting.num_envs, hosting.env_kwargs, is_socket),),
         )
 
@@ -230,13 +237,13 @@ class _Bench:
         return [grpc_contender(_GRPC, self._drive(Way.ECHO, num_envs=hosting.num_envs), hosting)]
 
     def _drive(
-        self, way: Way, *, shared_memory: bool = False, env: str = CARTPOLE, num_envs: int = 1
+        self, way: Way, *, transport: str = "grpc", env: str = CARTPOLE, num_envs: int = 1
     ) -> Drive:
         return Drive(
             way,
             self._plan.warm_up_s,
             self._plan.seconds,
-            shared_memory=shared_memory,
+            transport=transport,
             env=env,
             num_envs=num_envs,
         )

@@ -87,7 +87,7 @@ def stepping(  # noqa: PLR0913  # the command line; every option stands alone
 ) -> int:
     """Measure how fast environments are stepped at endpoints, and in the process itself.
 
-    vector: 64 lanes of CartPole by shared memory, TCP and a unix socket. remote: 1 to 128 lanes
+    vector: 64 lanes of CartPole by shared memory, by TCP and by gRPC. remote: 1 to 128 lanes
     over TCP. evaluation: a function, on one lane over TCP. frames: 84x84x4 uint8 that take 0.1 ms
     a lane, by shared memory. stragglers: 8 sessions that do not wait for one another, against 8
     that do, and against what the environment's mean step would allow. catch: a small game over

@@ -43,7 +43,7 @@ def test_many_endpoints_have_as_many_lanes_as_the_process_itself() -> None:
 
     assert [len(each.hostings) for each in (memory, tcp, local)] == [4, 4, 0]
     assert sum(hosting.num_envs for hosting in memory.hostings) == local.drive.num_envs == 32
-    assert (memory.drive.shared_memory, tcp.drive.shared_memory) == (True, False)
+    assert (memory.drive.transport, tcp.drive.transport) == ("shared_memory", "tcp")
 
 
 def test_large_observations_are_the_same_on_all_sides() -> None:

@@ -17,9 +17,10 @@ from rlmesh_ray.errors import ConfigurationError
 HERE = Path(__file__)
 INSTALLED = Installations(Installed("a", HERE, "a/.ready"), Installed("b", HERE, "b/.ready"))
 SPEEDS = {
-    "rlmesh-ray, shared memory": 90.0,
-    "rlmesh-ray, TCP": 40.0,
-    "rlmesh-ray, unix socket": 45.0,
+    "rlmesh-ray, shared memory": 95.0,
+    "rlmesh-ray, TCP": 64.0,
+    "rlmesh-ray, gRPC over TCP": 40.0,
+    "rlmesh-ray, gRPC over a unix socket": 45.0,
     "rlmesh-ray": 30.0,
     "gym sync": 100.0,
     "gym async": 10.0,
@@ -54,16 +55,18 @@ def findings(*rows: Row, peers: Sequence[Peer] = tuple(Peer)) -> list[Finding]:
 
 
 def test_each_road_of_a_vector_environment_has_its_own_goal(measured: list[Contender]) -> None:
-    memory, tcp, socket = findings(Row.VECTOR)
+    memory, tcp, messages, socket = findings(Row.VECTOR)
 
     assert (memory.case, memory.is_met) == ("64 lanes, shared memory", True)
     assert (tcp.case, tcp.is_met) == ("64 lanes, TCP", False)
+    assert (messages.case, messages.is_met) == ("64 lanes, gRPC over TCP", False)
     assert socket.goal is None
-    assert memory.comparisons["/ gym async"].median == 9.0
-    # The process itself is measured once for all three.
+    assert memory.comparisons["/ gym async"].median == 9.5
+    # The process itself is measured once for all four.
     assert [each.name for each in measured].count("gym sync") == 2
-    assert [each.drive.shared_memory for each in measured[:3]] == [True, False, False]
-    assert [each.hostings[0].is_socket for each in measured[:3]] == [False, False, True]
+    transports = [each.drive.transport for each in measured[:4]]
+    assert transports == ["shared_memory", "tcp", "grpc", "grpc"]
+    assert [each.hostings[0].is_socket for each in measured[:4]] == [False, False, False, True]
 
 
 def test_sides_take_turns(measured: list[Contender]) -> None:
@@ -81,7 +84,7 @@ def test_what_goes_over_grpc_stands_beside_grpc_alone(measured: list[Contender])
 
     (alone,) = [each for each in measured if each.name == "gRPC alone"][:1]
     assert alone.drive.way is Way.ECHO
-    assert finding.comparisons["/ gRPC alone"].median == 0.2
+    assert finding.comparisons["/ gRPC alone"].median == 0.32
     assert finding.goal is None
 
 
@@ -100,7 +103,7 @@ def test_only_the_single_lane_has_a_goal_against_the_released_one() -> None:
     single, *wider = findings(Row.REMOTE)
 
     assert single.case == "1 lane, TCP"
-    assert single.is_met  # 40 / 8
+    assert single.is_met  # 64 / 8
     assert [each.case for each in wider] == ["8 lanes, TCP", "32 lanes, TCP", "128 lanes, TCP"]
     assert not any(each.goal for each in wider)
 
@@ -120,7 +123,7 @@ def test_stragglers_are_held_against_waiting_and_against_the_mean_of_the_environ
 def test_the_other_protocol_is_there_for_information() -> None:
     (finding,) = findings(Row.CATCH)
 
-    assert finding.comparisons["/ dm_env_rpc"].median == 2.0
+    assert finding.comparisons["/ dm_env_rpc"].median == 3.2
     assert finding.goal is None
 
 
