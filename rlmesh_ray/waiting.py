@@ -28,10 +28,12 @@ _WEIGHT = 0.125
 """Of the latest wait in what is usual."""
 _LONG = 2.0
 """In longest looks: a longer wait counts as one of that, so that a single one changes little."""
-_SCARCE_S = 0.2e-3
-"""Processors are scarce where one look takes so long, since another program runs meanwhile."""
-_FEWEST_SLEEPS, _MOST_SLEEPS = 32, 512
-"""Waits that sleep at once after that; twice as many each time until looks are quick again."""
+_GAIN = 0.9
+"""Looking costs a processor: it has to make waits shorter by a tenth."""
+_TRIAL, _SETTLING = 24, 8
+"""Waits that are compared with as many of the other way, and those before them that are not."""
+_FEWEST_BETWEEN, _MOST_BETWEEN = 64, 4096
+"""Waits from the end of a trial to the end of the next one's first half."""
 
 ThereT = TypeVar("ThereT")
 Meanwhile = Callable[[], bool]
@@ -93,6 +95,10 @@ def wake_politely() -> None:
 class Looking:
     """Learns from each wait for how long to look in the next one. For one thread.
 
+    Whether to look at all it finds out by trying: where others want the processor, or the other end
+    needs it to answer, waits that sleep at once may be the shorter ones. Some waits in a row are
+    done the other way now and then, the more seldom the more often that has changed nothing.
+
     Args:
         longest_s: For how long at most; whoever has waited for longer than that goes to sleep at
             once the next time.
@@ -104,9 +110,13 @@ class Looking:
         self._usual_s = self._longest_s
         self._look_s = 0.0
         self._began_s = 0.0
-        self._num_sleeps = 0
-        """How many waits, after this one, sleep at once since processors are scarce."""
-        self._next_num_sleeps = _FEWEST_SLEEPS
+        self._looks = True
+        """Whether short waits look, unless it is being tried what others do."""
+        self._is_trying = False
+        self._num_left = self._num_between = _FEWEST_BETWEEN
+        self._waits_s = 0.0
+        """Of the latest waits of one way, summed up."""
+        self._former_waits_s = 0.0
 
     @property
     def look_s(self) -> float:
@@ -136,18 +146,9 @@ class Looking:
         self._began_s = began_s = time.perf_counter()
         look_s = self._look_s if most_s is None else min(self._look_s, most_s)
         there = is_there()
-        now_s = began_s
-        while not there:
-            is_working = meanwhile()
-            if not is_working and now_s - began_s >= look_s:
-                break
+        while not there and (meanwhile() or time.perf_counter() - began_s < look_s):
             _let_others()
             there = is_there()
-            before_s, now_s = now_s, time.perf_counter()
-            if not (there or is_working) and now_s - before_s > _SCARCE_S:
-                self._num_sleeps = self._next_num_sleeps
-                self._next_num_sleeps = min(2 * self._next_num_sleeps, _MOST_SLEEPS)
-                break
         return there
 
     def learn(self) -> None:
@@ -155,12 +156,31 @@ class Looking:
         waited_s = min(time.perf_counter() - self._began_s, _LONG * self._longest_s)
         self._usual_s += _WEIGHT * (waited_s - self._usual_s)
         wanted_s = _MARGIN * self._usual_s
-        self._look_s = wanted_s if wanted_s <= self._longest_s else 0.0
-        if self._num_sleeps:
-            self._num_sleeps -= 1
+        if wanted_s > self._longest_s:
             self._look_s = 0.0
-        else:
-            self._next_num_sleeps = max(_FEWEST_SLEEPS, self._next_num_sleeps - 1)
+            return
+        self._compare(waited_s)
+        self._look_s = wanted_s if self._looks is not self._is_trying else 0.0
+
+    def _compare(self, waited_s: float) -> None:
+        """Count a short wait; after some, try the other way, or choose between both."""
+        self._num_left -= 1
+        if self._num_left < _TRIAL:
+            self._waits_s += waited_s
+        if self._num_left:
+            return
+        waits_s, self._waits_s = self._waits_s, 0.0
+        self._is_trying = not self._is_trying
+        if self._is_trying:
+            self._former_waits_s, self._num_left = waits_s, _TRIAL + _SETTLING
+            return
+        looking_s, sleeping_s = (
+            (self._former_waits_s, waits_s) if self._looks else (waits_s, self._former_waits_s)
+        )
+        looks = looking_s < _GAIN * sleeping_s
+        is_as_before, self._looks = looks is self._looks, looks
+        between = 2 * self._num_between if is_as_before else _FEWEST_BETWEEN
+        self._num_left = self._num_between = min(between, _MOST_BETWEEN)
 
 
 class Waiting:
