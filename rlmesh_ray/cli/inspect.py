@@ -161,6 +161,7 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
         edition_status=answer.status,
         editions=answer.editions,
         capabilities=sorted(answer.capabilities),
+        transports=_transports(answer),
         **(contract_json(contract) if contract else {}),
         **({"policy": asdict(policy)} if policy else {}),
     )
@@ -170,6 +171,7 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
         {
             **(contract_facts(contract) if contract else {}),
             **(_policy_facts(policy) if policy else {}),
+            **({"steps travel by": ", ".join(_transports(answer))} if contract else {}),
             "health": _health_text(health),
             "server version": answer.server_version or "not told",
             "speaks": ", ".join(service.generations),
@@ -186,6 +188,15 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
         },
         [],
     )
+
+
+def _transports(answer: "Answer") -> list[str]:
+    """Return what steps can travel by: values of ``RemoteEnv``'s option."""
+    from rlmesh_ray.options import SHARED_MEMORY, TCP
+    from rlmesh_ray.protocol import capabilities
+
+    told = {SHARED_MEMORY: capabilities.SHARED_MEMORY, TCP: capabilities.DIRECT_TCP}
+    return [*(name for name, able in told.items() if able in answer.capabilities), "grpc"]
 
 
 def _policy_facts(policy: Any) -> dict[str, object]:
