@@ -1,5 +1,7 @@
 """``rlmesh-ray inspect``: what an endpoint is, and whether it serves."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +27,7 @@ from rlmesh_ray.protocol.address import speaks_dm_env_rpc
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import Dial
     from rlmesh_ray.client.health import EndpointHealth
+    from rlmesh_ray.client.observer import ObservedSession
     from rlmesh_ray.protocol.handshake import Answer
 
 _TIMEOUT_S = 10.0
@@ -37,6 +40,15 @@ HealthFlag = Annotated[
         "--health",
         rich_help_panel=OUTPUT,
         help="Only ask whether it serves: exit code 0 if so, else 1.",
+    ),
+]
+
+SessionsFlag = Annotated[
+    bool,
+    typer.Option(
+        "--sessions",
+        rich_help_panel=OUTPUT,
+        help="Show the open sessions of an environment, and where their lanes are.",
     ),
 ]
 
@@ -58,6 +70,7 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
     tls_from_ray: TlsFromRay = False,
     edition_text: EditionText = None,
     health: HealthFlag = False,
+    sessions: SessionsFlag = False,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
@@ -66,6 +79,8 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
     With --health it is a probe for containers: the exit code is 0 if the endpoint would serve a
     new session now, and 1 if not, or if it does not tell.
     """
+    if health and sessions:
+        raise typer.BadParameter("--health and --sessions are two questions; ask one")
     from rlmesh_ray.client.channel import Dial
     from rlmesh_ray.client.health import check_health
 
@@ -79,6 +94,12 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
     )
     if health:
         return _probe(console, dial.address, check_health(dial))
+    if sessions:
+        from rlmesh_ray.client.observer import EndpointObserver
+
+        with EndpointObserver(address, token=dial.token, tls=dial.tls) as observer:
+            _tell_sessions(console, address, observer.sessions())
+        return 0
     for service in _services(dial):
         _tell(console, dial.address, service, check_health(dial))
     return 0
@@ -104,6 +125,41 @@ def _probe(console: Console, address: str, health: "EndpointHealth") -> int:
 def _health_text(health: "EndpointHealth") -> str:
     text = health.status.value.lower().replace("_", " ")
     return f"{text} ({health.reason})" if health.reason else text
+
+
+def _tell_sessions(console: Console, address: str, sessions: "Sequence[ObservedSession]") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=f"sessions on {address}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("session", "client", "since", "steps by"):
+        table.add_column(column, overflow="fold")
+    for column in ("lanes", "steps", "episodes", "at step", "reward"):
+        table.add_column(column, justify="right", overflow="fold")
+    for session in sessions:
+        console.event("session", address=address, **asdict(session))
+        table.add_row(
+            session.name,
+            session.peer,
+            time.strftime("%b %d %H:%M:%S", time.localtime(session.since_ns / 1e9)),
+            session.transport,
+            str(len(session.step_counts)),
+            str(session.num_steps),
+            str(session.num_episodes),
+            _range(session.step_counts, session.episode_ids),
+            _range(session.cumulative_rewards, session.episode_ids),
+        )
+    if sessions:
+        console.show(table)
+    else:
+        console.say(f"{address}: no session is open")
+
+
+def _range(values: Sequence[float], episode_ids: Sequence[str]) -> str:
+    """Return the smallest and the largest of ``values`` of the lanes whose episode is tracked."""
+    tracked = [value for value, is_tracked in zip(values, episode_ids, strict=True) if is_tracked]
+    ends = (min(tracked), max(tracked)) if tracked else ()
+    return " to ".join(dict.fromkeys(f"{end:.6g}" for end in ends)) or "-"
 
 
 def _services(dial: "Dial") -> "list[_Service]":

@@ -147,6 +147,14 @@ CallsOption = Annotated[
         help="Method or attribute that clients may call, such as set_task; repeatable.",
     ),
 ]
+ObserversOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-observers",
+        rich_help_panel=SERVING,
+        help="Show sessions to nobody but their clients.",
+    ),
+]
 SpeakOption = Annotated[
     list[EnvLanguage] | None,
     typer.Option(
@@ -171,6 +179,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     on_bad_value: OnBadValueOption = OnBadValue.ERROR,
     step_grace: GraceOption = 5.0,
     allow_call: CallsOption = None,
+    no_observers: ObserversOption = False,
     allow_shutdown: AllowShutdown = False,
     accept_edition_text: AcceptedTexts = None,
     speak: SpeakOption = None,
@@ -229,6 +238,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             on_bad_value=on_bad_value.value,
             step_grace_s=step_grace,
             allow_calls=allow_call or (),
+            observers=not no_observers,
             allow_shutdown=allow_shutdown,
             accept_edition_texts=accept_edition_text or (),
             speaks=[language.value for language in speak] if speak else None,

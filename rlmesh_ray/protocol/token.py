@@ -16,7 +16,7 @@ class Role(enum.IntEnum):
     """What a token allows; each role includes those before it."""
 
     PROBE = 1
-    """To ask for health, and for what is served (Handshake)."""
+    """To ask for health, and for what is served (Handshake); to observe sessions."""
     CLIENT = 2
     """To have sessions, too."""
     OPERATOR = 3
@@ -30,7 +30,7 @@ class Role(enum.IntEnum):
 
 _ROLES = {role.label: role for role in Role}
 _OWN_ROLES = {"Handshake": Role.PROBE, "Shutdown": Role.OPERATOR}
-_PROBED = "/grpc.health.v1.Health/"
+_PROBED = ("/grpc.health.v1.Health/", "/rlmesh_ray.observe.v1.ObserverService/")
 
 
 @dataclass(frozen=True, slots=True)

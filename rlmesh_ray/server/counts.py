@@ -85,7 +85,7 @@ class LaneCounts:
     @property
     def num_steps(self) -> int:
         """Vector steps up to now."""
-        return sum(self.read().steps[:-1])
+        return self.read().num_steps
 
     def follow(self, progress: Progress) -> None:
         """Count what a worker does from now on, until ``settle``."""
@@ -126,6 +126,11 @@ class LaneReading:
     """Episodes that were seen to end."""
     deviations: int
     """Values out of range, and episodes that such a value has truncated."""
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps."""
+        return sum(self.steps[:-1])
 
 
 class EnvCounts:

@@ -6,8 +6,8 @@ Rule 2: a name that the operator has not allowed never reaches an environment.
 
 import asyncio
 import keyword
-from collections.abc import Awaitable, Callable, Collection
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any, TypeVar
 
 from rlmesh_ray.errors import CodecError, ConfigurationError
 from rlmesh_ray.protocol import capabilities
@@ -72,16 +72,22 @@ class OpenSession:
         self._turn = asyncio.Lock()
         self._num_answered = 0
         self._progress = asyncio.Event()
-        self._calls: set[asyncio.Task[Outcome]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._observations: set[asyncio.Task[Any]] = set()
         self.num_calls = 0
         """How many calls have come."""
-        self._current: asyncio.Task[Outcome] | None = None
+        self._current: asyncio.Task[Any] | None = None
         self._is_closed = False
 
     @property
     def is_called(self) -> bool:
         """Whether a call is in progress, or waits for its turn."""
         return bool(self._calls)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether work for an observer is in progress, or waits for its turn."""
+        return bool(self._observations)
 
     async def in_turn(self, answer: Callable[[], Awaitable[T]]) -> T:
         """Work on the next request of the session; no call happens meanwhile."""
@@ -97,27 +103,45 @@ class OpenSession:
         async with self._turn:
             return await work()
 
+    async def observe(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """Do ``work`` for an observer between requests and calls; None: the session has ended."""
+        return await self._run(self._observe(work), self._observations)
+
     async def call(self, call: LaneCall) -> Outcome:
         """Do an allowed ``call`` when its turn has come."""
         self.num_calls += 1
-        calling = asyncio.ensure_future(self._call(call))
-        self._calls.add(calling)
-        calling.add_done_callback(self._calls.discard)
+        return await self._run(self._call(call), self._calls)
+
+    async def _run(
+        self, work: Coroutine[Any, Any, T | None], running: set[asyncio.Task[Any]]
+    ) -> T | None:
+        """Do ``work``, until it is done or the session ends; it is one of ``running`` meanwhile."""
+        task = asyncio.ensure_future(work)
+        running.add(task)
+        task.add_done_callback(running.discard)
         try:
-            await asyncio.wait({calling})
+            await asyncio.wait({task})
         except asyncio.CancelledError:
             # The caller has hung up. The session's next request must find the worker idle, so what
             # has begun goes on.
-            if calling is not self._current:
-                calling.cancel()
+            if task is not self._current:
+                task.cancel()
             raise
-        return None if calling.cancelled() else calling.result()
+        return None if task.cancelled() else task.result()
 
     def close(self) -> None:
         """Do no calls any more; to be called before the host is released. Idempotent."""
         self._is_closed = True
-        for calling in self._calls:
-            calling.cancel()
+        for task in (*self._calls, *self._observations):
+            task.cancel()
+
+    async def _observe(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        async with self._turn:
+            self._current = asyncio.current_task()
+            try:
+                return None if self._is_closed else await work()
+            finally:
+                self._current = None
 
     async def _call(self, call: LaneCall) -> Outcome:
         deadline = Deadline.after(call.timeout_ms)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from rlmesh_ray.protocol.env_rules import State
 from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.episodes import Episode
 from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
 from rlmesh_ray.server.env_dialects import EnvDialect, EnvFrames
 from rlmesh_ray.server.env_host import EnvHost
@@ -38,6 +39,11 @@ class EnvExchange:
         ends_early = dialect.rules.ends_when_abandoned
         self._last_states = (State.CLOSED, State.ABANDONED) if ends_early else (State.CLOSED,)
         self._tag_arrays = tag_arrays
+
+    @property
+    def episodes(self) -> tuple[Episode | None, ...]:
+        """The latest of each lane; None: its record has been given out."""
+        return self._session.episodes
 
     def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Return the messages of the stream ``frames``, as they are to be taken off it."""

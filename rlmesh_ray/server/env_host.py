@@ -25,12 +25,14 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from rlmesh_ray.server.counts import LaneCounts
 from rlmesh_ray.server.direct_road import DirectRoad
 from rlmesh_ray.server.env_dialects import EnvDialect
 from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.lent_road import LentRoad
+from rlmesh_ray.transport.progress import EpisodeCounts
 from rlmesh_ray.wire.lanes_v1 import LaneCall
 
 _MOST_DIGITS = 18  # of a number that a client counts to
@@ -139,6 +141,16 @@ class EnvHost:
         """Vector steps up to now, over whatever road."""
         return self._worker.counts.num_steps
 
+    @property
+    def counts(self) -> LaneCounts:
+        """What the lanes have done up to now, over whatever road."""
+        return self._worker.counts
+
+    @property
+    def episode_counts(self) -> EpisodeCounts:
+        """What is counted in the lanes' episodes, after the last request that has succeeded."""
+        return self._worker.counting.copy()
+
     def note_error(self, code: str) -> None:
         """Count an error that a request was answered with."""
         self._worker.note_error(code)
@@ -166,6 +178,20 @@ class EnvHost:
             self._has_late_call = failed.kind is FailureKind.TIMEOUT
             self._road.cut()  # the next step is answered on the stream, with an error
         return failed
+
+    async def observe(self, lane: int) -> RenderOutcome | Failure:
+        """Draw a lane for an observer; to be called between requests, of which it is none.
+
+        It has no deadline: one that passes would cost the client its episodes.
+        """
+        if self._worker.is_finishing:
+            message = "its environment is still busy with a request that was too late; ask again"
+            return Failure(FailureKind.TIMEOUT, message)
+        if self._is_released or not self._is_running:
+            message = "its client has not reset it, or has to do so again; ask after that"
+            return Failure(FailureKind.BAD_REQUEST, message)
+        reply = await self._road.call_aside(RenderCommand((lane,)), 0)
+        return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
 
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed, not waited for.

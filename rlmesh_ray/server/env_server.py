@@ -33,6 +33,7 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.limits import max_calls
 from rlmesh_ray.server.log_context import logged_as
 from rlmesh_ray.server.loop import shared_loop
+from rlmesh_ray.server.observer_service import ObserverService
 from rlmesh_ray.server.reception import HouseRules
 from rlmesh_ray.server.silence import checked_idle_timeout
 from rlmesh_ray.server.speaks import ENV_LANGUAGES, checked_languages
@@ -91,6 +92,8 @@ class EnvServer:
         allow_calls: Names of methods and attributes of the environment, or of its wrappers, that
             clients may call and read in the lanes of their own sessions, such as ``("set_task",)``
             for a curriculum; see ``EnvClient.call``. Whoever may dial the endpoint may use them.
+        observers: Whether who has a token of the endpoint, of any role, may see what its sessions
+            do, and pictures of their lanes; see ``client.observer.EndpointObserver``.
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
@@ -132,6 +135,7 @@ class EnvServer:
         on_bad_value: str = "error",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
+        observers: bool = True,
         allow_shutdown: bool = False,
         accept_edition_texts: Collection[str] = (),
         transport: str = "auto",
@@ -146,6 +150,7 @@ class EnvServer:
         self._step_grace_s = step_grace_s
         self._transports = checked_transport(transport)
         self._allow_calls = checked_names(allow_calls)
+        self._has_observers = observers
         languages = checked_languages(speaks, ENV_LANGUAGES)
         self._source = dataclasses.replace(
             make_source(env, num_envs, env_kwargs, resets_itself=resets_itself(autoreset)),
@@ -211,6 +216,7 @@ class EnvServer:
         try:
             drain = self._endpoint.drain
             calls = EnvCalls(self._allow_calls, self._contract.num_envs, drain)
+            observers = ObserverService(self._contract)
             broker = self._broker(self._contract)
             drain.prepare(broker.stop)
             service = EnvService(
@@ -219,7 +225,7 @@ class EnvServer:
                 self._step_grace_s,
                 self._rules,
                 drain,
-                SideDoors(calls, broker),
+                SideDoors(observers, calls, broker),
             )
             limit_bytes = max(
                 max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
@@ -234,6 +240,8 @@ class EnvServer:
             )
             direct = TransportService(broker)
             handlers = [service.handlers(), *calls.handlers(), *direct.handlers(), *dialects]
+            if self._has_observers:
+                handlers.append(observers.handlers())
             num_streams = streams_of_session(self._rules.speaks, self._contract)
             self._endpoint.start(
                 handlers,

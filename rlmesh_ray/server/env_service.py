@@ -5,6 +5,7 @@ the stream.
 """
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,7 @@ from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvDialect
 from rlmesh_ray.server.env_exchange import EnvExchange, Exchanges
 from rlmesh_ray.server.env_host import EnvHost
 from rlmesh_ray.server.first_words import Resumed
+from rlmesh_ray.server.observer_service import ObserverService
 from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.silence import Silence, changes
@@ -45,8 +47,10 @@ _SAME_STEP_REFUSAL = (
 
 @dataclass(frozen=True, slots=True)
 class SideDoors:
-    """What the clients of open sessions have besides their streams."""
+    """What open sessions have besides their streams."""
 
+    observers: ObserverService
+    """Where others than their clients see what they do."""
     calls: EnvCalls
     """Where they reach into their lanes."""
     broker: Broker
@@ -78,7 +82,7 @@ class EnvService:
         self._idle_timeout_s = rules.idle_timeout_s
         self._exchanges = Exchanges(pool, contract, step_grace_s)
         self._drain = drain
-        self._calls, self._broker = doors.calls, doors.broker
+        self._calls, self._broker, self._observers = doors.calls, doors.broker, doors.observers
         # The edition reserves this mode: a client that does not know it would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
@@ -116,9 +120,11 @@ class EnvService:
         )
         lanes = self._calls.open(context, exchange.host)
         silence = Silence(self._idle_timeout_s, _signs_of_life(exchange.host, lanes))
-        leave_broker: Callable[[], None] = _nothing
+        doors = ExitStack()
+        doors.callback(self._calls.close, context, lanes)
+        doors.callback(self._observers.open(context.peer(), dialect.name, exchange, lanes))
         if is_numbered and offered & {capabilities.SHARED_MEMORY, capabilities.DIRECT_TCP}:
-            leave_broker = self._wait_at_broker(session_id_of(context), exchange, lanes)
+            doors.callback(self._wait_at_broker(session_id_of(context), exchange, lanes))
         log = SessionLog(
             self._pool.counts.sessions,
             context.peer(),
@@ -131,8 +137,7 @@ class EnvService:
                 try:
                     answer = await lanes.in_turn(partial(exchange.answer, data))
                     if exchange.is_over:
-                        leave_broker()
-                        self._calls.close(context, lanes)
+                        doors.close()
                         # Before the answer: whoever reads it may open the next session at once.
                         exchange.host.release()
                     await context.write(answer)
@@ -147,8 +152,7 @@ class EnvService:
         finally:
             silence.stop()
             exchange.interrupt()
-            leave_broker()
-            self._calls.close(context, lanes)
+            doors.close()
             exchange.host.release()
             log.end(
                 is_closed=exchange.is_over,
@@ -209,7 +213,3 @@ def _signs_of_life(host: EnvHost, lanes: OpenSession) -> Callable[[], bool]:
     # What has ended since the last look counts, too.
     has_moved = changes(lambda: (host.num_direct_steps, lanes.num_calls, is_at_work()))
     return lambda: has_moved() or is_at_work()
-
-
-def _nothing() -> None:
-    """Leave a broker where one never was."""

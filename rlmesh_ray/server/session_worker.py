@@ -30,6 +30,11 @@ _LONGEST_LOOK_S = 1e-3
 
 _SENDING_PAUSE_S = 1e-3
 
+_LOOK_AGAIN_S = 0.05
+"""How late a worker that seemed to be idle may be seen to be at a step."""
+
+_MOST_LOOKS = 10
+
 _MOST_AHEAD = 1024
 """So far a client's number may be ahead of what its worker was given, to be passed over."""
 
@@ -56,6 +61,11 @@ class Deadline:
         now_s = asyncio.get_running_loop().time()
         return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
 
+    @property
+    def has_passed(self) -> bool:
+        """Whether that time has come."""
+        return self.at_s is not None and asyncio.get_running_loop().time() >= self.at_s
+
 
 class SessionCounting:
     """What is counted in a session's episodes, whichever worker counts; a ``Counting``.
@@ -77,6 +87,20 @@ class SessionCounting:
     def before(self) -> EpisodeCounts:
         """Before the last request."""
         return self._progress.counts_after(self._progress.done - 1)
+
+    def copy(self) -> EpisodeCounts:
+        """Return a copy of the counts ``now``, all of one moment although the worker goes on."""
+        for _ in range(_MOST_LOOKS):
+            number = self._progress.done
+            counts = self.now
+            own = EpisodeCounts(
+                counts.is_tracked.copy(),
+                counts.step_counts.copy(),
+                counts.cumulative_rewards.copy(),
+            )
+            if self._progress.done == number:  # else what was copied may be written to again
+                break
+        return own
 
     def after(self, number: int) -> EpisodeCounts:
         """Return the counts after request ``number``, or the last one before that was done."""
@@ -229,18 +253,26 @@ class SessionWorker:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
         self.is_idle = False
         worker.submit(command)
-        progress = worker.progress
-        while progress.is_busy:  # at most twice: what the endpoint sends goes before a next step
-            number, left_s, limit_ms = progress.begun, progress.left_s, progress.timeout_ms
-            at_s = None if left_s is None else asyncio.get_running_loop().time() + left_s
-            if await arrives(worker, at_s):
+        progress, loop = worker.progress, asyncio.get_running_loop()
+        deadline: Deadline | None = None
+        while True:
+            is_stepping = progress.is_busy
+            number, limit_ms, left_s = progress.begun, progress.timeout_ms, progress.left_s
+            if is_stepping:
+                until_s = None if left_s is None else loop.time() + left_s
+            else:
+                deadline = deadline or Deadline.after(timeout_ms)
+                # A step may begin just now, as the last one: what was sent goes before the next.
+                until_s = loop.time() + _LOOK_AGAIN_S
+                until_s = until_s if deadline.at_s is None else min(until_s, deadline.at_s)
+            if await arrives(worker, until_s):
                 break
-            if progress.done < number:
+            if is_stepping and progress.done < number:
                 return self._late(worker, limit_ms)
-        if not await arrives(worker, Deadline.after(timeout_ms).at_s):
-            return self._late(
-                worker, timeout_ms, "the idle environment's process has not answered within"
-            )
+            if deadline is not None and not progress.is_busy and deadline.has_passed:
+                return self._late(
+                    worker, timeout_ms, "the idle environment's process has not answered within"
+                )
         reply = await take(worker)
         self.is_idle = True
         return reply

@@ -16,6 +16,7 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, TokenFile
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
+from rlmesh_ray.client.observer import EndpointObserver
 from rlmesh_ray.client.rllink import RLlinkClient
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -151,6 +152,8 @@ def test_all_protocols_of_the_port_are_among_the_calls_that_were_tried(calls: Se
             "/rlmesh.env.v1.EnvService/Shutdown",
             "/rlmesh.model.v1.ModelService/Join",
             "/rlmesh_ray.lanes.v1.LaneService/Call",
+            "/rlmesh_ray.observe.v1.ObserverService/List",
+            "/rlmesh_ray.observe.v1.ObserverService/Render",
             "/dm_env_rpc.v1.Environment/Process",
             "/grpc.health.v1.Health/Check",
             "/grpc.health.v1.Health/Watch",
@@ -231,12 +234,14 @@ def test_each_role_may_do_what_it_is_for_and_nothing_more(
     assert denied == {"probe": {*sessions, "Shutdown"}, "client": {"Shutdown"}, "operator": set()}
 
 
-def test_a_probe_asks_for_health_and_a_client_has_sessions(
+def test_a_probe_asks_for_health_and_observes_and_a_client_has_sessions(
     tokens: Callable[..., TokenFile],
 ) -> None:
     source = tokens("the-probe probe", "the-client client")
     with env_server(source) as server:
         assert check_health(Dial(server.address, "the-probe")).is_serving
+        with EndpointObserver(server.address, token="the-probe") as observer:
+            assert observer.sessions() == ()
         with pytest.raises(AccessDeniedError, match="wants a token of the role client"):
             RemoteEnv(server.address, token="the-probe").reset()
         env = RemoteEnv(server.address, token=source)

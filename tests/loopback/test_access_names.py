@@ -155,6 +155,8 @@ def requests() -> Iterator[tuple[str, Descriptor]]:
             yield f"/rlmesh.env.v1.EnvService/{name.removesuffix('Request')}", message
     lanes = importlib.import_module("rlmesh_ray.wire._pb.rlmesh_ray.lanes.v1.service_pb2")
     yield "/rlmesh_ray.lanes.v1.LaneService/Call", lanes.CallRequest.DESCRIPTOR
+    observe = importlib.import_module("rlmesh_ray.wire._pb.rlmesh_ray.observe.v1.service_pb2")
+    yield "/rlmesh_ray.observe.v1.ObserverService/Render", observe.RenderRequest.DESCRIPTOR
     yield "/dm_env_rpc.v1.Environment/Process", dm_env_rpc_pb2.EnvironmentRequest.DESCRIPTOR
     yield "/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest.DESCRIPTOR
 

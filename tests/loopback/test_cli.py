@@ -396,6 +396,30 @@ def test_inspect_tells_what_an_endpoint_is(folder: Path, here: Run) -> None:
     assert "Box (1) float32 within [-2, 2]" in text
 
 
+def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        nobody = here("inspect", server.address, "--sessions").stdout
+        env = RemoteVectorEnv(server.address)
+        env.reset(seed=1)
+        env.step(np.zeros(2, np.int64))
+        (event,) = events(here("inspect", server.address, "--sessions", "--json").stdout)
+        text = here("inspect", server.address, "--sessions").stdout
+        env.close()
+    both = here("inspect", "127.0.0.1:1", "--sessions", "--health", code=2).stderr
+    with ModelServer(lambda observations: observations) as model:
+        refused = here("inspect", model.address, "--sessions", code=1).stderr
+
+    assert "no session is open" in nobody
+    assert event["event"] == "session"
+    assert event["address"] == server.address
+    assert event["step_counts"] == [1, 1]
+    assert event["cumulative_rewards"] == [1.0, 1.0]
+    assert event["name"] in text
+    assert event["transport"] in text
+    assert "ask one" in both
+    assert "nobody can observe sessions there" in refused
+
+
 class Leaning:
     """A policy of somebody's own, for CartPole alone, whose weights can be replaced."""
 

@@ -145,6 +145,8 @@ def test_its_path_holds_in_other_working_directories(
         ("/grpc.health.v1.Health/Check", Role.PROBE),
         ("/grpc.health.v1.Health/Watch", Role.PROBE),
         ("/rlmesh.env.v1.EnvService/Handshake", Role.PROBE),
+        ("/rlmesh_ray.observe.v1.ObserverService/List", Role.PROBE),
+        ("/rlmesh_ray.observe.v1.ObserverService/Render", Role.PROBE),
         ("/rlmesh.env.v1.EnvService/Join", Role.CLIENT),
         ("/rlmesh_ray.lanes.v1.LaneService/Call", Role.CLIENT),
         ("/dm_env_rpc.v1.Environment/Process", Role.CLIENT),

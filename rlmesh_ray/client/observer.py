@@ -1,0 +1,126 @@
+"""EndpointObserver: what the sessions of an endpoint do, seen from outside of them."""
+
+from types import TracebackType
+from typing import Self
+
+from rlmesh_ray.client.channel import Dial, translate
+from rlmesh_ray.client.tls import ClientTlsSource
+from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.errors import (
+    CodecError,
+    ConfigurationError,
+    EndpointError,
+    EndpointLostError,
+    RemoteProtocolError,
+)
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.wire import observe_v1 as wire
+from rlmesh_ray.wire.observe_v1 import ObservedSession
+
+__all__ = ["EndpointObserver", "ObservedSession"]
+
+_NONE_HERE = (
+    "nobody can observe sessions there: its operator has turned that off (--no-observers), it is "
+    "older than that, or it serves no environment"
+)
+
+
+class EndpointObserver:
+    """Sees what the sessions of an environment endpoint do; changes nothing in them.
+
+    Behind a gateway it sees those of one endpoint, which the gateway chooses. Usable as a context
+    manager; to be used in one thread at a time.
+
+    Args:
+        address: Where the endpoint listens.
+        token: What to show, of any role: a ``probe``'s is enough.
+        tls: Files for TLS.
+        timeout_s: How long to wait for an answer. A picture waits for a step that is in progress.
+
+    Raises:
+        AddressError: The address is malformed.
+        ConfigurationError: A file for TLS cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: TokenSource | None = None,
+        tls: ClientTlsSource | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self._dial = Dial(address, token, tls, timeout_s)
+        self._channel = self._dial.open()
+
+    def sessions(self) -> tuple[ObservedSession, ...]:
+        """Return the open sessions of this package's and rlmesh's protocols, the oldest first.
+
+        Raises:
+            CapacityError: The endpoint is asked too often.
+            ConfigurationError: It lets nobody observe.
+            EndpointError: It does not answer, or refuses; the message says why.
+        """
+        try:
+            return wire.parse_sessions(self._ask(wire.LIST, wire.pack_list_request()))
+        except CodecError as error:
+            raise RemoteProtocolError(f"the answer tells of no sessions: {error}") from error
+
+    def render(self, session: str, lane: int = 0) -> bytes:
+        """Return a picture of a lane between two of its steps, as PNG.
+
+        The session's next step waits for it.
+
+        Args:
+            session: Its name.
+            lane: Index.
+
+        Raises:
+            CapacityError: The session is asked too often, or by others just now.
+            CodecError: There is no such lane in any session.
+            EndpointLostError: No such session is open.
+            ConfigurationError: The endpoint lets nobody observe.
+            EndpointError: There is no picture, or no answer; the message says why.
+        """
+        data = wire.pack_render(session, lane)
+        try:
+            return wire.parse_picture(self._ask(wire.RENDER, data))
+        except CodecError as error:
+            raise RemoteProtocolError(f"the answer is no picture: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the endpoint. Idempotent."""
+        self._channel.close()
+
+    def _ask(self, path: str, data: bytes) -> bytes:
+        dial = self._dial
+        try:
+            reply: bytes = self._channel.unary_unary(path)(
+                data, timeout=dial.timeout_s, metadata=dial.metadata
+            )
+        except grpc.RpcError as error:
+            raise _translated(error, dial.address) from error
+        return reply
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _translated(error: grpc.RpcError, address: str) -> EndpointError | ConfigurationError:
+    code = error.code() if isinstance(error, grpc.Call) else None
+    details = (error.details() or "") if isinstance(error, grpc.Call) else ""
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ConfigurationError(f"{address}: {_NONE_HERE}")
+    if code is grpc.StatusCode.NOT_FOUND:
+        return EndpointLostError(details, address)
+    if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
+        return EndpointError(details, address)
+    return translate(error, address)

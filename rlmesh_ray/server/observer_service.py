@@ -1,0 +1,220 @@
+"""The shell of ObserverService: what others than a session's client see of it.
+
+Rule 1: to list sessions asks no worker; what they have noted down is read.
+Rule 2: a picture is none of the session's requests, and has no deadline once it has begun. It costs
+the session its own time, so there is one at a time, and so many a second.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.outcomes import Failure
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.env_calls import OpenSession
+from rlmesh_ray.server.env_exchange import EnvExchange
+from rlmesh_ray.server.error_text import parsed
+from rlmesh_ray.server.log_context import current, short_name
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire import observe_v1 as wire
+from rlmesh_ray.wire.observe_v1 import ObservedSession
+
+MAX_A_SECOND = 10
+"""Pictures of a session, and lists at an endpoint; as many at once after a pause."""
+
+
+class TokenBucket:
+    """Lets something happen so many times a second.
+
+    Args:
+        rate: How many; as many at once after a pause.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, rate: int, clock: Callable[[], float]) -> None:
+        self._rate = self._tokens = float(rate)
+        self._clock = clock
+        self._looked_s = clock()
+
+    def take(self) -> bool:
+        """Return whether it may happen now, and count it."""
+        now_s = self._clock()
+        grown = (now_s - self._looked_s) * self._rate
+        self._tokens, self._looked_s = min(self._rate, self._tokens + grown), now_s
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why an observer gets nothing."""
+
+    code: grpc.StatusCode
+    message: str
+
+
+class _Observed:
+    """An open session, as observers see it."""
+
+    def __init__(
+        self,
+        peer: str,
+        dialect: str,
+        exchange: EnvExchange,
+        turns: OpenSession,
+        renders: TokenBucket,
+    ) -> None:
+        self._peer, self._dialect = peer, dialect
+        self._exchange = exchange
+        self._turns = turns
+        self._renders = renders
+        self._since_ns = time.time_ns()
+
+    def report(self, name: str) -> ObservedSession:
+        """Return what it does."""
+        host = self._exchange.host
+        counts, done = host.episode_counts, host.counts.read()
+        episodes = zip(self._exchange.episodes, counts.is_tracked, strict=True)
+        return ObservedSession(
+            name,
+            self._peer,
+            self._since_ns,
+            self._dialect,
+            host.counts.transport,
+            tuple(each.episode_id if each and is_tracked else "" for each, is_tracked in episodes),
+            tuple(counts.step_counts.tolist()),
+            tuple(counts.cumulative_rewards.tolist()),
+            done.num_steps,
+            done.lane_steps,
+            host.counts.resets,
+            done.episodes,
+            done.deviations,
+        )
+
+    async def draw(self, lane: int) -> bytes | _Refusal:
+        """Return a picture of a lane, when its turn has come."""
+        if self._turns.is_observed:
+            return _exhausted("a picture of this session is being rendered; ask again after it")
+        if not self._renders.take():
+            return _exhausted(
+                f"a session gives {MAX_A_SECOND} pictures a second, since each of them delays it; "
+                "ask less often"
+            )
+        outcome = await self._turns.observe(partial(self._exchange.host.observe, lane))
+        if outcome is None:
+            return _gone()
+        if isinstance(outcome, Failure):
+            return _unable(f"the session has no picture to give: {outcome.message}")
+        if outcome.png is None:
+            return _unable(
+                f"the environment has rendered nothing of lane {lane}; ask again when the lane has "
+                "been reset"
+            )
+        return outcome.png
+
+
+class ObserverService:
+    """Answers the two calls of ObserverService, for the sessions of one EnvService.
+
+    For the serving loop.
+
+    Args:
+        contract: What the endpoint promises.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, contract: EnvContract, clock: Callable[[], float] = time.monotonic) -> None:
+        self._contract = contract
+        self._clock = clock
+        self._open: dict[str, _Observed] = {}
+        self._lists = TokenBucket(MAX_A_SECOND, clock)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return what a gRPC server dispatches to."""
+        calls = {
+            "List": grpc.unary_unary_rpc_method_handler(self.list),
+            "Render": grpc.unary_unary_rpc_method_handler(self.render),
+        }
+        return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
+
+    def open(
+        self, peer: str, dialect: str, exchange: EnvExchange, turns: OpenSession
+    ) -> Callable[[], None]:
+        """Let a session be observed, until what is returned is called, once or more.
+
+        Args:
+            peer: Its client.
+            dialect: What that speaks.
+            exchange: The session itself.
+            turns: Of what is done in it.
+        """
+        _, name = current()
+        while not name or name in self._open:  # a replay has the same
+            name = short_name("")
+        renders = TokenBucket(MAX_A_SECOND, self._clock)
+        self._open[name] = _Observed(peer, dialect, exchange, turns, renders)
+
+        def close() -> None:
+            self._open.pop(name, None)
+
+        return close
+
+    async def list(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Return what the open sessions do."""
+        del data  # the request says nothing
+        if not self._lists.take():
+            await _refuse(
+                context,
+                _exhausted(f"{MAX_A_SECOND} lists a second are told here; ask less often"),
+            )
+        return wire.pack_sessions(session.report(name) for name, session in self._open.items())
+
+    async def render(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Return a picture of a session's lane."""
+        asked = parsed(wire.parse_render, data)
+        del data
+        if isinstance(asked, CodecError):
+            refusal = _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
+            await _refuse(context, refusal)
+            raise AssertionError("abort raises")
+        picture = await self._render(*asked)
+        if isinstance(picture, _Refusal):
+            await _refuse(context, picture)
+            raise AssertionError("abort raises")
+        return wire.pack_picture(picture)
+
+    async def _render(self, name: str, lane: int) -> bytes | _Refusal:
+        session, contract = self._open.get(name), self._contract
+        if session is None:
+            return _gone()
+        if lane >= contract.num_envs:
+            message = f"lane {lane} is not in [0, {contract.num_envs})"
+            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+        if contract.render_mode != "rgb_array":
+            return _unable(
+                f"the environment has render mode {contract.render_mode or 'none'}, which gives no "
+                "pictures; serve it with render_mode='rgb_array' "
+                '(--env-kwargs \'{"render_mode": "rgb_array"}\')'
+            )
+        return await session.draw(lane)
+
+
+def _gone() -> _Refusal:
+    message = "no such session is open (any more); list them again"
+    return _Refusal(grpc.StatusCode.NOT_FOUND, message)
+
+
+def _unable(message: str) -> _Refusal:
+    return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, message)
+
+
+def _exhausted(message: str) -> _Refusal:
+    return _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+
+
+async def _refuse(context: grpc.aio.ServicerContext, refusal: _Refusal) -> None:
+    await context.abort(refusal.code, refusal.message)

@@ -1,0 +1,230 @@
+"""How often observers are served, and what they are told instead."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind, RenderOutcome
+from rlmesh_ray.rpc import grpc
+from rlmesh_ray.server.env_calls import OpenSession
+from rlmesh_ray.server.observer_service import MAX_A_SECOND, ObserverService, TokenBucket
+from rlmesh_ray.wire import observe_v1 as wire
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_so_many_happen_a_second_and_as_many_at_once_after_a_pause() -> None:
+    clock = Clock()
+    bucket = TokenBucket(4, clock)
+
+    assert [bucket.take() for _ in range(5)] == [True] * 4 + [False]
+    clock.now_s += 0.24
+    assert not bucket.take()
+    clock.now_s += 0.01
+    assert [bucket.take() for _ in range(2)] == [True, False]
+    clock.now_s += 3600.0
+    assert [bucket.take() for _ in range(5)] == [True] * 4 + [False]
+
+
+class Refused(Exception):
+    """Raised by a call's ``abort``."""
+
+
+class Context:
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Refused(code.name, details)
+
+
+class Host:
+    """Of an environment that is drawn as soon as ``gate`` is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.outcome: RenderOutcome | Failure = RenderOutcome(b"png")
+        self.drawn: list[int] = []
+
+    async def observe(self, lane: int) -> RenderOutcome | Failure:
+        self.drawn.append(lane)
+        await self.gate.wait()
+        return self.outcome
+
+
+class Endpoint:
+    """A service with one session of two lanes."""
+
+    def __init__(self, render_mode: str = "rgb_array") -> None:
+        self.clock = Clock()
+        contract: Any = SimpleNamespace(num_envs=2, render_mode=render_mode)
+        self.service = ObserverService(contract, self.clock)
+        self.host = Host()
+        host: Any = self.host
+        exchange: Any = SimpleNamespace(host=host)
+        self.turns = OpenSession(host)
+        self.end = self.service.open("peer", "dialect", exchange, self.turns)
+        (self.name,) = self.service._open
+
+    async def render(self, lane: int = 0, name: str = "") -> bytes:
+        context: Any = Context()
+        data = wire.pack_render(name or self.name, lane)
+        return wire.parse_picture(await self.service.render(data, context))
+
+
+Scenario = Callable[[Endpoint], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario, **options: str) -> None:
+    async def run() -> None:
+        await scenario(Endpoint(**options))
+
+    asyncio.run(run())
+
+
+async def settle() -> None:
+    for _ in range(9):
+        await asyncio.sleep(0)
+
+
+def test_a_session_is_drawn_so_many_times_a_second() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        endpoint.host.gate.set()
+        for _ in range(MAX_A_SECOND):
+            assert await endpoint.render(1) == b"png"
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 pictures a second.*less often"):
+            await endpoint.render(1)
+        endpoint.clock.now_s += 1 / MAX_A_SECOND + 1e-6
+        assert await endpoint.render(1) == b"png"
+        assert endpoint.host.drawn == [1] * (MAX_A_SECOND + 1)
+
+    play(scenario)
+
+
+def test_sessions_are_listed_so_many_times_a_second() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        endpoint.end()
+        context: Any = Context()
+        for _ in range(MAX_A_SECOND):
+            assert await endpoint.service.list(b"", context) == b""
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 lists a second"):
+            await endpoint.service.list(b"", context)
+        endpoint.clock.now_s += 1.0
+        assert await endpoint.service.list(b"", context) == b""
+
+    play(scenario)
+
+
+def test_a_session_is_drawn_once_at_a_time_and_who_hangs_up_does_not_change_that() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        drawing = asyncio.ensure_future(endpoint.render())
+        await settle()
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*is being rendered"):
+            await endpoint.render()
+        drawing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await drawing
+        with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*is being rendered"):
+            await endpoint.render()
+        endpoint.host.gate.set()
+        await settle()
+        assert await endpoint.render() == b"png"
+
+    play(scenario)
+
+
+def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_life() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        async def answer() -> str:
+            return "answer"
+
+        drawing = asyncio.ensure_future(endpoint.render())
+        await settle()
+        asking = asyncio.ensure_future(endpoint.turns.in_turn(answer))
+        await settle()
+        assert not asking.done()
+        assert not endpoint.turns.is_called
+        endpoint.host.gate.set()
+        assert await asking == "answer"
+        assert await drawing == b"png"
+
+    play(scenario)
+
+
+def test_who_hangs_up_before_the_turn_has_come_costs_the_session_nothing() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        async def answer() -> None:
+            drawing = asyncio.ensure_future(endpoint.render())
+            await settle()
+            drawing.cancel()
+            await settle()
+
+        await endpoint.turns.in_turn(answer)
+        await settle()
+        assert endpoint.host.drawn == []
+
+    play(scenario)
+
+
+def test_the_end_of_a_session_ends_its_pictures() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        drawing = asyncio.ensure_future(endpoint.render())
+        await settle()
+        endpoint.end()
+        endpoint.turns.close()
+        for asked in (drawing, endpoint.render()):
+            with pytest.raises(Refused, match="NOT_FOUND"):
+                await asked
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        (Failure(FailureKind.RAISED, "no display"), "no picture to give: no display"),
+        (RenderOutcome(None), "rendered nothing of lane 0"),
+    ],
+)
+def test_where_there_is_no_picture_the_reason_is_told(outcome: Any, why: str) -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        endpoint.host.outcome = outcome
+        endpoint.host.gate.set()
+        with pytest.raises(Refused, match=f"FAILED_PRECONDITION.*{why}"):
+            await endpoint.render()
+
+    play(scenario)
+
+
+def test_what_cannot_be_drawn_is_refused_before_the_session_hears_of_it() -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        with pytest.raises(Refused, match=r"INVALID_ARGUMENT.*lane 2 is not in \[0, 2\)"):
+            await endpoint.render(2)
+        with pytest.raises(Refused, match="NOT_FOUND"):
+            await endpoint.render(0, "another")
+        context: Any = Context()
+        with pytest.raises(Refused, match="INVALID_ARGUMENT"):
+            await endpoint.service.render(b"\xff", context)
+        assert endpoint.host.drawn == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("mode", "told"), [("", "none"), ("human", "human")])
+def test_an_environment_without_pictures_is_refused(mode: str, told: str) -> None:
+    async def scenario(endpoint: Endpoint) -> None:
+        with pytest.raises(
+            Refused,
+            match=f"FAILED_PRECONDITION.*render mode {told}, which gives no pictures; serve",
+        ):
+            await endpoint.render()
+        assert endpoint.host.drawn == []
+
+    play(scenario, render_mode=mode)

@@ -1,0 +1,99 @@
+"""What is asked between two steps never hides that a step is late."""
+
+import asyncio
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.envs.commands import RenderCommand, RenderReply
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.server.counts import EnvCounts
+from rlmesh_ray.server.session_log import FailureLog
+from rlmesh_ray.server.session_worker import SessionWorker
+from rlmesh_ray.transport.progress import Progress
+
+
+class BusyWorker:
+    """A worker at a step, which replies to nothing as long as nobody says so."""
+
+    is_sending = False
+    has_reply = False
+    contract = SimpleNamespace(num_envs=1)
+
+    def __init__(self) -> None:
+        self.progress = Progress.local(1)
+        self._ours, self._theirs = socket.socketpair()
+        self.was_killed = False
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def submit(self, command: object) -> None:
+        """Take it, and do nothing."""
+
+    def advance(self) -> bool:
+        return self.has_reply
+
+    def reply(self) -> None:
+        self.has_reply = True
+        self._theirs.send(b"x")
+
+    def receive(self) -> RenderReply:
+        return RenderReply(b"png")
+
+    def kill(self) -> None:
+        self.was_killed = True
+        self._ours.close()
+        self._theirs.close()
+
+
+def asked_aside(*, begins_later: bool, replies: bool) -> tuple[Any, BusyWorker]:
+    """Ask for a picture without a deadline during a step of 20 ms; return the answer."""
+
+    async def run() -> tuple[Any, BusyWorker]:
+        pool: Any = SimpleNamespace(
+            counts=EnvCounts(), num_sessions=1, failures=FailureLog(), spin=False
+        )
+        session = SessionWorker(pool, 0.0, 1)
+        process: Any = BusyWorker()
+        session.process = process
+
+        def begin() -> None:
+            process.progress.begin(1, 20)
+            if replies:
+                process.progress.end()
+                process.reply()
+
+        if begins_later:  # the endpoint has looked by then
+            asyncio.get_running_loop().call_soon(begin)
+        else:
+            begin()
+        answer = await session.call_aside(RenderCommand(), 0)
+        await session.make_idle(_never())
+        return answer, process
+
+    answer, process = asyncio.run(run())
+    if not process.was_killed:
+        process.kill()
+    return answer, process
+
+
+def _never() -> Any:
+    return SimpleNamespace(at_s=None, timeout_ms=0)
+
+
+@pytest.mark.parametrize("begins_later", [False, True], ids=["before", "at the same time"])
+def test_a_step_keeps_its_deadline_while_somebody_waits_behind_it(begins_later: bool) -> None:
+    answer, process = asked_aside(begins_later=begins_later, replies=False)
+
+    assert answer == Failure(FailureKind.TIMEOUT, "no result within 20 ms")
+    assert process.was_killed
+
+
+@pytest.mark.parametrize("begins_later", [False, True], ids=["before", "at the same time"])
+def test_who_waits_behind_a_step_has_its_own_answer(begins_later: bool) -> None:
+    answer, _ = asked_aside(begins_later=begins_later, replies=True)
+
+    assert answer == RenderReply(b"png")
