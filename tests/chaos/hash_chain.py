@@ -22,6 +22,8 @@ _WORD_BITS = 24
 _WORD_MASK = (1 << _WORD_BITS) - 1
 _NUM_WORDS = 6
 _MEAN_EPISODE = 24
+_FIRST_MARK = 1 << 20
+"""Above all actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Position:
         """Return where ``action`` leads."""
         digest = _digest(self.digest, action)
         return Position(self.incarnation, self.episode, self.step + 1, digest)
+
+    def marked(self, number: int) -> "Position":
+        """Return where a mark leads, which is no step."""
+        digest = _digest(self.digest, _FIRST_MARK + number)
+        return Position(self.incarnation, self.episode, self.step, digest)
 
     @property
     def is_terminated(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,10 @@ class History:
             ends=[bool(terminated), bool(truncated)],
         )
 
+    def marked(self, lane: str, number: int, observation: Iterable[float]) -> None:
+        """A call that marks the lane was answered."""
+        self._write(lane, "marked", number=number, observation=observation)
+
     def lost(self, lane: str, cause: str) -> None:
         """The client was told that the lane's episode is over without its end."""
         self._write(lane, "lost", cause=cause)
@@ -80,6 +85,8 @@ class Verdict:
     num_episodes: int = 0
     num_lost: int = 0
     num_faults: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """Of the episodes that were lost."""
     violations: list[str] = field(default_factory=list)
 
 
@@ -138,8 +145,15 @@ class Checker:
         known, seen = self._positions.get(record["lane"]), Position.read(record["observation"])
         return "" if known == seen else f"what followed {known} goes on from {seen}"
 
+    def _marked(self, record: dict[str, Any]) -> str:
+        before, seen = self._positions.get(record["lane"]), Position.read(record["observation"])
+        wanted = before and before.marked(record["number"])
+        self._positions[record["lane"]] = seen
+        return "" if seen == wanted else f"a mark leads from {before} to {wanted}, not to {seen}"
+
     def _lost(self, record: dict[str, Any]) -> str:
         self._positions.pop(record["lane"], None)
+        self.verdict.causes[record["cause"]] += 1
         self.verdict.num_lost += 1
         return ""
 

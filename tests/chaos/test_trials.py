@@ -18,6 +18,9 @@ NUM_TRIALS = {
     "kill_worker-runner-shared_memory": 3,
     "kill_endpoint-agents-lockstep-shared_memory": 2,
     "freeze_worker-vector-shared_memory": 2,
+    "slow_env-vector-shared_memory": 2,
+    "raising_env-runner-messages": 3,
+    "calls-vector-shared_memory": 5,
 }
 ROWS_BY_NAME = {row.name: row for row in ROWS}
 
