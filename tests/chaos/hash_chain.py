@@ -134,6 +134,16 @@ def joint_action(left: Any, right: Any) -> int:
     return int(left) * NUM_ACTIONS + int(right)
 
 
+def action_at(position: Position) -> int:
+    """Return what the served policy does there."""
+    return position.digest % NUM_ACTIONS
+
+
+def act(observations: Any) -> Any:
+    """The policy that is served: a batch of observations in, a batch of actions out."""
+    return np.array([action_at(Position.read(each)) for each in observations])
+
+
 def _digest(*numbers: int) -> int:
     text = ",".join(map(str, numbers)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=2 * _WORD_BITS // 8).digest())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tests.chaos.hash_chain import Position
+from tests.chaos.hash_chain import Position, action_at
 
 _MOST_SHOWN = 20
 
@@ -60,6 +60,14 @@ class History:
     def lost(self, lane: str, cause: str) -> None:
         """The client was told that the lane's episode is over without its end."""
         self._write(lane, "lost", cause=cause)
+
+    def predicted(self, lane: str, observation: Iterable[float], action: int) -> None:
+        """A served policy that does what ``action_at`` says was asked, and answered."""
+        self._write(lane, "predicted", observation=observation, action=int(action))
+
+    def wrong(self, what: str) -> None:
+        """Something was seen that must not be."""
+        self._write("", "wrong", what=what)
 
     def fault(self, kind: str) -> None:
         """A fault was injected."""
@@ -156,6 +164,14 @@ class Checker:
         self.verdict.causes[record["cause"]] += 1
         self.verdict.num_lost += 1
         return ""
+
+    def _predicted(self, record: dict[str, Any]) -> str:
+        self.verdict.num_steps += 1
+        wanted = action_at(Position.read(record["observation"]))
+        return "" if record["action"] == wanted else f"the policy wants {wanted}, not {record}"
+
+    def _wrong(self, record: dict[str, Any]) -> str:
+        return str(record["what"])
 
     def _fault(self, _record: dict[str, Any]) -> str:
         self.verdict.num_faults += 1

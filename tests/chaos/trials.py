@@ -11,6 +11,7 @@ import datetime
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -38,6 +39,7 @@ from tests.chaos.scoreboard import (
     result_line,
     write_page,
 )
+from tests.chaos.token_trials import rotate_tokens
 from tests.chaos.vector_client import (
     NUM_LANES,
     TIMEOUT_S,
@@ -217,12 +219,31 @@ def run(row: Row, num_trials: int, seed: int, folder: Path) -> tuple[Verdict, li
         raise RowNotRunError(f"network namespaces need {reason}")
     path = folder / f"{row.name}.jsonl"
     history = History(path)
-    trials = Trials(row, history, seed)
     try:
-        trials.run(num_trials, lambda address: _client(row, address, history, seed))
+        resumed_s = _trials_of(row)(row, num_trials, history, seed)
     finally:
         history.close()
-    return check_file(path), trials.resumed_s
+    verdict = check_file(path)
+    allowed = re.compile(FAULTS[row.fault].may_cut_short)
+    for cause, count in verdict.causes.items():
+        if not allowed.search(cause):
+            verdict.violations.append(f"{count} episodes were cut short: {cause}")
+    return verdict, resumed_s
+
+
+def _trials_of(row: Row) -> Callable[[Row, int, History, int], list[float]]:
+    """Return what runs the trials of a row, and returns how long it took until answers came."""
+    if row.fault in _FAULTS_ON_RAY:
+        from tests.chaos import ray_trials
+
+        return ray_trials.TRIALS[f"{row.fault}-{row.client}"]
+    return rotate_tokens if row.fault == "rotate_tokens" else _run_trials
+
+
+def _run_trials(row: Row, num_trials: int, history: History, seed: int) -> list[float]:
+    trials = Trials(row, history, seed)
+    trials.run(num_trials, lambda address: _client(row, address, history, seed))
+    return trials.resumed_s
 
 
 def _client(row: Row, address: str, history: History, seed: int) -> Client:
@@ -253,6 +274,8 @@ class Fault:
     clients: Sequence[str] = ("vector", "runner", "runner-lockstep", "agents", "agents-lockstep")
     roads: Sequence[bool] = (True, False)
     """Whether over shared memory."""
+    may_cut_short: str = ""
+    """What the causes of episodes' ends without an end must hold, a regular expression."""
 
 
 _LINK_TEXT = "between two network namespaces (a thread passes packets on between TUN devices)"
@@ -282,7 +305,36 @@ FAULTS = {
         ["vector"],
         [True],
     ),
+    "node_loss": Fault(
+        30,
+        "a node of a Ray cluster, with endpoints, is killed; another one comes",
+        ["runner"],
+        [True],
+    ),
+    "rotate_tokens": Fault(
+        30,
+        "the token is replaced in the server's file and the client's; no call may fail",
+        ["vector"],
+    ),
+    "drain": Fault(
+        30,
+        "a fleet gets an endpoint, then drains it (`EnvFleet.scale`); nothing may fail",
+        ["runner"],
+        [True],
+        "to leave endpoint",
+    ),
+    "rolling_restart": Fault(
+        30,
+        "runner: simulators of a pool are stopped in turns (`serve-env --leave-time`) and started "
+        "again, nothing may fail; model: `ModelFleet.restart` of replicas behind a gateway, and "
+        "what is counted are predictions, of which none may fail; cut short are sessions that did "
+        "not open, since the gateway had not yet heard of the restart, and were dialed again",
+        ["runner", "model"],
+        [False],
+        "to leave endpoint|takes no new sessions|has gone",
+    ),
 }
+_FAULTS_ON_RAY = ("node_loss", "drain", "rolling_restart")
 _FAULTS_OF_CALLS = ("cut_road", "cut_join", "kill_worker")
 ROWS = tuple(
     Row(name, client, shared_memory, fault.num_trials)

@@ -47,6 +47,7 @@ class VectorClient:
         shared_memory: See RemoteVectorEnv.
         seed: Of the actions.
         token: What it shows.
+        name: What the names of its lanes begin with.
     """
 
     def __init__(
@@ -57,9 +58,13 @@ class VectorClient:
         shared_memory: bool,
         seed: int,
         token: TokenFile | None = None,
+        name: str = "",
     ) -> None:
         self._address, self._history = address, history
         self._shared_memory, self._token = shared_memory, token
+        self._name = name
+        self.failures: list[str] = []
+        """What went wrong, and was survived."""
         self._actions = np.random.default_rng(seed)
         self._env: RemoteVectorEnv | None = None
         self._running: set[int] = set()
@@ -117,7 +122,7 @@ class VectorClient:
                 self._begin(lane, observation)
                 continue
             self._history.stepped(
-                str(lane),
+                self._lane(lane),
                 actions[lane],
                 observation,
                 rewards[lane],
@@ -128,14 +133,29 @@ class VectorClient:
                 self._running.discard(lane)
 
     def _begin(self, lane: int, observation: Any) -> None:
-        self._history.began(str(lane), observation)
+        self._history.began(self._lane(lane), observation)
         self._running.add(lane)
 
+    def _lane(self, lane: int) -> str:
+        return f"{self._name}{lane}"
+
     def _lose(self, error: Exception) -> None:
+        self.failures.append(str(error))
         for lane in sorted(self._running):
-            self._history.lost(str(lane), str(error))
+            self._history.lost(self._lane(lane), str(error))
         self._running.clear()
         self._must_reset = True
+
+
+class VisitingClient(VectorClient):
+    """Opens a session for each ``advance``, and ends it."""
+
+    def advance(self) -> bool:
+        """Take some steps in a new session."""
+        is_answered = super().advance()
+        self._running.clear()
+        self.close()
+        return is_answered
 
 
 class CallingClient(VectorClient):
@@ -152,9 +172,9 @@ class CallingClient(VectorClient):
             number = int(self._actions.integers(_MOST_MARKS))
             for lane, observation in enumerate(env.call("mark", number)):
                 if lane in self._running:
-                    self._history.marked(str(lane), number, observation)
+                    self._history.marked(self._lane(lane), number, observation)
 
     def _see(self, observations: Iterable[Any]) -> None:
         for lane, observation in enumerate(observations):
             if lane in self._running:
-                self._history.continued(str(lane), observation)
+                self._history.continued(self._lane(lane), observation)
