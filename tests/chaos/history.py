@@ -22,7 +22,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("w")
+        self._file: IO[str] = path.open("w", buffering=1)  # its process may be killed
         self._lock = threading.Lock()
 
     def began(self, lane: str, observation: Iterable[float]) -> None:
@@ -72,6 +72,11 @@ class History:
     def fault(self, kind: str) -> None:
         """A fault was injected."""
         self._write("", "fault", fault=kind)
+
+    def take_over(self, path: Path) -> None:
+        """Append another history."""
+        with path.open() as lines, self._lock:
+            self._file.writelines(line for line in lines if line.endswith("\n"))
 
     def close(self) -> None:
         """Write what is not yet in the file."""

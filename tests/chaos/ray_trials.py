@@ -1,6 +1,8 @@
 """Trials on Ray: nodes that are lost, fleets that shrink, replicas and simulators that restart."""
 
 import contextlib
+import itertools
+import json
 import logging
 import random
 import subprocess
@@ -26,6 +28,7 @@ from rlmesh_ray.errors import EndpointError, RlmeshError
 from tests.chaos.driver import Driver
 from tests.chaos.hash_chain import HashChain, Position, act
 from tests.chaos.history import History
+from tests.chaos.rpc_training import DOUBLED, ENDING, NUM_LOST
 from tests.chaos.runners import RunnerClient
 from tests.chaos.scoreboard import Row
 from tests.chaos.vector_client import LIMIT_S, NUM_LANES, TIMEOUT_S
@@ -38,6 +41,10 @@ _NUM_SESSIONS = 4
 _SIMULATOR = "simulator"
 """The resource of the nodes that endpoints may be on."""
 _START_S = 120.0
+_NUM_ITERATIONS = 12
+_MOST_STARTS = 10
+_TRAINING_S = 600.0
+_MOST_SHOWN = 2000
 _NUM_PREDICTIONS = 16
 """Of a short session."""
 _ENV = "tests.chaos.hash_chain:HashChain"
@@ -167,6 +174,46 @@ def restart_replicas(row: Row, num_trials: int, history: History, seed: int) -> 
     return resumed_s
 
 
+def fail_calls(row: Row, num_trials: int, history: History, seed: int) -> list[float]:
+    """Run trainings while some of Ray's own calls fail."""
+    seeds = itertools.count(seed)
+    for _ in range(num_trials):
+        # Ray does not always survive its own start.
+        for _attempt in range(_MOST_STARTS):
+            if _train(row, history, next(seeds)):
+                break
+        else:
+            raise TimeoutError(f"Ray did not start {_MOST_STARTS} times")
+    return []
+
+
+def _train(row: Row, history: History, seed: int) -> bool:
+    """Run a training; return whether it has begun."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.chaos.rpc_training"]
+        command += [folder, str(_NUM_ITERATIONS), str(seed)]
+        training = subprocess.run(
+            command, timeout=_TRAINING_S, capture_output=True, text=True, check=False
+        )
+        paths = sorted(Path(folder).glob("*.jsonl"))
+        if training.returncode and not paths:
+            return False
+        history.fault(row.fault)
+        for path in paths:
+            history.take_over(path)
+    if training.returncode:
+        history.wrong(f"a training has failed: {training.stderr[-_MOST_SHOWN:]}")
+        return True
+    found = json.loads(training.stdout.splitlines()[-1])
+    if found[ENDING]:
+        history.lost("", found[ENDING])
+    for text in found[DOUBLED]:
+        history.wrong(text)
+    for _ in range(found[NUM_LOST]):
+        history.lost("", "a sample did not reach the algorithm")
+    return True
+
+
 class PredictingClient:
     """Opens a session for each ``advance`` and asks for predictions; no prediction may fail.
 
@@ -219,6 +266,7 @@ TRIALS: Mapping[str, Callable[[Row, int, History, int], list[float]]] = {
     "drain-runner": scale_fleet,
     "rolling_restart-runner": restart_simulators,
     "rolling_restart-model": restart_replicas,
+    "ray_rpc-training": fail_calls,
 }
 """By fault and client: runs trials; returns how long each took until answers came again."""
 

@@ -333,8 +333,16 @@ FAULTS = {
         [False],
         "to leave endpoint|takes no new sessions|has gone",
     ),
+    "ray_rpc": Fault(
+        5,
+        "PPO trains with two runners while 12 % of Ray's own calls fail "
+        "(`RAY_testing_rpc_failure`); what runners sample is checked, and that nothing reaches the "
+        "algorithm twice; cut short are samples whose way there Ray has lost, too",
+        ["training"],
+        [True],
+    ),
 }
-_FAULTS_ON_RAY = ("node_loss", "drain", "rolling_restart")
+_FAULTS_ON_RAY = ("ray_rpc", "node_loss", "drain", "rolling_restart")
 _FAULTS_OF_CALLS = ("cut_road", "cut_join", "kill_worker")
 ROWS = tuple(
     Row(name, client, shared_memory, fault.num_trials)
