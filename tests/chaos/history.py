@@ -69,6 +69,10 @@ class History:
         """Something was seen that must not be."""
         self._write("", "wrong", what=what)
 
+    def note(self, text: str) -> None:
+        """Something was measured that belongs into the scoreboard."""
+        self._write("", "noted", text=text)
+
     def fault(self, kind: str) -> None:
         """A fault was injected."""
         self._write("", "fault", fault=kind)
@@ -100,6 +104,7 @@ class Verdict:
     num_faults: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     """Of the episodes that were lost."""
+    notes: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
@@ -177,6 +182,10 @@ class Checker:
 
     def _wrong(self, record: dict[str, Any]) -> str:
         return str(record["what"])
+
+    def _noted(self, record: dict[str, Any]) -> str:
+        self.verdict.notes.append(record["text"])
+        return ""
 
     def _fault(self, _record: dict[str, Any]) -> str:
         self.verdict.num_faults += 1

@@ -262,13 +262,13 @@ class PredictingClient:
 
 
 TRIALS: Mapping[str, Callable[[Row, int, History, int], list[float]]] = {
-    "node_loss-runner": lose_nodes,
-    "drain-runner": scale_fleet,
-    "rolling_restart-runner": restart_simulators,
-    "rolling_restart-model": restart_replicas,
-    "ray_rpc-training": fail_calls,
+    "node_loss": lose_nodes,
+    "drain": scale_fleet,
+    "rolling_restart": restart_simulators,
+    "restart_replicas": restart_replicas,
+    "ray_rpc": fail_calls,
 }
-"""By fault and client: runs trials; returns how long each took until answers came again."""
+"""By fault: runs trials; returns how long each took until answers came again."""
 
 
 @contextmanager

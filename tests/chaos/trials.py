@@ -39,6 +39,7 @@ from tests.chaos.scoreboard import (
     result_line,
     write_page,
 )
+from tests.chaos.soak import soak
 from tests.chaos.token_trials import rotate_tokens
 from tests.chaos.vector_client import (
     NUM_LANES,
@@ -236,8 +237,8 @@ def _trials_of(row: Row) -> Callable[[Row, int, History, int], list[float]]:
     if row.fault in _FAULTS_ON_RAY:
         from tests.chaos import ray_trials
 
-        return ray_trials.TRIALS[f"{row.fault}-{row.client}"]
-    return rotate_tokens if row.fault == "rotate_tokens" else _run_trials
+        return ray_trials.TRIALS[row.fault]
+    return {"rotate_tokens": rotate_tokens, "soak": soak}.get(row.fault, _run_trials)
 
 
 def _run_trials(row: Row, num_trials: int, history: History, seed: int) -> list[float]:
@@ -325,13 +326,20 @@ FAULTS = {
     ),
     "rolling_restart": Fault(
         30,
-        "runner: simulators of a pool are stopped in turns (`serve-env --leave-time`) and started "
-        "again, nothing may fail; model: `ModelFleet.restart` of replicas behind a gateway, and "
-        "what is counted are predictions, of which none may fail; cut short are sessions that did "
-        "not open, since the gateway had not yet heard of the restart, and were dialed again",
-        ["runner", "model"],
+        "simulators of a pool are stopped in turns (`serve-env --leave-time`) and started again; "
+        "nothing may fail",
+        ["runner"],
+        [True],
+        "to leave endpoint",
+    ),
+    "restart_replicas": Fault(
+        30,
+        "a policy's replicas are restarted in turns (`ModelFleet.restart`) behind a gateway; what "
+        "is counted are predictions, of which none may fail; cut short are sessions that did not "
+        "open, since the gateway had not yet heard of the restart, and were dialed again",
+        ["model"],
         [False],
-        "to leave endpoint|takes no new sessions|has gone",
+        "takes no new sessions|has gone",
     ),
     "ray_rpc": Fault(
         5,
@@ -341,8 +349,17 @@ FAULTS = {
         ["training"],
         [True],
     ),
+    "soak": Fault(
+        0,
+        "no fault, and only on demand (`ROWS=soak SOAK_MINUTES=120 make chaos`): one client steps "
+        "in one session, another in session after session; violations are more and more "
+        "descriptors or threads, and, in an hour or more, memory that grows by more than 1 MB/h "
+        "and 0.5 KB a session; the trials are minutes",
+        ["vector"],
+        [True],
+    ),
 }
-_FAULTS_ON_RAY = ("ray_rpc", "node_loss", "drain", "rolling_restart")
+_FAULTS_ON_RAY = ("ray_rpc", "node_loss", "drain", "rolling_restart", "restart_replicas")
 _FAULTS_OF_CALLS = ("cut_road", "cut_join", "kill_worker")
 ROWS = tuple(
     Row(name, client, shared_memory, fault.num_trials)
@@ -358,10 +375,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rows", nargs="*", help="Beginnings of rows' names; all rows.")
     parser.add_argument("--seed", type=int, default=1, help="Of the moments and actions.")
     parser.add_argument("--trials", type=int, help="Of each row; by default a full run's.")
+    parser.add_argument("--soak-minutes", type=int, default=10, help="How long the soak lasts.")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="For histories.")
     parser.add_argument("--page", type=Path, help="Whose lines of these rows are replaced.")
     options = parser.parse_args(arguments)
-    chosen = [row for row in ROWS if row.name.startswith(tuple(options.rows) or "")]
+    chosen = [row for row in ROWS if row.name.startswith(tuple(options.rows))]
+    if not options.rows:
+        chosen = [row for row in ROWS if row.num_trials]
     if not chosen:
         parser.error(f"no row begins so; there are: {' '.join(row.name for row in ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -372,10 +392,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_violations = 0
     for row in chosen:
         when = f"{datetime.date.today()}, `ROWS={row.fault} SEED={options.seed} make chaos`"
+        num_trials = options.trials or row.num_trials or options.soak_minutes
         try:
-            verdict, resumed_s = run(
-                row, options.trials or row.num_trials, options.seed, options.out
-            )
+            verdict, resumed_s = run(row, num_trials, options.seed, options.out)
         except RowNotRunError as reason:
             verdict = Verdict()
             line = line_of_none(row, str(reason), when)
