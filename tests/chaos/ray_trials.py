@@ -24,7 +24,7 @@ from ray.cluster_utils import Cluster
 
 from rlmesh_ray import RemoteModel, TokenFile
 from rlmesh_ray.actors import EnvFleet, EnvPool, Gateway, ModelFleet
-from rlmesh_ray.errors import EndpointError, RlmeshError
+from rlmesh_ray.errors import EndpointError
 from tests.chaos.driver import Driver
 from tests.chaos.hash_chain import HashChain, Position, act
 from tests.chaos.history import History
@@ -231,17 +231,18 @@ class PredictingClient:
         self._route = gymnasium.vector.SyncVectorEnv([HashChain] * NUM_LANES)
 
     def advance(self) -> bool:
-        """Ask for predictions in a new session; one that is refused is dialed again."""
+        """Ask for predictions in a new session; one that does not open is dialed again."""
+        num_asked = 0
         try:
-            model = RemoteModel(self._gateway.address, token=self._gateway.token)
+            with RemoteModel(self._gateway.address, token=self._gateway.token) as model:
+                model.configure_route(self._route)
+                for num_asked in range(1, self._num_predictions + 1):  # noqa: B007
+                    self._ask(model)
         except EndpointError as error:
-            self._history.lost("", str(error))
-            return False
-        try:
-            with model:
-                self._ask(model)
-        except RlmeshError as error:
-            self._history.wrong(f"a prediction has failed: {error}")
+            if num_asked:
+                self._history.wrong(f"prediction {num_asked} of a session has failed: {error}")
+            else:
+                self._history.lost("", f"{type(error).__name__}: {error}")
             return False
         return True
 
@@ -252,13 +253,11 @@ class PredictingClient:
         """Do nothing: no session is open."""
 
     def _ask(self, model: RemoteModel) -> None:
-        model.configure_route(self._route)
-        for _ in range(self._num_predictions):
-            episodes = self._draws.integers(1, 2**20, size=NUM_LANES)
-            places = [Position.first(int(episode), 1) for episode in episodes]
-            observations = np.stack([place.observation() for place in places])
-            for observation, action in zip(observations, model.predict(observations), strict=True):
-                self._history.predicted("", observation, action)
+        episodes = self._draws.integers(1, 2**20, size=NUM_LANES)
+        places = [Position.first(int(episode), 1) for episode in episodes]
+        observations = np.stack([place.observation() for place in places])
+        for observation, action in zip(observations, model.predict(observations), strict=True):
+            self._history.predicted("", observation, action)
 
 
 TRIALS: Mapping[str, Callable[[Row, int, History, int], list[float]]] = {

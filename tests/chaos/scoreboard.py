@@ -15,7 +15,9 @@ to them: a step that is lost, done twice, answered with another one's answer, or
 episode is a violation. [Exactly once](exactly_once.md) says why there should be none.
 
 `ROWS=half_open SEED=1 make chaos` runs the rows whose names begin so; with `PAGE=docs/trials.md`
-their lines are replaced here. Each line tells when it was written, and by what.
+their lines are replaced here. Each line tells when it was written, where, and by what. *Resumed* is
+the time from the beginning of a fault, which may itself last for seconds, until the client was
+answered again; of drains and restarts, until they were done, too.
 
 """
 _COLUMNS = (

@@ -391,7 +391,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(above)
     num_violations = 0
     for row in chosen:
-        when = f"{datetime.date.today()}, `ROWS={row.fault} SEED={options.seed} make chaos`"
+        command = f"`ROWS={row.fault} SEED={options.seed} make chaos`"
+        when = f"{datetime.date.today()}, {os.cpu_count()} cores, {command}"
         num_trials = options.trials or row.num_trials or options.soak_minutes
         try:
             verdict, resumed_s = run(row, num_trials, options.seed, options.out)
