@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
             algorithm = _built(config)
             for _ in range(int(num_iterations)):
                 algorithm.train()
-            algorithm.stop()
+            # Not stopped: RLlib would wait for ever for a reply that Ray has lost.
         except ray.exceptions.RayError as error:  # RLlib does not survive all that Ray loses
             ending = f"Ray ends the training: {error}"
     ray.shutdown()

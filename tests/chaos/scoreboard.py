@@ -24,6 +24,8 @@ _COLUMNS = (
     *("fault", "client", "road", "trials", "steps", "episodes", "cut short", "violations"),
     *("resumed, p95 s", "run"),
 )
+_ROADS = {"grpc": "messages", "shared_memory": "shared memory", "tcp": "TCP"}
+"""For people."""
 _NUM_KEYS = 3
 """Columns that name a row."""
 
@@ -34,15 +36,15 @@ class Row:
 
     fault: str
     client: str
-    shared_memory: bool
+    road: str
+    """What its steps travel by: a value of the EnvServer's ``transport``."""
     num_trials: int
     """In a full run."""
 
     @property
     def name(self) -> str:
         """What it is called on the command line and in files."""
-        road = "shared_memory" if self.shared_memory else "messages"
-        return f"{self.fault}-{self.client}-{road}"
+        return f"{self.fault}-{self.client}-{self.road}"
 
 
 class RowNotRunError(Exception):
@@ -96,7 +98,7 @@ def write_page(path: Path, above: str, rows: Sequence[Row], lines: Iterable[str]
 
 
 def _keys(row: Row) -> tuple[str, ...]:
-    return row.fault, row.client, "shared memory" if row.shared_memory else "messages"
+    return row.fault, row.client, _ROADS.get(row.road, row.road)
 
 
 def _first_cells(line: str) -> tuple[str, ...]:

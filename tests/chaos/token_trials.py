@@ -34,14 +34,13 @@ def rotate_tokens(row: Row, num_trials: int, history: History, seed: int) -> lis
             "tests.chaos.hash_chain:HashChain",
             token_file=theirs,
             num_envs=NUM_LANES,
-            shared_memory=row.shared_memory,
+            transport=row.road,
         )
         stack.callback(endpoint.stop)
         clients = [
             kind(
                 endpoint.address,
                 history,
-                shared_memory=row.shared_memory,
                 seed=seed,
                 token=TokenFile(ours),
                 name=f"{kind.__name__} ",

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmesh_ray.transport.shared_memory_client import SharedMemoryClient
+from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.transport.direct_client import DirectClient
 from tests.chaos.chain_variants import give_order
 from tests.chaos.driver import Driver
 from tests.chaos.endpoint import GRACE_S, Endpoint
@@ -52,6 +53,7 @@ from tests.chaos.vector_client import (
 NUM_SESSIONS = 2
 """Of a runner."""
 _LAST_LOOKS = 3
+GRPC = "grpc"
 _NETWORK_FAULTS = ("half_open", "loss", "delay")
 _BLACKHOLE_S = 5.0
 _LOSS = 0.1
@@ -64,22 +66,22 @@ class OpenRoads:
     """The direct roads that clients of this process have open."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[SharedMemoryClient] = weakref.WeakSet()
+        self._known: weakref.WeakSet[DirectClient] = weakref.WeakSet()
 
     @contextmanager
     def watched(self) -> Iterator["OpenRoads"]:
         """Take notice of all that are opened meanwhile."""
-        begin: Any = SharedMemoryClient.__init__
+        begin: Any = DirectClient.__init__
 
-        def noting(road: SharedMemoryClient, *arguments: Any, **named: Any) -> None:
+        def noting(road: DirectClient, *arguments: Any, **named: Any) -> None:
             begin(road, *arguments, **named)
             self._known.add(road)
 
-        SharedMemoryClient.__init__ = noting  # type: ignore[method-assign,assignment]
+        DirectClient.__init__ = noting  # type: ignore[method-assign,assignment]
         try:
             yield self
         finally:
-            SharedMemoryClient.__init__ = begin  # type: ignore[method-assign]
+            DirectClient.__init__ = begin  # type: ignore[method-assign]
 
     def are_open(self) -> bool:
         """Tell whether there is any."""
@@ -156,7 +158,7 @@ class Trials:
         has_agents = self._row.client.startswith("agents")
         options: dict[str, Any] = {
             "num_envs": 1 if has_agents else NUM_LANES,
-            "shared_memory": self._row.shared_memory,
+            "transport": self._row.road,
         }
         env = "tests.chaos.hash_chain:Pair" if has_agents else "tests.chaos.hash_chain:HashChain"
         if self._row.fault in {"slow_env", "raising_env"}:
@@ -250,7 +252,7 @@ def _run_trials(row: Row, num_trials: int, history: History, seed: int) -> list[
 def _client(row: Row, address: str, history: History, seed: int) -> Client:
     if row.client == "vector":
         kind = CallingClient if row.fault == "calls" else VectorClient
-        return kind(address, history, shared_memory=row.shared_memory, seed=seed)
+        return kind(address, history, seed=seed)
     from tests.chaos.runners import RunnerClient  # brings Ray along
 
     kind_of_env, _, pace = row.client.partition("-")
@@ -273,44 +275,50 @@ class Fault:
     """In each row of a full run."""
     text: str
     clients: Sequence[str] = ("vector", "runner", "runner-lockstep", "agents", "agents-lockstep")
-    roads: Sequence[bool] = (True, False)
-    """Whether over shared memory."""
+    roads: Sequence[str] = (SHARED_MEMORY, GRPC)
+    """What the steps travel by: values of the EnvServer's ``transport``."""
     may_cut_short: str = ""
     """What the causes of episodes' ends without an end must hold, a regular expression."""
 
 
 _LINK_TEXT = "between two network namespaces (a thread passes packets on between TUN devices)"
 _FEW = ("vector", "runner")
+_ROADS = (SHARED_MEMORY, TCP, GRPC)
 FAULTS = {
-    "cut_road": Fault(260, "the socket of the shared memory is shut down", roads=[True]),
+    "cut_road": Fault(
+        260, "the socket of the shared memory is shut down", roads=[SHARED_MEMORY, TCP]
+    ),
     "cut_join": Fault(70, "the connections of the Join stream are reset"),
     "kill_worker": Fault(18, "the environments' processes are killed"),
     "kill_endpoint": Fault(12, "the endpoint is killed, and started again at its port"),
     "freeze_worker": Fault(4, "the environments' processes are stopped for up to 4 s"),
     "freeze_endpoint": Fault(2, "the endpoint is stopped for up to 4 s"),
-    "half_open": Fault(50, f"no packet passes for 5 s, {_LINK_TEXT}", _FEW, [False]),
+    "half_open": Fault(50, f"no packet passes for 5 s, {_LINK_TEXT}", _FEW, [TCP, GRPC]),
     "loss": Fault(
-        50, f"a tenth of the packets is lost for 0.5 to 3 s, {_LINK_TEXT}", _FEW, [False]
+        50, f"a tenth of the packets is lost for 0.5 to 3 s, {_LINK_TEXT}", _FEW, [TCP, GRPC]
     ),
     "delay": Fault(
-        50, f"packets take 0 to 0.1 s each way for 0.5 to 3 s, {_LINK_TEXT}", _FEW, [False]
+        50, f"packets take 0 to 0.1 s each way for 0.5 to 3 s, {_LINK_TEXT}", _FEW, [TCP, GRPC]
     ),
     "slow_env": Fault(
-        25, "a step takes up to 4 s: in time, longer than the timeout, longer than the grace", _FEW
+        25,
+        "a step takes up to 4 s: in time, longer than the timeout, longer than the grace",
+        _FEW,
+        _ROADS,
     ),
-    "raising_env": Fault(50, "a step raises, before or after it has done its work", _FEW),
+    "raising_env": Fault(50, "a step raises, before or after it has done its work", _FEW, _ROADS),
     "calls": Fault(
         150,
         "the client looks at its lanes, marks and renders them between steps, while the road or "
         "the Join stream is cut or the environments' process is killed",
         ["vector"],
-        [True],
+        [SHARED_MEMORY, TCP],
     ),
     "node_loss": Fault(
         30,
         "a node of a Ray cluster, with endpoints, is killed; another one comes",
         ["runner"],
-        [True],
+        [SHARED_MEMORY],
     ),
     "rotate_tokens": Fault(
         30,
@@ -321,7 +329,7 @@ FAULTS = {
         30,
         "a fleet gets an endpoint, then drains it (`EnvFleet.scale`); nothing may fail",
         ["runner"],
-        [True],
+        [SHARED_MEMORY],
         "to leave endpoint",
     ),
     "rolling_restart": Fault(
@@ -329,7 +337,7 @@ FAULTS = {
         "simulators of a pool are stopped in turns (`serve-env --leave-time`) and started again; "
         "nothing may fail",
         ["runner"],
-        [True],
+        [SHARED_MEMORY],
         "to leave endpoint",
     ),
     "restart_replicas": Fault(
@@ -338,7 +346,7 @@ FAULTS = {
         "is counted are predictions, of which none may fail; cut short are sessions that did not "
         "open, since the gateway had not yet heard of the restart, and were dialed again",
         ["model"],
-        [False],
+        [GRPC],
         "takes no new sessions|has gone",
     ),
     "ray_rpc": Fault(
@@ -347,7 +355,7 @@ FAULTS = {
         "(`RAY_testing_rpc_failure`); what runners sample is checked, and that nothing reaches the "
         "algorithm twice; cut short are samples whose way there Ray has lost, too",
         ["training"],
-        [True],
+        [SHARED_MEMORY],
     ),
     "soak": Fault(
         0,
@@ -356,16 +364,16 @@ FAULTS = {
         "descriptors or threads, and, in an hour or more, memory that grows by more than 1 MB/h "
         "and 0.5 KB a session; the trials are minutes",
         ["vector"],
-        [True],
+        [SHARED_MEMORY],
     ),
 }
 _FAULTS_ON_RAY = ("ray_rpc", "node_loss", "drain", "rolling_restart", "restart_replicas")
 _FAULTS_OF_CALLS = ("cut_road", "cut_join", "kill_worker")
 ROWS = tuple(
-    Row(name, client, shared_memory, fault.num_trials)
+    Row(name, client, road, fault.num_trials)
     for name, fault in FAULTS.items()
     for client in fault.clients
-    for shared_memory in fault.roads
+    for road in fault.roads
 )
 
 

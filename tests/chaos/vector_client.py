@@ -44,7 +44,6 @@ class VectorClient:
     Args:
         address: Of the endpoint.
         history: Is told what is seen.
-        shared_memory: See RemoteVectorEnv.
         seed: Of the actions.
         token: What it shows.
         name: What the names of its lanes begin with.
@@ -55,13 +54,12 @@ class VectorClient:
         address: str,
         history: History,
         *,
-        shared_memory: bool,
         seed: int,
         token: TokenFile | None = None,
         name: str = "",
     ) -> None:
         self._address, self._history = address, history
-        self._shared_memory, self._token = shared_memory, token
+        self._token = token
         self._name = name
         self.failures: list[str] = []
         """What went wrong, and was survived."""
@@ -104,7 +102,6 @@ class VectorClient:
                 token=self._token,
                 connect_timeout_s=LIMIT_S,
                 step_timeout_s=TIMEOUT_S,
-                shared_memory=None if self._shared_memory else False,
             )
         if self._must_reset:
             observations, _ = self._env.reset()
