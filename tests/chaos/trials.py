@@ -150,6 +150,8 @@ class Trials:
             address = self._endpoint.address if self._link else self._proxy.address
             client = make(address)
             with Driver(self._row.name, client) as driver:
+                if self._row.road != GRPC:
+                    driver.wait(self._roads.are_open, "no direct road was opened")
                 for _ in range(num_trials):
                     self._try(client, driver)
                 driver.see_answers(_LAST_LOOKS)
