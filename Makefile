@@ -126,12 +126,15 @@ nightly: setup $(SIMULATORS_VENV)/.ready
 	@mkdir -p docs
 	$(BIN)/python -m tests.simulators.nightly $(SIMULATORS) --page docs/simulators.md
 
-# ROWS='cut_join kill' chooses, by the beginnings of names, and leaves the page as it is; SEED=2 draws other moments. A full run takes
-# about 45 minutes.
+# ROWS='cut_join kill' chooses, by the beginnings of names, and leaves the page as it is, unless
+# PAGE=docs/trials.md says that the lines of these rows be replaced; SEED=2 draws other moments.
+# A full run takes about two hours; ROWS=soak SOAK_MINUTES=120 looks for what grows.
 ROWS ?=
+SOAK_MINUTES ?= 10
 SEED ?= 1
+PAGE ?= $(if $(ROWS),,docs/trials.md)
 chaos: setup
-	$(BIN)/python -m tests.chaos.trials $(ROWS) --seed $(SEED) $(if $(ROWS),,--page docs/trials.md)
+	$(BIN)/python -m tests.chaos.trials $(ROWS) --seed $(SEED) --soak-minutes $(SOAK_MINUTES) $(if $(PAGE),--page $(PAGE))
 
 # VERSIONS='--python 3.13 --kind lowest' chooses; what follows a -- goes to pytest.
 versions: setup

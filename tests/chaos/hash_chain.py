@@ -22,6 +22,8 @@ _WORD_BITS = 24
 _WORD_MASK = (1 << _WORD_BITS) - 1
 _NUM_WORDS = 6
 _MEAN_EPISODE = 24
+_FIRST_MARK = 1 << 20
+"""Above all actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class Position:
         """Return where ``action`` leads."""
         digest = _digest(self.digest, action)
         return Position(self.incarnation, self.episode, self.step + 1, digest)
+
+    def marked(self, number: int) -> "Position":
+        """Return where a mark leads, which is no step."""
+        digest = _digest(self.digest, _FIRST_MARK + number)
+        return Position(self.incarnation, self.episode, self.step, digest)
 
     @property
     def is_terminated(self) -> bool:
@@ -125,6 +132,16 @@ class Pair:
 def joint_action(left: Any, right: Any) -> int:
     """Return what both agents' actions are for their chain."""
     return int(left) * NUM_ACTIONS + int(right)
+
+
+def action_at(position: Position) -> int:
+    """Return what the served policy does there."""
+    return position.digest % NUM_ACTIONS
+
+
+def act(observations: Any) -> Any:
+    """The policy that is served: a batch of observations in, a batch of actions out."""
+    return np.array([action_at(Position.read(each)) for each in observations])
 
 
 def _digest(*numbers: int) -> int:

@@ -2,12 +2,13 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tests.chaos.hash_chain import Position
+from tests.chaos.hash_chain import Position, action_at
 
 _MOST_SHOWN = 20
 
@@ -21,7 +22,7 @@ class History:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("w")
+        self._file: IO[str] = path.open("w", buffering=1)  # its process may be killed
         self._lock = threading.Lock()
 
     def began(self, lane: str, observation: Iterable[float]) -> None:
@@ -52,13 +53,34 @@ class History:
             ends=[bool(terminated), bool(truncated)],
         )
 
+    def marked(self, lane: str, number: int, observation: Iterable[float]) -> None:
+        """A call that marks the lane was answered."""
+        self._write(lane, "marked", number=number, observation=observation)
+
     def lost(self, lane: str, cause: str) -> None:
         """The client was told that the lane's episode is over without its end."""
         self._write(lane, "lost", cause=cause)
 
+    def predicted(self, lane: str, observation: Iterable[float], action: int) -> None:
+        """A served policy that does what ``action_at`` says was asked, and answered."""
+        self._write(lane, "predicted", observation=observation, action=int(action))
+
+    def wrong(self, what: str) -> None:
+        """Something was seen that must not be."""
+        self._write("", "wrong", what=what)
+
+    def note(self, text: str) -> None:
+        """Something was measured that belongs into the scoreboard."""
+        self._write("", "noted", text=text)
+
     def fault(self, kind: str) -> None:
         """A fault was injected."""
         self._write("", "fault", fault=kind)
+
+    def take_over(self, path: Path) -> None:
+        """Append another history."""
+        with path.open() as lines, self._lock:
+            self._file.writelines(line for line in lines if line.endswith("\n"))
 
     def close(self) -> None:
         """Write what is not yet in the file."""
@@ -80,6 +102,9 @@ class Verdict:
     num_episodes: int = 0
     num_lost: int = 0
     num_faults: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """Of the episodes that were lost."""
+    notes: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
 
@@ -138,9 +163,28 @@ class Checker:
         known, seen = self._positions.get(record["lane"]), Position.read(record["observation"])
         return "" if known == seen else f"what followed {known} goes on from {seen}"
 
+    def _marked(self, record: dict[str, Any]) -> str:
+        before, seen = self._positions.get(record["lane"]), Position.read(record["observation"])
+        wanted = before and before.marked(record["number"])
+        self._positions[record["lane"]] = seen
+        return "" if seen == wanted else f"a mark leads from {before} to {wanted}, not to {seen}"
+
     def _lost(self, record: dict[str, Any]) -> str:
         self._positions.pop(record["lane"], None)
+        self.verdict.causes[record["cause"]] += 1
         self.verdict.num_lost += 1
+        return ""
+
+    def _predicted(self, record: dict[str, Any]) -> str:
+        self.verdict.num_steps += 1
+        wanted = action_at(Position.read(record["observation"]))
+        return "" if record["action"] == wanted else f"the policy wants {wanted}, not {record}"
+
+    def _wrong(self, record: dict[str, Any]) -> str:
+        return str(record["what"])
+
+    def _noted(self, record: dict[str, Any]) -> str:
+        self.verdict.notes.append(record["text"])
         return ""
 
     def _fault(self, _record: dict[str, Any]) -> str:

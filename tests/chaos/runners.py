@@ -16,13 +16,14 @@ from tests.chaos.history import History
 
 _NUM_STEPS = 16
 """Of one sample."""
+_FAILURES = "num_env_step_failures", "num_episodes_interrupted_lifetime"
 
 
 class RunnerClient:
     """A runner in this process, with several sessions; it recovers by itself.
 
     Args:
-        address: Of the endpoint.
+        place: The endpoint's address, or a fleet.
         history: Is told of the episodes.
         is_multi_agent: Whether the endpoint serves a ``Pair``.
         lockstep: See ``configure``.
@@ -33,16 +34,16 @@ class RunnerClient:
 
     def __init__(  # what a runner is made of
         self,
-        address: str,
+        place: Any,
         history: History,
         *,
-        is_multi_agent: bool,
-        lockstep: bool,
+        is_multi_agent: bool = False,
+        lockstep: bool = False,
         num_sessions: int,
         num_lanes: int,
         timeout_s: float,
     ) -> None:
-        self._history = history
+        self._episodes = EpisodeTeller(history)
         config = PPOConfig().env_runners(
             num_env_runners=0, num_envs_per_env_runner=num_sessions * num_lanes
         )
@@ -53,10 +54,8 @@ class RunnerClient:
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConfigurationWarning)
-            config = configure(config, address, lockstep=lockstep, step_timeout_s=timeout_s)
+            config = configure(config, place, lockstep=lockstep, step_timeout_s=timeout_s)
             self._runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
-        self._seen: set[str] = set()
-        """Episodes that have been returned in part."""
         self._must_reset = False
 
     def advance(self) -> bool:
@@ -64,18 +63,32 @@ class RunnerClient:
         must_reset, self._must_reset = self._must_reset, False
         chunks = self._runner.sample(num_timesteps=_NUM_STEPS, force_reset=must_reset)
         for chunk in chunks:
-            self._tell(chunk)
+            self._episodes.tell(chunk)
         return any(map(len, chunks))
 
     def begin_anew(self) -> None:
         """Have the next ``advance`` reset all lanes."""
         self._must_reset = True
 
+    def failures(self) -> list[str]:
+        """Return the names of the metrics that count what has broken, not what has moved."""
+        return [name for name in _FAILURES if name in self._runner.get_metrics()]
+
     def close(self) -> None:
         """Stop the runner."""
         self._runner.stop()
 
-    def _tell(self, chunk: SingleAgentEpisode | MultiAgentEpisode) -> None:
+
+class EpisodeTeller:
+    """Tells a history what is in episodes, whole ones or parts."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._seen: set[str] = set()
+        """Episodes that have been returned in part."""
+
+    def tell(self, chunk: SingleAgentEpisode | MultiAgentEpisode) -> None:
+        """Tell it of an episode, or of more of one."""
         observations, actions, rewards = _parts(chunk)
         lane = chunk.id_
         if lane in self._seen:

@@ -86,6 +86,24 @@ def test_what_happened_twice_or_never_is_found(path: Path) -> None:
     assert "leads from" in twice.violations[0]
 
 
+def test_a_mark_that_is_made_twice_or_never_is_found(path: Path) -> None:
+    history = History(path)
+    for number, marks in enumerate([[7], [7, 7], []]):
+        position = Position.first(number, 1)
+        history.began(str(number), position.observation())
+        for mark in marks:
+            position = position.marked(mark)
+        history.marked(str(number), 7, position.observation())
+    history.close()
+
+    verdict = check_file(path)
+
+    assert [text.partition(":")[0] for text in verdict.violations] == [
+        "record 4, lane 1",
+        "record 6, lane 2",
+    ]
+
+
 def test_an_episode_that_goes_on_after_it_was_given_up_is_found(path: Path) -> None:
     _, one, two, *_ = positions()
     history = History(path)

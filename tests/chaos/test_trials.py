@@ -13,11 +13,14 @@ NUM_TRIALS = {
     "cut_road-runner-shared_memory": 10,
     "cut_road-agents-shared_memory": 5,
     "cut_join-vector-shared_memory": 5,
-    "cut_join-runner-lockstep-messages": 3,
-    "kill_worker-vector-messages": 3,
+    "cut_join-runner-lockstep-grpc": 3,
+    "kill_worker-vector-grpc": 3,
     "kill_worker-runner-shared_memory": 3,
     "kill_endpoint-agents-lockstep-shared_memory": 2,
     "freeze_worker-vector-shared_memory": 2,
+    "slow_env-vector-shared_memory": 2,
+    "raising_env-runner-grpc": 3,
+    "calls-vector-tcp": 5,
 }
 ROWS_BY_NAME = {row.name: row for row in ROWS}
 

@@ -11,12 +11,10 @@ import datetime
 import logging
 import os
 import random
+import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 import weakref
@@ -24,219 +22,44 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import psutil
-
-from rlmesh_ray import RemoteVectorEnv
-from rlmesh_ray.errors import EndpointError, RemoteEnvError
+from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.transport.direct_client import DirectClient
-from tests.chaos.hash_chain import NUM_ACTIONS
+from tests.chaos.chain_variants import give_order
+from tests.chaos.driver import Driver
+from tests.chaos.endpoint import GRACE_S, Endpoint
 from tests.chaos.history import History, Verdict, check_file, shown
+from tests.chaos.link import Link, lacking
 from tests.chaos.proxy import Proxy
-from tests.loopback.eventually import eventually
-from tests.loopback.ports import free_address
+from tests.chaos.scoreboard import (
+    Row,
+    RowNotRunError,
+    head,
+    line_of_none,
+    result_line,
+    write_page,
+)
+from tests.chaos.soak import soak
+from tests.chaos.token_trials import rotate_tokens
+from tests.chaos.vector_client import (
+    NUM_LANES,
+    TIMEOUT_S,
+    CallingClient,
+    Client,
+    VectorClient,
+)
 
-TIMEOUT_S = 2.0
-"""Of the clients' steps."""
-GRACE_S = 0.5
-"""For how long a worker may go on after its deadline."""
-LIMIT_S = 60.0
-"""By then a client must have been answered again."""
-NUM_LANES = 2
 NUM_SESSIONS = 2
 """Of a runner."""
-_NUM_STEPS = 16
-"""Of a client, between two looks whether it is to stop."""
 _LAST_LOOKS = 3
-_PAUSE_S = 0.05
-"""Of a client, where the endpoint does not answer."""
-
-
-class Client(Protocol):
-    """Who steps hash chains, and tells a history what it sees."""
-
-    def advance(self) -> bool:
-        """Take some steps, or reset what was lost; return whether that was answered."""
-
-    def begin_anew(self) -> None:
-        """Have the next ``advance`` reset all lanes; for any thread."""
-
-    def close(self) -> None:
-        """Leave the endpoint."""
-
-
-class VectorClient:
-    """A RemoteVectorEnv that is opened again where its session breaks.
-
-    Args:
-        address: Of the endpoint.
-        history: Is told what is seen.
-        shared_memory: See RemoteVectorEnv.
-        seed: Of the actions.
-    """
-
-    def __init__(self, address: str, history: History, *, shared_memory: bool, seed: int) -> None:
-        self._address, self._history = address, history
-        self._shared_memory = shared_memory
-        self._actions = np.random.default_rng(seed)
-        self._env: RemoteVectorEnv | None = None
-        self._running: set[int] = set()
-        """Lanes with an episode."""
-        self._must_reset = True
-
-    def advance(self) -> bool:
-        """Take some steps; after a failure, reset all lanes, of another session perhaps."""
-        try:
-            self._advance()
-        except RemoteEnvError as error:
-            self._lose(error)
-            if not error.is_recoverable:
-                self.close()
-            return False
-        except EndpointError as error:
-            self._lose(error)
-            self.close()
-            threading.Event().wait(_PAUSE_S)
-            return False
-        return True
-
-    def begin_anew(self) -> None:
-        """Have the next ``advance`` reset all lanes."""
-        self._must_reset = True
-
-    def close(self) -> None:
-        """End the session, if there is one."""
-        if self._env is not None:
-            self._env.close()
-        self._env, self._must_reset = None, True
-
-    def _advance(self) -> None:
-        if self._env is None:
-            self._env = RemoteVectorEnv(
-                self._address,
-                connect_timeout_s=LIMIT_S,
-                step_timeout_s=TIMEOUT_S,
-                transport="auto" if self._shared_memory else "grpc",
-            )
-        if self._must_reset:
-            observations, _ = self._env.reset()
-            self._must_reset = False
-            for lane, observation in enumerate(observations):
-                self._begin(lane, observation)
-        for _ in range(_NUM_STEPS):
-            self._step(self._env)
-
-    def _step(self, env: RemoteVectorEnv) -> None:
-        actions = self._actions.integers(NUM_ACTIONS, size=NUM_LANES)
-        observations, rewards, terminated, truncated, _ = env.step(actions)
-        for lane, observation in enumerate(observations):
-            if lane not in self._running:  # it has reset itself
-                self._begin(lane, observation)
-                continue
-            self._history.stepped(
-                str(lane),
-                actions[lane],
-                observation,
-                rewards[lane],
-                terminated=terminated[lane],
-                truncated=truncated[lane],
-            )
-            if terminated[lane] or truncated[lane]:
-                self._running.discard(lane)
-
-    def _begin(self, lane: int, observation: Any) -> None:
-        self._history.began(str(lane), observation)
-        self._running.add(lane)
-
-    def _lose(self, error: Exception) -> None:
-        for lane in sorted(self._running):
-            self._history.lost(str(lane), str(error))
-        self._running.clear()
-        self._must_reset = True
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One kind of fault, met by one kind of client over one road."""
-
-    fault: str
-    client: str
-    shared_memory: bool
-    num_trials: int
-    """In a full run."""
-
-    @property
-    def name(self) -> str:
-        """What it is called on the command line and in files."""
-        road = "shared_memory" if self.shared_memory else "messages"
-        return f"{self.fault}-{self.client}-{road}"
-
-
-class Endpoint:
-    """An EnvServer in a process of its own, which keeps its port.
-
-    Args:
-        env: What it serves.
-        num_envs: Lanes of a session.
-        shared_memory: Whether it offers that.
-    """
-
-    def __init__(self, env: str, num_envs: int, *, shared_memory: bool) -> None:
-        self.address = free_address()
-        program = f"""
-            import threading
-            from rlmesh_ray import EnvServer
-            EnvServer(
-                {env!r}, num_envs={num_envs}, address={self.address!r},
-                step_grace_s={GRACE_S}, shared_memory={shared_memory},
-            ).start()
-            threading.Event().wait()
-        """
-        self._command = [sys.executable, "-c", textwrap.dedent(program)]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # `stop` closes it
-        self._process = self._started()
-        if not eventually(lambda: self._listens() or self._process.poll() is not None, LIMIT_S):
-            raise TimeoutError(f"the endpoint does not listen after {LIMIT_S:g} s")
-        if self._process.returncode is not None:
-            self._log.seek(0)
-            raise RuntimeError(f"the endpoint has ended: {self._log.read().decode()}")
-
-    @property
-    def pid(self) -> int:
-        """Of the endpoint's process."""
-        return self._process.pid
-
-    def workers(self) -> list[int]:
-        """Return the ids of the processes that its environments run in."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return [
-                child.pid
-                for child in psutil.Process(self.pid).children()
-                if "rlmesh_ray.envs.worker" in child.cmdline()
-            ]
-        return []
-
-    def kill(self) -> None:
-        """Kill it, and start it again."""
-        self._process.kill()
-        self._process.wait()
-        self._process = self._started()
-
-    def stop(self) -> None:
-        """End it."""
-        self._process.terminate()
-        self._process.wait()
-        self._log.close()
-
-    def _listens(self) -> bool:
-        host, _, port = self.address.rpartition(":")
-        with socket.socket() as probe:
-            return probe.connect_ex((host, int(port))) == 0
-
-    def _started(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(self._command, stdout=self._log, stderr=self._log)
+GRPC = "grpc"
+_NETWORK_FAULTS = ("half_open", "loss", "delay")
+_BLACKHOLE_S = 5.0
+_LOSS = 0.1
+_LONGEST_DELAY_S = 0.1
+_DISTURBANCE_S = 0.5, 3.0
+"""How long packets are lost or delayed: at least and at most."""
 
 
 class OpenRoads:
@@ -283,26 +106,34 @@ class Trials:
         self._row, self._history = row, history
         self._random = random.Random(f"{seed}, {row.name}")
         self._stack = contextlib.ExitStack()
-        self._num_advances = 0
-        self._failure: BaseException | None = None
-        self._is_over = threading.Event()
         self.resumed_s: list[float] = []
         """How long it took, after each fault, until the client had been answered again."""
         self._roads = OpenRoads()
-        has_agents = row.client.startswith("agents")
-        self._endpoint = Endpoint(
-            f"tests.chaos.hash_chain:{'Pair' if has_agents else 'HashChain'}",
-            1 if has_agents else NUM_LANES,
-            shared_memory=row.shared_memory,
-        )
+        self._link: Link | None = None
+        if row.fault in _NETWORK_FAULTS:
+            self._link = Link(seed)
+            self._stack.callback(self._link.close)
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        self._order = Path(folder) / "order"
+        self._endpoint = self._make_endpoint()
+        self._stack.callback(self._endpoint.stop)
         self._proxy = Proxy(self._endpoint.address)
+        self._stack.callback(self._proxy.close)
         self._inject: dict[str, Callable[[], None]] = {
-            "cut_road": self._cut_road,
+            "cut_road": self._roads.cut,
             "cut_join": self._proxy.cut,
             "kill_worker": lambda: self._signal(signal.SIGKILL, self._endpoint.workers()),
             "kill_endpoint": self._endpoint.kill,
             "freeze_worker": lambda: self._freeze(self._endpoint.workers()),
             "freeze_endpoint": lambda: self._freeze([self._endpoint.pid]),
+            "half_open": lambda: self._disturb("is_cut", True, _BLACKHOLE_S),
+            "loss": lambda: self._disturb("loss", _LOSS, self._random.uniform(*_DISTURBANCE_S)),
+            "delay": lambda: self._disturb(
+                "longest_delay_s", _LONGEST_DELAY_S, self._random.uniform(*_DISTURBANCE_S)
+            ),
+            "slow_env": lambda: self._order_trouble(f"{self._slow_s():.3f}"),
+            "raising_env": lambda: self._order_trouble("raise"),
+            "calls": lambda: self._inject[self._random.choice(_FAULTS_OF_CALLS)](),
         }
 
     def run(self, num_trials: int, make: Callable[[str], Client]) -> None:
@@ -316,52 +147,43 @@ class Trials:
             BaseException: The client's, for what it should have survived.
         """
         with self._stack, self._roads.watched():
-            self._stack.callback(self._endpoint.stop)
-            self._stack.callback(self._proxy.close)
-            client = make(self._proxy.address)
-            thread = threading.Thread(target=self._drive, args=(client,))
-            thread.start()
-            try:
+            address = self._endpoint.address if self._link else self._proxy.address
+            client = make(address)
+            with Driver(self._row.name, client) as driver:
+                if self._row.road != GRPC:
+                    driver.wait(self._roads.are_open, "no direct road was opened")
                 for _ in range(num_trials):
-                    self._try(client)
-                self._see_answers(_LAST_LOOKS)
-            finally:
-                self._is_over.set()
-                thread.join()
-                client.close()
+                    self._try(client, driver)
+                driver.see_answers(_LAST_LOOKS)
 
-    def _try(self, client: Client) -> None:
-        self._see_answers(1)
-        if self._row.fault == "cut_road":
+    def _make_endpoint(self) -> Endpoint:
+        has_agents = self._row.client.startswith("agents")
+        options: dict[str, Any] = {
+            "num_envs": 1 if has_agents else NUM_LANES,
+            "transport": self._row.road,
+        }
+        env = "tests.chaos.hash_chain:Pair" if has_agents else "tests.chaos.hash_chain:HashChain"
+        if self._row.fault in {"slow_env", "raising_env"}:
+            env = "tests.chaos.chain_variants:OrderedTrouble"
+            options["env_kwargs"] = {"path": str(self._order)}
+        if self._row.fault == "calls":
+            env = "tests.chaos.chain_variants:CalledChain"
+            options["allow_calls"] = ("look", "mark")
+        return Endpoint(env, link=self._link, **options)
+
+    def _try(self, client: Client, driver: Driver) -> None:
+        driver.see_answers(1)
+        if self._row.fault in {"cut_road", "calls"}:
             client.begin_anew()  # brings another road
-            self._wait(self._roads.are_open, "no direct road was opened")
+            driver.wait(self._roads.are_open, "no direct road was opened")
         threading.Event().wait(self._random.uniform(0.0, 0.02))
         began_s = time.monotonic()
         self._inject[self._row.fault]()
+        if self._row.fault in {"slow_env", "raising_env"}:
+            driver.wait(lambda: not self._order.exists(), "no environment was stepped")
         self._history.fault(self._row.fault)
-        self._see_answers(1)
+        driver.see_answers(1)
         self.resumed_s.append(time.monotonic() - began_s)
-
-    def _drive(self, client: Client) -> None:
-        try:
-            while not self._is_over.is_set():
-                self._num_advances += client.advance()
-        except BaseException as error:  # noqa: BLE001  # the main thread raises it
-            self._failure = error
-
-    def _see_answers(self, count: int) -> None:
-        """Wait until the client has come round so many times, beginning now."""
-        wanted = self._num_advances + count + 1
-        self._wait(lambda: self._num_advances >= wanted, "the client has stopped")
-
-    def _wait(self, condition: Callable[[], bool], complaint: str) -> None:
-        if not eventually(lambda: self._failure or condition(), LIMIT_S):
-            raise TimeoutError(f"{self._row.name}: {complaint} for {LIMIT_S:g} s")
-        if self._failure is not None:
-            raise self._failure
-
-    def _cut_road(self) -> None:
-        self._roads.cut()
 
     def _freeze(self, pids: Sequence[int]) -> None:
         """Stop processes for up to twice the steps' timeout, or for a moment."""
@@ -370,6 +192,22 @@ class Trials:
         threading.Event().wait(self._random.uniform(0.0, longest_s))
         self._signal(signal.SIGCONT, pids)
 
+    def _disturb(self, what: str, value: object, duration_s: float) -> None:
+        """Have the link cut, lossy or slow for a while."""
+        former = getattr(self._link, what)
+        setattr(self._link, what, value)
+        threading.Event().wait(duration_s)
+        setattr(self._link, what, former)
+
+    def _slow_s(self) -> float:
+        """Return how long a step takes: in time, within the grace after its timeout, or longer."""
+        bounds = 0.0, TIMEOUT_S, TIMEOUT_S + GRACE_S, 2 * TIMEOUT_S
+        which = self._random.randrange(len(bounds) - 1)
+        return self._random.uniform(bounds[which], bounds[which + 1])
+
+    def _order_trouble(self, kind: str) -> None:
+        give_order(self._order, f"{kind} {self._random.choice(['before', 'after'])}")
+
     def _signal(self, number: signal.Signals, pids: Sequence[int]) -> None:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -377,60 +215,167 @@ class Trials:
 
 
 def run(row: Row, num_trials: int, seed: int, folder: Path) -> tuple[Verdict, list[float]]:
-    """Run the trials of one row; return what the checker found, and how long clients waited."""
+    """Run the trials of one row; return what the checker found, and how long clients waited.
+
+    Raises:
+        RowNotRunError: This machine lacks what the row needs.
+    """
+    if row.fault in _NETWORK_FAULTS and (reason := lacking()):
+        raise RowNotRunError(f"network namespaces need {reason}")
     path = folder / f"{row.name}.jsonl"
     history = History(path)
-    trials = Trials(row, history, seed)
     try:
-        trials.run(num_trials, lambda address: _client(row, address, history, seed))
+        resumed_s = _trials_of(row)(row, num_trials, history, seed)
     finally:
         history.close()
-    return check_file(path), trials.resumed_s
+    verdict = check_file(path)
+    allowed = re.compile(FAULTS[row.fault].may_cut_short)
+    for cause, count in verdict.causes.items():
+        if not allowed.search(cause):
+            verdict.violations.append(f"{count} episodes were cut short: {cause}")
+    return verdict, resumed_s
+
+
+def _trials_of(row: Row) -> Callable[[Row, int, History, int], list[float]]:
+    """Return what runs the trials of a row, and returns how long it took until answers came."""
+    if row.fault in _FAULTS_ON_RAY:
+        from tests.chaos import ray_trials
+
+        return ray_trials.TRIALS[row.fault]
+    return {"rotate_tokens": rotate_tokens, "soak": soak}.get(row.fault, _run_trials)
+
+
+def _run_trials(row: Row, num_trials: int, history: History, seed: int) -> list[float]:
+    trials = Trials(row, history, seed)
+    trials.run(num_trials, lambda address: _client(row, address, history, seed))
+    return trials.resumed_s
 
 
 def _client(row: Row, address: str, history: History, seed: int) -> Client:
     if row.client == "vector":
-        return VectorClient(address, history, shared_memory=row.shared_memory, seed=seed)
+        kind = CallingClient if row.fault == "calls" else VectorClient
+        return kind(address, history, seed=seed)
     from tests.chaos.runners import RunnerClient  # brings Ray along
 
-    kind, _, pace = row.client.partition("-")
+    kind_of_env, _, pace = row.client.partition("-")
     return RunnerClient(
         address,
         history,
-        is_multi_agent=kind == "agents",
+        is_multi_agent=kind_of_env == "agents",
         lockstep=pace == "lockstep",
         num_sessions=NUM_SESSIONS,
-        num_lanes=1 if kind == "agents" else NUM_LANES,
+        num_lanes=1 if kind_of_env == "agents" else NUM_LANES,
         timeout_s=TIMEOUT_S,
     )
 
 
-CLIENTS = ("vector", "runner", "runner-lockstep", "agents", "agents-lockstep")
-_NUM_TRIALS = {
-    "cut_road": 260,
-    "cut_join": 70,
-    "kill_worker": 18,
-    "kill_endpoint": 12,
-    "freeze_worker": 4,
-    "freeze_endpoint": 2,
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is injected, and into whose work."""
+
+    num_trials: int
+    """In each row of a full run."""
+    text: str
+    clients: Sequence[str] = ("vector", "runner", "runner-lockstep", "agents", "agents-lockstep")
+    roads: Sequence[str] = (SHARED_MEMORY, GRPC)
+    """What the steps travel by: values of the EnvServer's ``transport``."""
+    may_cut_short: str = ""
+    """What the causes of episodes' ends without an end must hold, a regular expression."""
+
+
+_LINK_TEXT = "between two network namespaces (a thread passes packets on between TUN devices)"
+_FEW = ("vector", "runner")
+_ROADS = (SHARED_MEMORY, TCP, GRPC)
+FAULTS = {
+    "cut_road": Fault(
+        260, "the socket of the shared memory is shut down", roads=[SHARED_MEMORY, TCP]
+    ),
+    "cut_join": Fault(70, "the connections of the Join stream are reset"),
+    "kill_worker": Fault(18, "the environments' processes are killed"),
+    "kill_endpoint": Fault(12, "the endpoint is killed, and started again at its port"),
+    "freeze_worker": Fault(4, "the environments' processes are stopped for up to 4 s"),
+    "freeze_endpoint": Fault(2, "the endpoint is stopped for up to 4 s"),
+    "half_open": Fault(50, f"no packet passes for 5 s, {_LINK_TEXT}", _FEW, [TCP, GRPC]),
+    "loss": Fault(
+        50, f"a tenth of the packets is lost for 0.5 to 3 s, {_LINK_TEXT}", _FEW, [TCP, GRPC]
+    ),
+    "delay": Fault(
+        50, f"packets take 0 to 0.1 s each way for 0.5 to 3 s, {_LINK_TEXT}", _FEW, [TCP, GRPC]
+    ),
+    "slow_env": Fault(
+        25,
+        "a step takes up to 4 s: in time, longer than the timeout, longer than the grace",
+        _FEW,
+        _ROADS,
+    ),
+    "raising_env": Fault(50, "a step raises, before or after it has done its work", _FEW, _ROADS),
+    "calls": Fault(
+        150,
+        "the client looks at its lanes, marks and renders them between steps, while the road or "
+        "the Join stream is cut or the environments' process is killed",
+        ["vector"],
+        [SHARED_MEMORY, TCP],
+    ),
+    "node_loss": Fault(
+        30,
+        "a node of a Ray cluster, with endpoints, is killed; another one comes",
+        ["runner"],
+        [SHARED_MEMORY],
+    ),
+    "rotate_tokens": Fault(
+        30,
+        "the token is replaced in the server's file and the client's; no call may fail",
+        ["vector"],
+    ),
+    "drain": Fault(
+        30,
+        "a fleet gets an endpoint, then drains it (`EnvFleet.scale`); nothing may fail",
+        ["runner"],
+        [SHARED_MEMORY],
+        "to leave endpoint",
+    ),
+    "rolling_restart": Fault(
+        30,
+        "simulators of a pool are stopped in turns (`serve-env --leave-time`) and started again; "
+        "nothing may fail",
+        ["runner"],
+        [SHARED_MEMORY],
+        "to leave endpoint",
+    ),
+    "restart_replicas": Fault(
+        30,
+        "a policy's replicas are restarted in turns (`ModelFleet.restart`) behind a gateway; what "
+        "is counted are predictions, of which none may fail; cut short are sessions that did not "
+        "open, since the gateway had not yet heard of the restart, and were dialed again",
+        ["model"],
+        [GRPC],
+        "takes no new sessions|has gone",
+    ),
+    "ray_rpc": Fault(
+        5,
+        "PPO trains with two runners while 12 % of Ray's own calls fail "
+        "(`RAY_testing_rpc_failure`); what runners sample is checked, and that nothing reaches the "
+        "algorithm twice; cut short are samples whose way there Ray has lost, too",
+        ["training"],
+        [SHARED_MEMORY],
+    ),
+    "soak": Fault(
+        0,
+        "no fault, and only on demand (`ROWS=soak SOAK_MINUTES=120 make chaos`): one client steps "
+        "in one session, another in session after session; violations are more and more "
+        "descriptors or threads, and, in an hour or more, memory that grows by more than 1 MB/h "
+        "and 0.5 KB a session; the trials are minutes",
+        ["vector"],
+        [SHARED_MEMORY],
+    ),
 }
-"""By fault: in each row of a full run. In all: 2,000 cuts, 300 kills, 60 freezes."""
-_HEAD = """# Trials of exactly-once
-
-Faults at random moments, while a client steps environments whose observations prove what was done
-to them: a step that is lost, done twice, answered with another one's answer, or stitched to another
-episode is a violation. [Exactly once](exactly_once.md) says why there should be none.
-
-{date}, `{command}`
-
-| fault | client | road | trials | steps | episodes | cut short | violations | resumed, p95 s |
-|---|---|---|---|---|---|---|---|---|
-"""
+_FAULTS_ON_RAY = ("ray_rpc", "node_loss", "drain", "rolling_restart", "restart_replicas")
+_FAULTS_OF_CALLS = ("cut_road", "cut_join", "kill_worker")
 ROWS = tuple(
-    Row(fault, client, shared_memory, num_trials)
-    for fault, num_trials in _NUM_TRIALS.items()
-    for client in CLIENTS
-    for shared_memory in ([True] if fault == "cut_road" else [True, False])
+    Row(name, client, road, fault.num_trials)
+    for name, fault in FAULTS.items()
+    for client in fault.clients
+    for road in fault.roads
 )
 
 
@@ -440,39 +385,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rows", nargs="*", help="Beginnings of rows' names; all rows.")
     parser.add_argument("--seed", type=int, default=1, help="Of the moments and actions.")
     parser.add_argument("--trials", type=int, help="Of each row; by default a full run's.")
+    parser.add_argument("--soak-minutes", type=int, default=10, help="How long the soak lasts.")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="For histories.")
-    parser.add_argument("--page", type=Path, help="A file for the scoreboard, in Markdown.")
+    parser.add_argument("--page", type=Path, help="Whose lines of these rows are replaced.")
     options = parser.parse_args(arguments)
-    chosen = [row for row in ROWS if row.name.startswith(tuple(options.rows) or "")]
+    chosen = [row for row in ROWS if row.name.startswith(tuple(options.rows))]
+    if not options.rows:
+        chosen = [row for row in ROWS if row.num_trials]
     if not chosen:
         parser.error(f"no row begins so; there are: {' '.join(row.name for row in ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     # Runners warn of each fault.
     logging.basicConfig(filename=options.out / "warnings.log", filemode="w")
-    command = f"make chaos ROWS='{' '.join(options.rows)}' SEED={options.seed}"
-    lines = [_HEAD.format(date=datetime.date.today(), command=command)]
-    sys.stdout.write(lines[0])
+    above = head((name, fault.text) for name, fault in FAULTS.items())
+    sys.stdout.write(above)
     num_violations = 0
     for row in chosen:
-        verdict, resumed_s = run(row, options.trials or row.num_trials, options.seed, options.out)
+        command = f"`ROWS={row.fault} SEED={options.seed} make chaos`"
+        when = f"{datetime.date.today()}, {os.cpu_count()} cores, {command}"
+        num_trials = options.trials or row.num_trials or options.soak_minutes
+        try:
+            verdict, resumed_s = run(row, num_trials, options.seed, options.out)
+        except RowNotRunError as reason:
+            verdict = Verdict()
+            line = line_of_none(row, str(reason), when)
+        else:
+            line = result_line(row, verdict, resumed_s, when)
         num_violations += len(verdict.violations)
-        lines.append(_line(row, verdict, resumed_s))
-        sys.stdout.write(lines[-1])
-        sys.stdout.write(shown(verdict.violations))
+        sys.stdout.write(line + shown(verdict.violations))
         sys.stdout.flush()
         if options.page is not None:
-            options.page.write_text("".join(lines))
+            write_page(options.page, above, ROWS, [line])
     return int(num_violations > 0)
-
-
-def _line(row: Row, verdict: Verdict, resumed_s: Sequence[float]) -> str:
-    road = "shared memory" if row.shared_memory else "messages"
-    cells = (
-        *(row.fault, row.client, road),
-        *(verdict.num_faults, verdict.num_steps, verdict.num_episodes, verdict.num_lost),
-        *(len(verdict.violations), f"{np.quantile(resumed_s, 0.95):.2f}"),
-    )
-    return f"| {' | '.join(map(str, cells))} |\n"
 
 
 if __name__ == "__main__":
