@@ -52,9 +52,9 @@ from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.core import Decision, WorkerSide
-from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.memory import mapped_progress
 from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.waiting import Waiting, wake_politely
 

@@ -21,7 +21,7 @@ from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport import frames, tcp
 from rlmesh_ray.transport import shared_memory as wire
-from rlmesh_ray.transport.eventfd_socket import EventfdSocket
+from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.waiting import Signal, Waiting
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes

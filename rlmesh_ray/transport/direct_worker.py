@@ -13,8 +13,8 @@ from rlmesh_ray.protocol.messages import EpisodeRecord, Infos, StepDone
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.warnings import as_texts
 from rlmesh_ray.transport import frames
-from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response

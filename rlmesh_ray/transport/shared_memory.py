@@ -8,9 +8,14 @@ of the client's steps. Answered with one byte: 1 and four descriptors (the block
 worker's eventfd, the client's), or 0, and there is none.
 """
 
+import contextlib
+import os
+import socket
 import struct
 from dataclasses import dataclass
 from typing import Self
+
+from rlmesh_ray.waiting import Signal
 
 SESSION_ID_BYTES = 32
 """A session id in ASCII."""
@@ -48,3 +53,78 @@ def socket_address(name: str) -> bytes | None:
     """Return where an endpoint that has told ``name`` listens; None: it is no such name."""
     is_name = len(name) == SOCKET_NAME_LENGTH and set(name) <= set("0123456789abcdef")
     return SOCKET_PREFIX + name.encode() if is_name else None
+
+
+class EventfdSocket:
+    """A socket whose reader waits for an eventfd instead.
+
+    To be woken by a socket takes the processor from who has sent on it, since the kernel expects
+    him to go to sleep at once; an eventfd does not.
+
+    Args:
+        connection: Owned.
+        eventfd: The descriptor of our own; owned.
+        peer_eventfd: Of the other end's; owned.
+    """
+
+    def __init__(self, connection: socket.socket, eventfd: int, peer_eventfd: int) -> None:
+        self.connection = connection
+        self._eventfd = eventfd
+        self._peer_eventfd = peer_eventfd
+
+    @property
+    def signal(self) -> Signal | None:
+        """What tells that something has been sent; None: this end is closed."""
+        return Signal(self._eventfd, self.connection.fileno()) if self.is_open else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this end is."""
+        return self.connection.fileno() >= 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
+        try:
+            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send ``parts``, one after the other, and wake the other end.
+
+        Raises:
+            OSError: The other end is gone, or this one closed.
+        """
+        data = b"".join(parts)
+        sent = 0
+        with contextlib.suppress(BlockingIOError):
+            sent = self.connection.send(data, socket.MSG_DONTWAIT)
+        # Before the rest: what is larger than the kernel's buffer leaves only as it is read.
+        os.eventfd_write(self._peer_eventfd, 1)
+        if sent < len(data):
+            self.connection.sendall(memoryview(data)[sent:])
+
+    def clear(self) -> None:
+        """Reset the eventfd of this end, whether it was set or not."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._eventfd)
+
+    def wake(self) -> None:
+        """Wake whoever waits at this end."""
+        os.eventfd_write(self._eventfd, 1)
+
+    def hang_up(self) -> None:
+        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        if self.is_open:
+            self.connection.close()
+            os.close(self._eventfd)
+            os.close(self._peer_eventfd)

@@ -17,7 +17,7 @@ from rlmesh_ray.client.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import EndpointError, EndpointLostError
 from rlmesh_ray.transport.direct_client import DirectClient
-from rlmesh_ray.transport.eventfd_socket import EventfdSocket
+from rlmesh_ray.transport.shared_memory import EventfdSocket
 from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 

@@ -15,7 +15,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.transport import frames, memory
 from rlmesh_ray.transport.direct_client import DirectClient
-from rlmesh_ray.transport.eventfd_socket import EventfdSocket
+from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.waiting import Waiting
 
 ACTION = [np.zeros(1, np.int64)]

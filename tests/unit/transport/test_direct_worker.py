@@ -19,8 +19,8 @@ from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.transport import frames
 from rlmesh_ray.transport.direct_worker import DirectWorker
-from rlmesh_ray.transport.eventfd_socket import EventfdSocket
 from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.waiting import Waiting
 from rlmesh_ray.wire.rlmesh_v1.env import parse_response
 
