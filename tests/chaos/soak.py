@@ -124,6 +124,8 @@ def soak(row: Row, num_minutes: int, history: History, seed: int) -> list[float]
             history.wrong(problem)
         history.note(usage.summary())
     num_steps = sum(each["num_steps"] for each in told)
+    for _ in range(num_minutes):
+        history.fault(row.fault)
     history.note(f"{num_steps} steps in {num_sessions} sessions")
     return []
 

@@ -288,7 +288,7 @@ _FEW = ("vector", "runner")
 _ROADS = (SHARED_MEMORY, TCP, GRPC)
 FAULTS = {
     "cut_road": Fault(
-        260, "the socket of the shared memory is shut down", roads=[SHARED_MEMORY, TCP]
+        260, "the socket of the direct road is shut down", roads=[SHARED_MEMORY, TCP]
     ),
     "cut_join": Fault(70, "the connections of the Join stream are reset"),
     "kill_worker": Fault(18, "the environments' processes are killed"),
