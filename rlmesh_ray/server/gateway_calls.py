@@ -21,6 +21,8 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 # What belongs to one of the two connections; gRPC writes its own for the other.
 _HOP_BY_HOP = frozenset({"content-type", "host", "user-agent"})
+# What grpc.aio makes of the status of a call that the endpoint ends while a message is on its way.
+_ENDED_EARLY = "Internal error from Core"
 _REFUSED = (
     "the endpoint behind this gateway does not take the gateway's token: its port may have gone to "
     "another one; dial the gateway again"
@@ -102,6 +104,8 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
             self._lines.lose(connection, line)
             return grpc.StatusCode.UNAVAILABLE, _REFUSED
+        if code is grpc.StatusCode.INTERNAL and details.startswith(_ENDED_EARLY):
+            code, details = grpc.StatusCode.UNAVAILABLE, "it has ended the call early"
         if code is not grpc.StatusCode.UNAVAILABLE:
             return code, details
         if not await line.has_gone():  # the endpoint says so itself: it drains, or stops
