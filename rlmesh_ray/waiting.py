@@ -23,6 +23,7 @@ SPIN_VARIABLE = "RLMESH_RAY_SPIN"
 """Of the environment: 0 or 1, the default of ``spin`` wherever that is a parameter."""
 
 _MOST_POLLS = 64
+_LONGEST_POLL_MS = 2**31 - 1
 _MARGIN = 1.5
 _WEIGHT = 0.125
 """Of the latest wait in what is usual."""
@@ -216,7 +217,8 @@ class Waiting:
         waiting = self._poll_for(descriptors, tuple(peers))
         events = self._looking.look(partial(waiting.poll, 0), timeout_s, meanwhile)
         if not events:
-            events = waiting.poll(None if timeout_s is None else timeout_s * 1000)
+            limit_ms = None if timeout_s is None else min(timeout_s * 1000, _LONGEST_POLL_MS)
+            events = waiting.poll(limit_ms)
         self._looking.learn()
         return [descriptor for descriptor, _ in events]
 

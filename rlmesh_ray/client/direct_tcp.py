@@ -23,9 +23,10 @@ def ask_for_ticket(
         EndpointError: No answer came, or the endpoint refuses; the message says why.
         RemoteProtocolError: The answer is no ticket.
     """
+    request = wire.pack_request(timeout_ms)
     try:
         reply = channel.unary_unary(wire.OPEN_TCP)(
-            wire.pack_request(timeout_ms), timeout=timeout_s, metadata=dial.metadata + session
+            request, timeout=timeout_s, metadata=dial.metadata + session
         )
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
         raise EndpointClosedError("the session is closed", dial.address) from error

@@ -3,6 +3,7 @@
 RemoteEnv, RemoteVectorEnv and the RLlib plug-in are made of this.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from rlmesh_ray.client.channel import Dial, Metadata
 from rlmesh_ray.client.direct_tcp import ask_for_ticket
-from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms
+from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms, naming_own_limit
 from rlmesh_ray.client.env_handshake import connect, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
@@ -20,7 +21,6 @@ from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
     EndpointError,
-    EndpointTimeoutError,
     HandshakeRefusedError,
     LocalProtocolError,
     RemoteEnvError,
@@ -50,6 +50,8 @@ __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 T = TypeVar("T")
 
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
+_PART_ON_ROAD = 0.95
+"""Of the time for a step. A worker that does not come to it has no deadline of the endpoint's."""
 _STREAM_PERIOD_S = 0.25
 """So often a client that steps on a direct road looks whether its stream has ended."""
 _NO_SENSE = "the answer does not fit the contract: {}"
@@ -115,7 +117,9 @@ class EnvClient:
         except BaseException:
             self._channel.close()
             raise
-        # The request whose answer comes over a road, and what has been fetched early.
+        # The request whose answer comes over a road, and what has been fetched early. Whoever comes
+        # while another thread fetches it waits.
+        self._settling = threading.RLock()
         self._on_road: tuple[str, DirectClient] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
@@ -207,8 +211,7 @@ class EnvClient:
             is_last: Whether its answer is received before anything else is sent. If not, and this
                 step travelled through shared memory, what is sent next would wait for it.
         """
-        if self._on_road is not None:
-            self._settle()
+        self._settle()
         self._exchange.require_open()
         # What is still on the stream comes first, and a road would overtake it.
         is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
@@ -238,8 +241,11 @@ class EnvClient:
             self._exchange.give_up_if_interrupted(error)
             raise
 
-    def _send_on_stream(self, request_id: str, action: Sequence[Column]) -> None:
-        self._exchange.send(self._tongue.step(request_id, action, self._server_timeout_ms))
+    def _send_on_stream(
+        self, request_id: str, action: Sequence[Column], timeout_ms: int = 0
+    ) -> None:
+        timeout_ms = timeout_ms or self._server_timeout_ms
+        self._exchange.send(self._tongue.step(request_id, action, timeout_ms))
 
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step.
@@ -249,11 +255,18 @@ class EnvClient:
             RemoteProtocolError: The answer is none; that ends the session.
             EndpointError: The session broke.
         """
-        if self._on_road is not None and request_id == self._on_road[0]:
-            self._settle()
+        self._settle()
         if request_id in self._kept:
             return _told(self._kept.pop(request_id))
-        done = self._exchange.receive(request_id, StepDone, self._timeout_s)
+        return self._receive_step(request_id)
+
+    def _receive_step(self, request_id: str) -> StepResult:
+        """Wait for the result of a step that was sent on the stream."""
+        try:
+            done = self._exchange.receive(request_id, StepDone, self._timeout_s)
+        except RemoteEnvError:
+            self._roads.lanes_were_lost()
+            raise
         try:
             result = self._tongue.step_result(done)
         except CodecError as error:
@@ -263,28 +276,33 @@ class EnvClient:
 
     def _settle(self) -> None:
         """Wait for what the road owes, and keep it: requests on two roads have no order."""
-        if self._on_road is None:
-            return
-        self._exchange.require_own()
-        (request_id, road), self._on_road = self._on_road, None
-        try:
-            self._kept[request_id] = self._from_road(request_id, road)
-        except RlmeshError as error:
-            self._kept[request_id] = error
-        except BaseException as error:
-            self._exchange.give_up_if_interrupted(error)
-            raise
+        with self._settling:
+            if self._on_road is None:
+                return
+            self._exchange.require_own()
+            (request_id, road), self._on_road = self._on_road, None
+            try:
+                self._kept[request_id] = self._from_road(request_id, road)
+            except RlmeshError as error:
+                self._kept[request_id] = error
+            except BaseException as error:
+                self._exchange.give_up_if_interrupted(error)
+                raise
 
     def _from_road(self, request_id: str, road: DirectClient) -> StepResult:
-        try:
-            frame = road.receive(self._timeout_s)
-        except EndpointTimeoutError as error:
-            self._exchange.give_up(error)
-            raise
+        end_s = time.monotonic() + self._timeout_s
+        frame = road.receive(_PART_ON_ROAD * self._timeout_s)
         numbers = self._exchange.numbers
         if frame is None:
-            self._send_on_stream(str(numbers.ask_on_join()), road.action)
-            return self.receive_step(request_id)
+            # The step keeps its deadline; whether it has begun, the endpoint knows.
+            left_s = max(end_s - time.monotonic(), (1 - _PART_ON_ROAD) * self._timeout_s)
+            timeout_ms = endpoint_timeout_ms(left_s)
+            self._send_on_stream(str(numbers.ask_on_join()), road.action, timeout_ms)
+            try:
+                return self._receive_step(request_id)
+            except RemoteEnvError as error:
+                error.message = naming_own_limit(error.message, timeout_ms, self._timeout_s)
+                raise
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
@@ -345,13 +363,7 @@ class EnvClient:
             EndpointError: The session broke.
         """
         self._exchange.require_own()
-        if self._on_road is not None:
-            # Its answer stays where it is: others may be waiting for it. Where there will be none,
-            # the step goes on by the stream, before the call.
-            road = self._on_road[1]
-            road.wait(self._timeout_s)
-            if not road.has_answer():
-                self._settle()
+        self._settle()
         self._exchange.require_open()
         require_allowed(self.answer, name, self.address)
         if not self._exchange.num_received:

@@ -170,6 +170,8 @@ class RenderReply:
 
     png: bytes | None
     """None: the environment gives no frame."""
+    took_s: float = 0.0
+    """How long it took."""
 
 
 @dataclass(frozen=True, slots=True)

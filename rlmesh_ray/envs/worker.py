@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -30,6 +31,7 @@ from rlmesh_ray.envs.commands import (
     Outcome,
     PassOverCommand,
     RenderCommand,
+    RenderReply,
     RenewCommand,
     RenewReply,
     ResetCommand,
@@ -94,7 +96,7 @@ class Worker:
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: self._reset,
             StepCommand: self._step,
-            RenderCommand: lambda command: self._host.render(command),
+            RenderCommand: self._render,
             CallCommand: lambda command: self._host.call(command),
             AttachCommand: self._attach,
             DetachCommand: lambda _: self._detach(),
@@ -227,6 +229,13 @@ class Worker:
         reply = self._host.reset(command)
         if isinstance(reply, ResetReply):
             self._progress.count_reset(command.lanes)
+        return reply
+
+    def _render(self, command: RenderCommand) -> Outcome:
+        began_s = time.perf_counter()
+        reply = self._host.render(command)
+        if isinstance(reply, RenderReply):
+            return RenderReply(reply.png, time.perf_counter() - began_s)
         return reply
 
     def _step(self, command: StepCommand) -> Outcome:

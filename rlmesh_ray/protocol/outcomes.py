@@ -75,6 +75,8 @@ class RenderOutcome:
 
     png: bytes | None
     """None: the environment gives no frame."""
+    took_s: float = 0.0
+    """How long it took."""
 
 
 EnvOutcome = ResetOutcome | StepOutcome | RenderOutcome | Failure

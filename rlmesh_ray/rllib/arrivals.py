@@ -27,7 +27,6 @@ Job = Callable[[], ArrivalT]
 @dataclass(frozen=True, slots=True)
 class _Watched(Generic[ArrivalT]):
     signal: Signal
-    owner: Hashable
     job: Job[ArrivalT]
     leave: Callable[[Job[ArrivalT]], None]
     late_s: float
@@ -46,10 +45,10 @@ class Arrivals(Generic[ArrivalT]):
         """Whether work that has no signal is done by whoever waits for it."""
         self._deferred: deque[Job[ArrivalT]] = deque()
         self._arrived: queue.SimpleQueue[ArrivalT] = queue.SimpleQueue()
-        # By the eventfd of its signal, the oldest first.
-        self._watched: dict[int, _Watched[ArrivalT]] = {}
-        self._told: deque[int] = deque()
-        """Eventfds of what is being watched that have told already."""
+        # By owner, the oldest first: a descriptor that was closed may be another one's by now.
+        self._watched: dict[Hashable, _Watched[ArrivalT]] = {}
+        self._told: deque[Hashable] = deque()
+        """Owners of what is being watched and has told already."""
         self._own_eventfd = -1
         self._waiting = Waiting(1.5e-3)
         self._eventfd_lock = threading.Lock()
@@ -77,7 +76,7 @@ class Arrivals(Generic[ArrivalT]):
             # Whoever waits for descriptors must hear of threads as well.
             self._own_eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         late_s = time.monotonic() + _LONG_S
-        self._watched[signal.eventfd] = _Watched(signal, owner, job, leave, late_s)
+        self._watched[owner] = _Watched(signal, job, leave, late_s)
 
     @property
     def is_there(self) -> bool:
@@ -86,12 +85,12 @@ class Arrivals(Generic[ArrivalT]):
 
     def unwatch(self, owner: Hashable) -> Job[ArrivalT] | None:
         """Return what is being watched for ``owner``, and leave it to the caller."""
-        for eventfd, watched in self._watched.items():
-            if watched.owner == owner:
-                if eventfd in self._told:
-                    self._told.remove(eventfd)
-                return self._watched.pop(eventfd).job
-        return None
+        watched = self._watched.pop(owner, None)
+        if watched is None:
+            return None
+        if owner in self._told:
+            self._told.remove(owner)
+        return watched.job
 
     def put(self, arrival: ArrivalT) -> None:
         """Add an arrival. From any thread."""
@@ -117,9 +116,9 @@ class Arrivals(Generic[ArrivalT]):
             until_s = late_s if deadline_s is None else min(late_s, deadline_s)
             ready = self._readable(_left_s(until_s), meanwhile)
             self._told.extend(
-                eventfd
-                for eventfd, watched in self._watched.items()
-                if eventfd in ready or watched.signal.peer in ready
+                owner
+                for owner, watched in self._watched.items()
+                if watched.signal.eventfd in ready or watched.signal.peer in ready
             )
             now_s = time.monotonic()
             self._leave_late(now_s)
@@ -134,10 +133,10 @@ class Arrivals(Generic[ArrivalT]):
         """Leave what has not told for long, however often the others do."""
         if next(iter(self._watched.values())).late_s > now_s:
             return
-        late = [eventfd for eventfd, watched in self._watched.items() if watched.late_s <= now_s]
-        for eventfd in late:
-            if eventfd not in self._told:
-                watched = self._watched.pop(eventfd)
+        late = [owner for owner, watched in self._watched.items() if watched.late_s <= now_s]
+        for owner in late:
+            if owner not in self._told:
+                watched = self._watched.pop(owner)
                 watched.leave(watched.job)
 
     def close(self) -> None:
@@ -149,9 +148,13 @@ class Arrivals(Generic[ArrivalT]):
 
     def _readable(self, timeout_s: float | None, meanwhile: Meanwhile) -> list[int]:
         """Return what is readable; nothing: that took too long. The eventfd is quiet afterwards."""
-        peers = [watched.signal.peer for watched in self._watched.values()]
+        signals = [watched.signal for watched in self._watched.values()]
         ready = self._waiting.ready(
-            self._own_eventfd, *self._watched, peers=peers, timeout_s=timeout_s, meanwhile=meanwhile
+            self._own_eventfd,
+            *(signal.eventfd for signal in signals),
+            peers=[signal.peer for signal in signals],
+            timeout_s=timeout_s,
+            meanwhile=meanwhile,
         )
         if self._own_eventfd in ready:
             os.eventfd_read(self._own_eventfd)

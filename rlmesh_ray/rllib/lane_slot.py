@@ -160,6 +160,10 @@ class LaneSlot:
             # A lost session is found out by its next step, and the new one gets the setting.
             with contextlib.suppress(EndpointError):
                 results = self._group.call(name, arguments)
+            # The answer to a step in flight came before it, and tells of itself no more.
+            step = self._arrivals.unwatch(self)
+            if step is not None:
+                self._arrivals.defer(step)
         if arguments:
             self._settings[name] = arguments
             # Also where the call before this one has not been caught up with.

@@ -1,6 +1,6 @@
 """The road between the client and the worker of one session, as the endpoint supervises it.
 
-See ``transport.shared_memory`` for what a road is.
+See ``transport.frames`` for what a road is.
 """
 
 import socket
@@ -86,7 +86,11 @@ class DirectRoad:
         self._worker.counts.transport = road.transport
         # Over TCP only the endpoint hears of a worker's death: the connection is its own, too.
         self._watch = DeadlineWatch(
-            progress, timeout_ms, self._end_overdue, lambda: process.is_alive, self.cut
+            progress,
+            timeout_ms,
+            self._end_overdue,
+            lambda: process.is_alive and not road.has_ended,
+            self.cut,
         )
         return road
 

@@ -6,6 +6,8 @@ Rule 2: a name that the operator has not allowed never reaches an environment.
 
 import asyncio
 import keyword
+import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
@@ -89,14 +91,33 @@ class OpenSession:
         """Whether work for an observer is in progress, or waits for its turn."""
         return bool(self._observations)
 
-    async def in_turn(self, answer: Callable[[], Awaitable[T]]) -> T:
-        """Work on the next request of the session; no call happens meanwhile."""
-        async with self._turn:
-            try:
-                return await answer()
-            finally:
-                self._num_answered += 1
-                self._progress.set()
+    async def in_turn(
+        self, answer: Callable[[float], Awaitable[T]], timeout_s: Callable[[], float] = float
+    ) -> T:
+        """Work on the next request of the session; no call happens meanwhile.
+
+        Args:
+            answer: Does so, given for how many seconds the request has waited: for ever, if its
+                deadline has passed. Then it must ask nothing of the environment.
+            timeout_s: Tells what the request may take; 0: as long as it likes.
+        """
+        arrived_s = time.monotonic()
+        has_turn = await self._gets_turn(timeout_s() if self._turn.locked() else 0.0)
+        try:
+            return await answer(time.monotonic() - arrived_s if has_turn else math.inf)
+        finally:
+            if has_turn:
+                self._turn.release()
+            self._num_answered += 1
+            self._progress.set()
+
+    async def _gets_turn(self, timeout_s: float) -> bool:
+        """Wait for the turn; return whether it has come in time."""
+        try:
+            async with asyncio.timeout(timeout_s or None):
+                return await self._turn.acquire()
+        except TimeoutError:
+            return False
 
     async def between(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do ``work`` between requests and calls."""

@@ -49,15 +49,19 @@ class EnvExchange:
         """Return the messages of the stream ``frames``, as they are to be taken off it."""
         return frames
 
-    async def answer(self, data: bytes) -> bytes:
-        """Return the answer to the request in ``data``."""
+    def timeout_s(self, data: bytes) -> float:
+        """Return what the request in ``data`` may take; 0: as long as it likes."""
+        return getattr(self._frames.parse_request(data), "timeout_ms", 0) / 1000
+
+    async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
+        """Return the answer to the request in ``data``, which has waited so long for its turn."""
         session = self._session
         request = self._frames.parse_request(data)
         response = session.receive(request, time.time_ns())
         if response is None:
             pending = session.pending
             assert pending is not None, "the session wants it done"
-            outcome = await self.host.run(pending, session.begins)
+            outcome = await self.host.run(pending, session.begins, waited_s)
             response = session.complete(outcome, time.time_ns())
             if session.state is not State.READY:
                 self.host.stop_tracking()
@@ -113,10 +117,10 @@ class TimedExchange(EnvExchange):
         """Return the messages of the stream ``frames``, as they are to be taken off it."""
         return WatchedFrames(frames, self._watch)
 
-    async def answer(self, data: bytes) -> bytes:
+    async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
         """Return the answer to the request in ``data``, with what it has taken."""
         self._watch.begin()
-        return self._timed(await super().answer(data), self._watch.timings())
+        return self._timed(await super().answer(data, waited_s), self._watch.timings())
 
 
 class Exchanges:

@@ -69,31 +69,41 @@ class EnvHost:
         self._has_late_call = False
         self._is_released = False
 
-    async def run(self, request: EnvRequest, begins: Lanes = ()) -> EnvOutcome:
+    async def run(
+        self, request: EnvRequest, begins: Lanes = (), waited_s: float = 0.0
+    ) -> EnvOutcome:
         """Do what a legal ``request`` asks; what goes wrong comes back as a Failure.
 
         Args:
             request: What to do.
             begins: Lanes in which an autoreset begins an episode with it, a step.
+            waited_s: How long it has waited for its turn, which counts.
         """
         self._worker.settle_numbers()
         number = self._number_of(request)
-        outcome = await self._run(request, number, begins)
+        assert isinstance(request, (Reset, Step, Render)), "the session lets nothing else through"
+        deadline = Deadline.after(request.timeout_ms, waited_s)
+        if deadline.has_passed:
+            text = "not done: others were at its environment for"
+            outcome: EnvOutcome = self._worker.timed_out(text, request.timeout_ms)
+        else:
+            outcome = await self._run(request, deadline, number, begins)
         if number and self._worker.last_number != number:
             self.pass_over(request)
         if self._worker.is_finishing:
             self._road.cut()  # the worker may be at sending an answer there, which nobody reads
         return outcome
 
-    async def _run(self, request: EnvRequest, number: int, begins: Lanes) -> EnvOutcome:
+    async def _run(
+        self, request: Reset | Step | Render, deadline: Deadline, number: int, begins: Lanes
+    ) -> EnvOutcome:
         match request:
             case Reset():
-                return await self._reset(request, Deadline.after(request.timeout_ms), number)
+                return await self._reset(request, deadline, number)
             case Step():
-                return await self._step(request, Deadline.after(request.timeout_ms), number, begins)
+                return await self._step(request, deadline, number, begins)
             case Render():
-                return await self._render(request, Deadline.after(request.timeout_ms), number)
-        raise AssertionError(f"the session lets no {type(request).__name__} through")
+                return await self._render(request, deadline, number)
 
     def pass_over(self, request: Request | LaneCall) -> None:
         """Take notice of a request that was answered without the worker."""
@@ -191,7 +201,9 @@ class EnvHost:
             message = "its client has not reset it, or has to do so again; ask after that"
             return Failure(FailureKind.BAD_REQUEST, message)
         reply = await self._road.call_aside(RenderCommand((lane,)), 0)
-        return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
+        if isinstance(reply, RenderReply):
+            return RenderOutcome(reply.png, reply.took_s)
+        return as_failure(reply)
 
     def release(self) -> None:
         """Give the worker back; one that is still busy is killed, not waited for.

@@ -2,8 +2,11 @@
 
 import socket
 
+from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import AddressError, ConfigurationError
-from rlmesh_ray.protocol.address import Address, parse_address
+from rlmesh_ray.options import TCP, whole
+from rlmesh_ray.protocol.address import Address, parse_address, speaks_dm_env_rpc
+from rlmesh_ray.server.access import check_exposure
 from rlmesh_ray.transport import tcp
 
 DEFAULT_MAX_SESSIONS = 16
@@ -36,8 +39,15 @@ def truncates_on_bad_value(on_bad_value: str) -> bool:
     return choices[on_bad_value]
 
 
-def checked_data_address(
-    address: Address, data_address: str | None, data_advertise: int | None, *, is_possible: bool
+def checked_data_address(  # noqa: PLR0913  # what decides it
+    address: Address,
+    data_address: str | None,
+    data_advertise: int | None,
+    transports: frozenset[str],
+    *,
+    has_tls: bool,
+    token: TokenSource | None,
+    open_to_strangers: bool,
 ) -> Address | None:
     """Return where to listen for direct TCP connections; None: nowhere.
 
@@ -45,32 +55,50 @@ def checked_data_address(
         address: The endpoint's.
         data_address: As the operator wrote it; None: a free port at the host of ``address``.
         data_advertise: The port that clients are told; None: the same.
-        is_possible: Whether such connections are wanted, and there is no TLS.
+        transports: What ``transport`` lets steps travel by.
+        has_tls: Whether the endpoint speaks TLS.
+        token: What calls to it must carry.
+        open_to_strangers: See ``EnvServer``.
 
     Raises:
-        AddressError: ``data_address`` is no ``HOST:PORT``.
-        ConfigurationError: There are no such connections, or the port is none.
+        AddressError: ``data_address`` is no ``HOST:PORT``, or open to strangers without a token.
+        ConfigurationError: Such connections are not possible, or the port is none.
     """
-    is_named = data_address is not None or data_advertise is not None
-    if is_named and not is_possible:
+    obstacle = _obstacle_to_tcp(address, transports, has_tls=has_tls)
+    if obstacle and (data_address is not None or data_advertise is not None):
         raise ConfigurationError(
-            "data_address and data_advertise (--data-address, --data-advertise) are for direct TCP "
-            "connections, which carry no TLS: leave them out, or TLS and transport"
+            "data_address and data_advertise (--data-address, --data-advertise) are for steps over "
+            f"TCP, and {obstacle}; leave them out"
         )
-    if data_advertise is not None and not 0 < data_advertise < 2**16:
+    if obstacle and transports == {TCP}:
+        raise ConfigurationError(f'transport="tcp" is not possible: {obstacle}; leave it out')
+    if data_advertise is not None and not 0 < whole("data_advertise", data_advertise) < 2**16:
         raise ConfigurationError(f"data_advertise={data_advertise!r} must be a port, 1 to 65535")
     if data_address is not None:
         parsed = parse_address(data_address)
-        if parsed.path:
-            raise AddressError(f"data_address={data_address!r} must be HOST:PORT, no unix socket")
+        if parsed.path or speaks_dm_env_rpc(data_address):
+            raise AddressError(f"data_address={data_address!r} must be HOST:PORT")
+        if parsed == address and parsed.port:
+            raise AddressError(f"data_address={data_address!r} must be another port than address")
+        if not open_to_strangers:
+            check_exposure(parsed, token)
         return parsed
-    if not is_possible or address.path or not tcp.IS_POSSIBLE:
-        return None
-    return Address(address.host, 0)
+    return None if obstacle else Address(address.host, 0)
+
+
+def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: bool) -> str:
+    """Return why steps cannot travel by TCP; empty: they can."""
+    if TCP not in transports:
+        return "transport takes none"
+    if has_tls:
+        return "there is none with TLS"
+    if address.path:
+        return "there is none at a unix socket"
+    return "" if tcp.IS_POSSIBLE else "this system cannot"
 
 
 def bound_socket(address: Address) -> socket.socket:
-    """Return a socket that is bound to ``address``, and does not listen yet.
+    """Return a socket that listens at ``address``.
 
     Raises:
         AddressError: It is in use, or not this machine's.
@@ -83,6 +111,7 @@ def bound_socket(address: Address) -> socket.socket:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(where)
+            bound.listen()
         except BaseException:
             bound.close()
             raise

@@ -9,7 +9,7 @@ from typing import Self
 
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.envs.source import HostedEnv, make_source
-from rlmesh_ray.options import SHARED_MEMORY, TCP, checked_transport, require_seconds
+from rlmesh_ray.options import SHARED_MEMORY, checked_transport, require_flag, require_seconds
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.handshake import resolve_text
 from rlmesh_ray.server.access import TlsSource
@@ -148,6 +148,8 @@ class EnvServer:
     ) -> None:
         require_seconds("step_grace_s", step_grace_s, may_be_zero=True)
         self._step_grace_s = step_grace_s
+        require_flag("observers", observers)
+        require_flag("allow_shutdown", allow_shutdown)
         self._transports = checked_transport(transport)
         self._allow_calls = checked_names(allow_calls)
         self._has_observers = observers
@@ -178,7 +180,10 @@ class EnvServer:
             parse_address(address),
             data_address,
             data_advertise,
-            is_possible=TCP in self._transports and tls is None,
+            self._transports,
+            has_tls=tls is not None,
+            token=token,
+            open_to_strangers=open_to_strangers,
         )
         self._data_advertise = data_advertise
         self._contract: EnvContract | None = None
@@ -253,7 +258,7 @@ class EnvServer:
         except BaseException:
             if broker is not None:
                 broker.abandon()
-            self._close_pool()
+            self._endpoint.stop(0.0)  # closes the pool, too
             raise
         return self
 

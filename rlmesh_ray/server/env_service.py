@@ -135,7 +135,9 @@ class EnvService:
             async for data in exchange.requests(silence.heard(frames)):
                 self._drain.owe()
                 try:
-                    answer = await lanes.in_turn(partial(exchange.answer, data))
+                    answer = await lanes.in_turn(
+                        partial(exchange.answer, data), partial(exchange.timeout_s, data)
+                    )
                     if exchange.is_over:
                         doors.close()
                         # Before the answer: whoever reads it may open the next session at once.

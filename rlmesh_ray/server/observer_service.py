@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.outcomes import Failure
+from rlmesh_ray.protocol.outcomes import Failure, RenderOutcome
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.env_calls import OpenSession
 from rlmesh_ray.server.env_exchange import EnvExchange
@@ -23,6 +23,8 @@ from rlmesh_ray.wire.observe_v1 import ObservedSession
 
 MAX_A_SECOND = 10
 """Pictures of a session, and lists at an endpoint; as many at once after a pause."""
+MOST_SHARE = 0.1
+"""Of a session's time, for pictures that others than its client ask for."""
 
 
 class TokenBucket:
@@ -67,11 +69,14 @@ class _Observed:
         exchange: EnvExchange,
         turns: OpenSession,
         renders: TokenBucket,
+        clock: Callable[[], float],
     ) -> None:
         self._peer, self._dialect = peer, dialect
         self._exchange = exchange
         self._turns = turns
         self._renders = renders
+        self._clock = clock
+        self._not_before_s = 0.0
         self._since_ns = time.time_ns()
 
     def report(self, name: str) -> ObservedSession:
@@ -99,6 +104,10 @@ class _Observed:
         """Return a picture of a lane, when its turn has come."""
         if self._turns.is_observed:
             return _exhausted("a picture of this session is being rendered; ask again after it")
+        if self._clock() < self._not_before_s:
+            return _exhausted(
+                f"pictures take a session {MOST_SHARE:.0%} of its time at most; ask less often"
+            )
         if not self._renders.take():
             return _exhausted(
                 f"a session gives {MAX_A_SECOND} pictures a second, since each of them delays it; "
@@ -107,6 +116,8 @@ class _Observed:
         outcome = await self._turns.observe(partial(self._exchange.host.observe, lane))
         if outcome is None:
             return _gone()
+        if isinstance(outcome, RenderOutcome):
+            self._not_before_s = self._clock() + (1 / MOST_SHARE - 1) * outcome.took_s
         if isinstance(outcome, Failure):
             return _unable(f"the session has no picture to give: {outcome.message}")
         if outcome.png is None:
@@ -156,7 +167,7 @@ class ObserverService:
         while not name or name in self._open:  # a replay has the same
             name = short_name("")
         renders = TokenBucket(MAX_A_SECOND, self._clock)
-        self._open[name] = _Observed(peer, dialect, exchange, turns, renders)
+        self._open[name] = _Observed(peer, dialect, exchange, turns, renders, self._clock)
 
         def close() -> None:
             self._open.pop(name, None)

@@ -30,6 +30,9 @@ _LONGEST_LOOK_S = 1e-3
 
 _SENDING_PAUSE_S = 1e-3
 
+_LONGEST_ASIDE_S = 60.0
+"""So long a picture for an observer may take after a step that was late."""
+
 _LOOK_AGAIN_S = 0.05
 """How late a worker that seemed to be idle may be seen to be at a step."""
 
@@ -56,9 +59,9 @@ class Deadline:
     """In the loop's time; None: never."""
 
     @classmethod
-    def after(cls, timeout_ms: int) -> Self:
-        """Return the time that lies ``timeout_ms`` ahead; 0: never."""
-        now_s = asyncio.get_running_loop().time()
+    def after(cls, timeout_ms: int, waited_s: float = 0.0) -> Self:
+        """Return the time that lies ``timeout_ms`` ahead, less what has passed; 0: never."""
+        now_s = asyncio.get_running_loop().time() - waited_s
         return cls(timeout_ms, now_s + timeout_ms / 1000 if timeout_ms > 0 else None)
 
     @property
@@ -268,21 +271,27 @@ class SessionWorker:
             if await arrives(worker, until_s):
                 break
             if is_stepping and progress.done < number:
-                return self._late(worker, limit_ms)
+                return self._late(worker, limit_ms, longest_aside_s=_LONGEST_ASIDE_S)
             if deadline is not None and not progress.is_busy and deadline.has_passed:
                 return self._late(
                     worker, timeout_ms, "the idle environment's process has not answered within"
                 )
         reply = await take(worker)
         self.is_idle = True
+        if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
+            self._report(reply)
         return reply
 
     def _late(
-        self, worker: WorkerProcess, timeout_ms: int, message: str = "no result within"
+        self,
+        worker: WorkerProcess,
+        timeout_ms: int,
+        message: str = "no result within",
+        longest_aside_s: float = 0.0,
     ) -> Failure:
         """Let ``worker`` finish for nobody what has missed its deadline."""
         self.endpoint.missed_deadline()
-        self._finishing = asyncio.ensure_future(self._finish(worker))
+        self._finishing = asyncio.ensure_future(self._finish(worker, longest_aside_s))
         return self.timed_out(message, timeout_ms)
 
     async def tell(self, command: Command) -> None:
@@ -386,15 +395,23 @@ class SessionWorker:
         while self._finishing is not None and not self.endpoint.is_at_rest:
             await asyncio.shield(self._finishing)
 
-    async def _finish(self, worker: WorkerProcess) -> None:
+    async def _finish(self, worker: WorkerProcess, longest_aside_s: float = 0.0) -> None:
         """Let ``worker`` finish late, in vain; kill it when that takes too long.
 
         A busy environment cannot be asked to stop, and its result must never reach anyone.
+
+        Args:
+            worker: The process.
+            longest_aside_s: How long what was asked aside may take after the late step.
         """
         try:
             if worker.fileno() < 0:  # it has died meanwhile
                 return
-            if await arrives(worker, asyncio.get_running_loop().time() + self._grace_s):
+            loop = asyncio.get_running_loop()
+            has_finished = await arrives(worker, loop.time() + self._grace_s)
+            if not has_finished and longest_aside_s and not worker.progress.is_busy:
+                has_finished = await arrives(worker, loop.time() + longest_aside_s)
+            if has_finished:
                 await take(worker)
             else:
                 self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)

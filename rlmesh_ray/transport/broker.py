@@ -44,10 +44,22 @@ class TcpListener:
     """Names the endpoint and its present life."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Session:
     lend: Lend
     take_back: TakeBack
+    is_waiting: bool = False
+    """Whether a connection of its client waits for a road: each takes descriptors."""
+
+    async def lent(self, timeout_ms: int, connection: socket.socket | None) -> LentRoad | None:
+        """Lend a road, if no other connection waits for one."""
+        if self.is_waiting:
+            return None
+        self.is_waiting = True
+        try:
+            return await self.lend(timeout_ms, connection)
+        finally:
+            self.is_waiting = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,7 @@ class Broker:
         is_known()
         greeting = shared_memory.Greeting.unpack(data)
         session = self._open.get(greeting.session_id)
-        road = await session.lend(greeting.timeout_ms, None) if session is not None else None
+        road = await session.lent(greeting.timeout_ms, None) if session is not None else None
         if road is None:
             client.send(shared_memory.REFUSED)
             return
@@ -158,12 +170,12 @@ class Broker:
             issued = self._issued.pop(ticket_id, None)
             if issued is None or issued.until_s < time.monotonic():
                 return
+            is_known()
             nonce = secrets.token_bytes(tcp.NONCE_BYTES)
             client.send(nonce + issued.ticket.proof(b"endpoint", client_nonce, nonce))
             proof = await received(client, tcp.PROOF_BYTES)
         if not hmac.compare_digest(proof, issued.ticket.proof(b"client", client_nonce, nonce)):
             return
-        is_known()
         session = self._open.get(issued.session_id)
         if session is None:
             return
@@ -171,7 +183,7 @@ class Broker:
         connection = client.dup()
         road = None
         try:
-            road = await session.lend(issued.timeout_ms, connection)
+            road = await session.lent(issued.timeout_ms, connection)
             if road is not None:
                 road.say(tcp.ACCEPTED)
         except OSError:

@@ -21,8 +21,8 @@ class DeadlineWatch:
         timeout_ms: What the client's steps may take; 0: for ever.
         on_overdue: Called with the number of a step that has missed its deadline; returns whether
             that was the end of the road, and of the watch.
-        is_alive: Tells whether the worker lives.
-        on_death: Called when it does not, at the end of the watch.
+        is_there: Tells whether the worker lives, and the road with it.
+        on_end: Called when they do not, at the end of the watch.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class DeadlineWatch:
         progress: Progress,
         timeout_ms: int,
         on_overdue: Callable[[int], bool],
-        is_alive: Callable[[], bool],
-        on_death: Callable[[], None],
+        is_there: Callable[[], bool],
+        on_end: Callable[[], None],
     ) -> None:
         self._progress = progress
         self._on_overdue = on_overdue
-        self._is_alive, self._on_death = is_alive, on_death
+        self._is_there, self._on_end = is_there, on_end
         self._period_s = _LONGEST_PERIOD_S
         if timeout_ms:
             wanted_s = _PART_OF_TIMEOUT * timeout_ms / 1000
@@ -49,8 +49,8 @@ class DeadlineWatch:
             self._timer.cancel()
 
     def _look(self) -> None:
-        if not self._is_alive():
-            self._on_death()
+        if not self._is_there():
+            self._on_end()
             return
         late = self._progress.late
         if late and self._on_overdue(late):

@@ -14,7 +14,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
@@ -165,9 +164,10 @@ class DirectClient:
         """
         self._write(action)
         self._number = number
+        header = frames.pack_request(number, timeout_ms, self._actions.nbytes)
         try:
-            header = frames.pack_request(number, timeout_ms, self._actions.nbytes)
-            self._worker.send(header, self._actions)
+            with self._receiving:
+                self._worker.send(header, self._actions)
         except OSError:
             self.close()
 
@@ -182,9 +182,6 @@ class DirectClient:
         Returns:
             What does not lie in the block: a frame of the edition, or nothing where that is all.
             None: the answer is to be had on the stream, for the same request under its id.
-
-        Raises:
-            EndpointTimeoutError: Nothing came in time, although the endpoint should have said so.
         """
         with self._receiving:
             return self._answer(timeout_s) if self.is_open else None
@@ -198,12 +195,9 @@ class DirectClient:
             number, kind, size = self._receive_frame(end_s)
             if kind == frames.DONE and number == self._number:
                 return self._receive(size, end_s)
-            if kind == frames.HANDED_OVER:
+            if kind == frames.HANDED_OVER and number == self._number:
                 return None
-        except TimeoutError:
-            self.close()
-            raise EndpointTimeoutError(f"no answer within {timeout_s:g} s", self._address) from None
-        except OSError:
+        except OSError:  # also where it takes too long
             pass  # the worker has died, or the endpoint has cut the road: the stream knows why
         self.close()
         return None
@@ -219,29 +213,12 @@ class DirectClient:
                     # looked, and read, in between.
                     self._worker.clear()
                     was_woken = False
-                    if self._worker.is_readable:  # by now; others may wait for it, too
-                        self._worker.wake()
                     continue
                 left_s = max(0.0, end_s - time.monotonic())
                 if not self._waiting.ready(signal.eventfd, peers=(signal.peer,), timeout_s=left_s):
                     return False
                 was_woken = True
             return True
-
-    def has_answer(self) -> bool:
-        """Return whether the result of the last request is here: ``receive`` returns no None."""
-        with self._receiving:
-            if not self.is_open:
-                return False
-            try:
-                connection = self._worker.connection
-                start = connection.recv(frames.ANSWER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except OSError:
-                return False
-            if len(start) < frames.ANSWER_BYTES:
-                return False
-            number, kind, _, _ = frames.unpack_answer(start)
-            return bool(kind == frames.DONE and number == self._number)
 
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""

@@ -34,6 +34,16 @@ class LentRoad:
         """Whether ``cut`` was called."""
         return self._connection.fileno() < 0
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the client has ended it."""
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def give(self, to: socket.socket, greeting: bytes) -> None:
         """Send ``greeting`` and the client's descriptors to a client; never blocks.
 

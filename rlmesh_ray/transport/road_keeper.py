@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from rlmesh_ray.errors import ConfigurationError, EndpointLostError, RlmeshError
@@ -16,8 +17,8 @@ _LOG = logging.getLogger(__name__)
 
 _MOST_LOST = 3
 """So many roads of a session may be lost between two Resets; then it goes on with messages."""
-_MOST_FAILED = 3
-"""So often a session tries to connect in vain; then it goes on with messages, also after Resets."""
+_DIAL_PAUSE_S = 10.0
+"""So long a session that has tried to connect in vain does not try again."""
 _ASK_TIMEOUT_S = 5.0
 _told: set[str] = set()
 """Addresses of endpoints that take no direct connection, of which the log has told."""
@@ -71,8 +72,10 @@ class RoadKeeper:
             _require(transport, self._name, self._port, address)
         self._is_wanted = bool(self._name or (self._port and self._host))
         self._road: DirectClient | None = None
-        self._is_worth_a_try = False
-        self._num_lost = self._num_failed = 0
+        self._is_worth_a_try = self._was_reset = False
+        self._num_lost = 0
+        self._dial_again_s = 0.0
+        self._obstacle = ""
         # What the thread that dials leaves here.
         self._dialed: DirectClient | None = None
         self._dialing: threading.Thread | None = None
@@ -91,7 +94,12 @@ class RoadKeeper:
     def lanes_were_reset(self) -> None:
         """Note that the session has a worker, and perhaps another one than before."""
         self._is_worth_a_try = self._is_wanted
+        self._was_reset = True
         self._num_lost = 0
+
+    def lanes_were_lost(self) -> None:
+        """Note that the lanes want a reset: the endpoint says so, and gives no road meanwhile."""
+        self._is_worth_a_try = self._was_reset = False
 
     def road(self) -> DirectClient | None:
         """Return a road to use now; None: there is none.
@@ -110,11 +118,14 @@ class RoadKeeper:
         if self._road is None and self._is_worth_a_try:
             self._is_worth_a_try = False
             self._road = self._open()
+        if self._road is None and self._is_required and self._was_reset and self._is_wanted:
+            why = self._obstacle or f"the way of steps was lost ({self._num_lost} times)"
+            remedy = "leave transport out to use what there is"
+            raise EndpointLostError(f"{why}; {remedy}", self._address)
         return self._road
 
     def _open(self) -> DirectClient | None:
         road = None
-        is_first = not self._num_lost
         if self._name:
             road = DirectClient.open_shared_memory(
                 self._name,
@@ -124,25 +135,18 @@ class RoadKeeper:
                 self._address,
                 self._spin,
             )
-            if road is None and self._is_required and is_first:
-                raise EndpointLostError(
-                    "the endpoint has given no shared memory, which it offers; leave transport out "
-                    "to go on with messages",
-                    self._address,
-                )
+            if road is None:
+                self._obstacle = "the endpoint has given no shared memory, which it offers"
         if road is not None or not (self._port and self._host):
             return road
         if self._is_required:
             try:
                 return self._dial()
             except (OSError, RlmeshError) as error:
-                if is_first:
-                    raise EndpointLostError(
-                        f"{_cannot_connect(self._host, self._port, error)}; leave transport out to "
-                        "go on with messages",
-                        self._address,
-                    ) from error
-        elif self._num_failed < _MOST_FAILED and not (self._dialing and self._dialing.is_alive()):
+                self._obstacle = _cannot_connect(self._host, self._port, error)
+        elif time.monotonic() >= self._dial_again_s and not (
+            self._dialing and self._dialing.is_alive()
+        ):
             self._dialing = threading.Thread(
                 target=self._dial_meanwhile, name="rlmesh-ray-dial", daemon=True
             )
@@ -164,7 +168,7 @@ class RoadKeeper:
         try:
             road = self._dial()
         except (OSError, RlmeshError) as error:
-            self._num_failed += 1
+            self._dial_again_s = time.monotonic() + _DIAL_PAUSE_S
             if self._is_wanted and self._address not in _told:
                 _told.add(self._address)
                 _LOG.warning(
@@ -192,7 +196,8 @@ class RoadKeeper:
 def _cannot_connect(host: str, port: int, error: Exception) -> str:
     return (
         f"no direct TCP connection to {host}, port {port}: {error}. Its operator can name a port "
-        "that you reach (--data-address, --data-advertise), or offer none (--transport)"
+        "that you reach at that host (--data-address, --data-advertise), or offer none "
+        "(--transport)"
     )
 
 

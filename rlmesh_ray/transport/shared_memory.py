@@ -113,10 +113,6 @@ class EventfdSocket:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
 
-    def wake(self) -> None:
-        """Wake whoever waits at this end."""
-        os.eventfd_write(self._eventfd, 1)
-
     def hang_up(self) -> None:
         """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ import socket
 import struct
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlmesh_ray.transport.frames import send_all
 from rlmesh_ray.waiting import Signal
@@ -54,7 +54,7 @@ class Ticket:
     """Lets one connection in, once, for a short time."""
 
     ticket_id: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     endpoint: str
     """Which endpoint it is of, and which of its lives."""
 
@@ -143,9 +143,6 @@ class TcpSocket:
     def clear(self) -> None:
         """Take notice that one has been woken: what has arrived keeps the socket readable."""
 
-    def wake(self) -> None:
-        """Wake whoever waits at this end: likewise."""
-
     def hang_up(self) -> None:
         """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
         with contextlib.suppress(OSError):
@@ -195,6 +192,6 @@ def _received(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         received = connection.recv(size - len(data))
         if not received or time.monotonic() > end_s:
-            raise ConnectionRefusedError("the endpoint has hung up")
+            raise ConnectionRefusedError("the endpoint has hung up, or was too slow")
         data += received
     return data

@@ -284,7 +284,7 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
 def test_with_tls_there_is_none(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path, "own").sign("server")
     tls = ServerTls(certificate, key)
-    with pytest.raises(ConfigurationError, match="which carry no TLS"):
+    with pytest.raises(ConfigurationError, match="there is none with TLS"):
         EnvServer(Lifelike, tls=tls, data_address="127.0.0.1:0")
     server = EnvServer(Lifelike, tls=tls)
 
@@ -307,10 +307,22 @@ def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"data_address": "unix:/x"}, AddressError, "no unix socket"),
+        ({"data_address": "unix:/x"}, AddressError, "must be HOST:PORT"),
         ({"data_address": "nowhere"}, AddressError, "HOST:PORT"),
+        ({"data_address": "dm_env_rpc://127.0.0.1:7"}, AddressError, "must be HOST:PORT"),
+        ({"data_address": "0.0.0.0:0"}, AddressError, "give a token"),
+        ({"data_address": "127.0.0.1:7", "address": "127.0.0.1:7"}, AddressError, "another port"),
+        ({"data_address": "127.0.0.1:7", "address": "unix:/x"}, ConfigurationError, "unix socket"),
+        ({"transport": "tcp", "address": "unix:/x"}, ConfigurationError, "at a unix socket"),
         ({"data_advertise": 70000}, ConfigurationError, "1 to 65535"),
-        ({"data_advertise": 1, "transport": "grpc"}, ConfigurationError, "leave them out"),
+        ({"data_advertise": "7000"}, ConfigurationError, "must be a whole number"),
+        ({"data_advertise": True}, ConfigurationError, "must be a whole number"),
+        ({"observers": "no"}, ConfigurationError, "must be True or False"),
+        (
+            {"data_advertise": 1, "transport": "grpc"},
+            ConfigurationError,
+            "transport takes none",
+        ),
     ],
     ids=str,
 )

@@ -107,7 +107,7 @@ def observed(
         session(server, transport) as client,
         EndpointObserver(server.address, timeout_s=60.0) as observer,
     ):
-        if transport == "tcp":
+        if transport != "grpc":
             assert eventually(lambda: client._roads.road() is not None)
         yield client, observer
 
@@ -123,6 +123,7 @@ def test_trajectories_are_what_they_are_without_observers(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer_service, "MAX_A_SECOND", 10**6)
+    monkeypatch.setattr(observer_service, "MOST_SHARE", 1.0)
     local = SyncVectorEnv([echo] * NUM_LANES)
     local.action_space.seed(SEED)
     is_over = threading.Event()
@@ -151,7 +152,10 @@ def test_trajectories_are_what_they_are_without_observers(
     local.close()
 
 
-def test_a_picture_is_of_one_lane_between_two_steps(transport: str) -> None:
+def test_a_picture_is_of_one_lane_between_two_steps(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer_service, "MOST_SHARE", 1.0)
     with observed(Drawn, transport, num_envs=2, autoreset="disabled") as (client, observer):
         name = only(observer).name
         for count in range(1, 4):
@@ -416,4 +420,24 @@ def test_an_environment_that_cannot_be_drawn_costs_its_session_only_what_it_brea
             client.step(NOTHING)
         client.reset()
         assert count_in(observer.render(name)) == 0
+        assert array(client.step(NOTHING)).item() == 1
+
+
+def test_a_step_that_waits_for_a_picture_keeps_its_deadline(transport: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with (
+        observed(lambda: Drawn(str(gate)), transport) as (client, observer),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        drawing = pool.submit(observer.render, only(observer).name)
+        assert eventually(begun(gate).exists)
+        client._timeout_s = 2.0
+        with pytest.raises(RemoteEnvError, match="TIMEOUT: not done: others were") as caught:
+            client.step(NOTHING)
+        assert caught.value.is_recoverable
+        gate.touch()
+        drawing.result(30.0)
+        client._timeout_s = 30.0
+        client.reset()
+
         assert array(client.step(NOTHING)).item() == 1

@@ -54,6 +54,17 @@ def test_work_is_done_when_its_signal_tells(arrivals: Arrivals[str], told: Told)
     assert arrivals.take(0.0) is None
 
 
+def test_a_descriptor_that_is_another_one_by_now_takes_no_work_away(
+    arrivals: Arrivals[str], told: Told
+) -> None:
+    arrivals.watch(told.signal, "one", lambda: "done", keep)
+    arrivals.watch(told.signal, "other", lambda: "done, too", keep)
+
+    told.ring()
+
+    assert {arrivals.take(None), arrivals.take(None)} == {"done", "done, too"}
+
+
 def test_there_is_something_to_do_until_a_signal_tells(arrivals: Arrivals[str], told: Told) -> None:
     arrivals.watch(told.signal, "one", lambda: "done", keep)
     pieces = ["first", "second", "third"]

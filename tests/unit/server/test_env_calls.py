@@ -49,8 +49,8 @@ def play(scenario: Scenario) -> list[str]:
     return asyncio.run(run())
 
 
-def request(host: SlowHost, name: str, gate: asyncio.Event) -> Callable[[], Any]:
-    async def answer() -> str:
+def request(host: SlowHost, name: str, gate: asyncio.Event) -> Callable[[float], Any]:
+    async def answer(waited_s: float) -> str:
         host.log.append(f"{name} begins")
         await gate.wait()
         host.log.append(f"{name} ends")

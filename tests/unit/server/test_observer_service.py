@@ -142,7 +142,7 @@ def test_a_session_is_drawn_once_at_a_time_and_who_hangs_up_does_not_change_that
 
 def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_life() -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        async def answer() -> str:
+        async def answer(waited_s: float) -> str:
             return "answer"
 
         drawing = asyncio.ensure_future(endpoint.render())
@@ -160,7 +160,7 @@ def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_l
 
 def test_who_hangs_up_before_the_turn_has_come_costs_the_session_nothing() -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        async def answer() -> None:
+        async def answer(waited_s: float) -> None:
             drawing = asyncio.ensure_future(endpoint.render())
             await settle()
             drawing.cancel()

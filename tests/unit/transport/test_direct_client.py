@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from rlmesh_ray.errors import EndpointTimeoutError
 from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym import from_gymnasium
 from rlmesh_ray.transport import frames, memory
 from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.transport.shared_memory import EventfdSocket
-from rlmesh_ray.waiting import Waiting
 
 ACTION = [np.zeros(1, np.int64)]
 
@@ -63,8 +61,8 @@ def test_a_bell_without_an_answer_is_not_taken_for_one(ends: Ends) -> None:
     ends.road.send(1, ACTION, 1000)
     ends.wake()
 
-    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.05 s"):
-        ends.road.receive(0.05)
+    assert ends.road.receive(0.05) is None
+    assert not ends.road.is_open
 
 
 def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
@@ -101,21 +99,12 @@ def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
     assert ends.road.receive(60.0) == b""
 
 
-def test_who_watches_the_bell_hears_of_an_answer_that_another_wait_has_found(ends: Ends) -> None:
-    ends.road.send(1, ACTION, 1000)
-    ends.wake()
-    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 0, 0), before=True)
-
-    assert ends.road.wait(60.0)
-    assert Waiting(0.0).ready(ends.client_eventfd, timeout_s=0.0) == [ends.client_eventfd]
-
-
 def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends) -> None:
     ends.road.send(1, ACTION, 1000)
     ends.worker.send(frames.pack_answer(1, frames.DONE, 8, 0) + b"half")
 
-    with pytest.raises(EndpointTimeoutError, match=r"no answer within 0\.05 s"):
-        ends.road.receive(0.05)
+    assert ends.road.receive(0.05) is None
+    assert not ends.road.is_open
 
 
 def test_a_worker_that_is_gone_leaves_the_answer_to_the_stream(ends: Ends) -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%rlmesh_ray/transport/v1/service.proto\x12\x17rlmesh_ray.transport.v1\"$\n\x0eOpenTcpRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"C\n\x0fOpenTcpResponse\x12\x11\n\tticket_id\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t2p\n\x10TransportService\x12\\\n\x07OpenTcp\x12\'.rlmesh_ray.transport.v1.OpenTcpRequest\x1a(.rlmesh_ray.transport.v1.OpenTcpResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%rlmesh_ray/transport/v1/service.proto\x12\x17rlmesh_ray.transport.v1\"$\n\x0eOpenTcpRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\x04\"C\n\x0fOpenTcpResponse\x12\x11\n\tticket_id\x18\x01 \x01(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t2p\n\x10TransportService\x12\\\n\x07OpenTcp\x12\'.rlmesh_ray.transport.v1.OpenTcpRequest\x1a(.rlmesh_ray.transport.v1.OpenTcpResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
