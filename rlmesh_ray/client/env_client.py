@@ -209,7 +209,7 @@ class EnvClient:
         Args:
             action: Columns over all lanes, of the action space's dtypes.
             is_last: Whether its answer is received before anything else is sent. If not, and this
-                step travelled through shared memory, what is sent next would wait for it.
+                step travelled on a direct road, what is sent next would wait for it.
         """
         self._settle()
         self._exchange.require_open()
@@ -325,7 +325,7 @@ class EnvClient:
         )
 
     def signal(self) -> Signal | None:
-        """Return what tells of the answer to a step over shared memory; None: there is none."""
+        """Return what tells of the answer to a step on a direct road; None: there is none."""
         return None if self._on_road is None else self._on_road[1].signal
 
     def render(self) -> bytes | None:

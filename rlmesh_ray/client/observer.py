@@ -26,7 +26,7 @@ _NONE_HERE = (
 
 
 class EndpointObserver:
-    """Sees what the sessions of an environment endpoint do; changes nothing in them.
+    """Sees what the sessions of an environment endpoint do; a picture costs them its time.
 
     Behind a gateway it sees those of one endpoint, which the gateway chooses. Usable as a context
     manager; to be used in one thread at a time.

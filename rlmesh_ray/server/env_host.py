@@ -138,7 +138,7 @@ class EnvHost:
 
     @property
     def num_direct_steps(self) -> int:
-        """Grows with each step that comes over the road, past the endpoint."""
+        """Number of the last request that the worker has begun, over whatever road."""
         return self._road.num_begun
 
     @property

@@ -54,7 +54,7 @@ class SideDoors:
     calls: EnvCalls
     """Where they reach into their lanes."""
     broker: Broker
-    """Where those on this machine get roads."""
+    """Where they get direct roads."""
 
 
 class EnvService:

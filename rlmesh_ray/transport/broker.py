@@ -11,6 +11,7 @@ Over TCP: the endpoint listens on another port. What lets a client in is a ticke
 
 import asyncio
 import hmac
+import logging
 import secrets
 import socket
 import time
@@ -21,6 +22,8 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.transport import shared_memory, tcp
 from rlmesh_ray.transport.door import Door, received
 from rlmesh_ray.transport.lent_road import LentRoad
+
+_LOG = logging.getLogger(__name__)
 
 Lend = Callable[[int, socket.socket | None], Awaitable[LentRoad | None]]
 """Given the timeout of a client's steps, and its connection or None for shared memory, lends its
@@ -103,6 +106,8 @@ class Broker:
             self._doors.append(Door(listener, self._greet_neighbour, "shared memory"))
         if self._listener is not None:
             self._doors.append(Door(self._listener.socket, self._greet_remote, "direct TCP"))
+            host, port = self._listener.socket.getsockname()[:2]
+            _LOG.info("steps over TCP come to %s, port %d", host, port)
 
     def abandon(self) -> None:
         """Let go of the port; instead of ``start``, or after it."""
