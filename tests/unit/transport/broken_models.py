@@ -16,6 +16,7 @@ from tests.unit.transport.worker_model import (
     CRASHED,
     PASS_OVER,
     STEP,
+    TIMEOUT,
     Doing,
     Order,
     Reply,
@@ -222,12 +223,40 @@ class BeginsAnywhere(EndpointModel):
         return True
 
 
-class CountsOverdueSteps(EndpointModel):
+class CallsThatWaitAreLate(EndpointModel):
+    """Found here: a call that was not done, since the worker was busy, is told to be late."""
+
+    code_of_waiting = TIMEOUT
+
+
+class CountsWhatItRefused(EndpointModel):
+    """Found here: a step that waits too long to be answered again has failed, and counts."""
+
+    def leave_out(self, number: int) -> None:
+        """Leave that to who asks the worker."""
+
+
+class CountsOverdueSteps(CountsWhatItRefused):
     """A step that has failed for the client is counted when it succeeds after all."""
 
     def _cut_late(self, number: int) -> None:
         super()._cut_late(number)
         self.counting.leave_out(0)
+
+
+class TellsDuringRequests(EndpointModel):
+    """Found here: what is passed over during a request makes the counts of that final."""
+
+    def may_settle(self) -> bool:
+        return True
+
+
+class KeepsTheRoadsBlock(WorkerModel):
+    """As it was: a worker whose client has left goes on with the block that it shared with it."""
+
+    def _move_to(self, block: int) -> None:
+        if block != self.own_block:
+            super()._move_to(block)
 
 
 def with_parts(**parts: type[Any]) -> type[World]:

@@ -112,6 +112,9 @@ class EndpointModel:
         world: Where it lives.
     """
 
+    code_of_waiting = BUSY
+    """Tells a client that its call was not done, and that its episodes go on."""
+
     def __init__(self, world: "World") -> None:
         self.world = world
         self.side = EndpointSide()
@@ -327,6 +330,8 @@ class EndpointModel:
         if not self.side.is_at_rest:
             self.cut()
         failure = outcome if isinstance(outcome, str) else outcome.failure
+        if failure:
+            self.leave_out(number)
         chain: Chain | None = None
         result: EnvOutcome
         if failure:
@@ -342,6 +347,10 @@ class EndpointModel:
             self.is_running = True  # EnvHost.track
             self._tell(TRACK)
         self._respond(response, chain)
+
+    def leave_out(self, number: int) -> None:
+        """What has failed for the client does not count, whatever the worker has done."""
+        self.counting.leave_out(number)
 
     def _success(self, kind: str, reply: Reply) -> tuple[EnvOutcome, Chain | None]:
         """Return what the worker's success is to the session; a wrong kind is none."""
@@ -473,12 +482,18 @@ class EndpointModel:
         progress = self.progress
         if not self.passed_over or progress is None or self.started != self.process:
             return
+        if not self.may_settle():
+            return
         done = self.known_done(progress)
         while done + 1 in self.passed_over:
             done += 1
             self._submit(Order(PASS_OVER, done))
             self.last_told = done
         self.passed_over = frozenset(number for number in self.passed_over if number > done)
+
+    def may_settle(self) -> bool:
+        """Tell whether no request is in progress, whose counts a later number would make final."""
+        return self.is_idle
 
     def known_done(self, progress: Progress) -> int:
         """Return how far the worker is when it comes to what it is sent now."""
@@ -533,7 +548,7 @@ class EndpointModel:
             self._complete(TIMEOUT)
             return
         self._pass_over_by_host(self.turn.number)
-        self._end_call(TIMEOUT)
+        self._end_call(self.code_of_waiting)
 
     # --- calls ----------------------------------------------------------------------------
 

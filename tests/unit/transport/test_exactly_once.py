@@ -77,9 +77,14 @@ QUICK = [
 ]
 LONG = [
     *on_both(once, *STEPS, cuts=1, kills=1, deadlines=1),
-    once(*CALLS, STEP, cuts=1, kills=1, deadlines=1),
+    once(*CALLS, cuts=1, kills=1, deadlines=1),
+    *on_both(once, RESET, STEP, STEP, CALL, STEP, stubborn=True, leaves=1, deadlines=2),
+    *on_both(once, RESET, PUSHED, CALL, RENDER, STEP, deadlines=2, raises=1),
+    once(RESET, STEP, INVALID, INVALID, PARTIAL, STEP, kills=1, deadlines=1, raises=1),
+    once(RESET, STEP, STEP, STEP, drains=1, cuts=1, deadlines=1, medium=TCP),
     *on_both(twice, RESET, STEP, STEP, lost_streams=1, deadlines=1),
-    *on_both(twice, RESET, STEP, STEP, lies=2),
+    *on_both(twice, RESET, STEP, lies=1, kills=1),
+    *on_both(twice, RESET, STEP, lies=2),
 ]
 
 
@@ -111,6 +116,7 @@ def test_no_promise_is_broken_on_long_random_paths(seed: int, medium: str) -> No
 TWICE = "executed twice"
 KEPT = "an honest client keeps its session"
 NOTHING_BUT_RESET = "after a failure nothing but a Reset works"
+COUNTED = "a failure tells of the steps that counted"
 LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
 
 
@@ -191,9 +197,29 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
         ),
         (with_parts(endpoint=broken.BeginsAnywhere), twice(RESET, STEP, lies=1, kills=1), TWICE),
         (
+            with_parts(worker=broken.KeepsTheRoadsBlock),
+            twice(RESET, STEP, leaves=1),
+            "of another run",
+        ),
+        (
+            with_parts(endpoint=broken.CallsThatWaitAreLate),
+            once(RESET, STEP, CALL, STEP, leaves=1, deadlines=2, stubborn=True),
+            NOTHING_BUT_RESET,
+        ),
+        (
+            with_parts(endpoint=broken.CountsWhatItRefused),
+            once(RESET, STEP, STEP, deadlines=2),
+            COUNTED,
+        ),
+        (
+            with_parts(endpoint=broken.TellsDuringRequests),
+            once(RESET, PUSHED, CALL, deadlines=2),
+            COUNTED,
+        ),
+        (
             with_parts(endpoint=broken.CountsOverdueSteps),
             once(*STEPS, deadlines=1),
-            "the steps that counted",
+            COUNTED,
         ),
     ],
 )
