@@ -115,11 +115,16 @@ class LateCallLeavesRoadOpen(EndpointModel):
 class LendsAfterLateCall(EndpointModel):
     """Found here: a client gets a road for steps that the stream would refuse."""
 
-    def may_lend(self) -> bool:
-        has_late_call, self.has_late_call = self.has_late_call, False
-        may_lend = super().may_lend()
-        self.has_late_call = has_late_call
-        return may_lend
+    def opens_road(self) -> bool:
+        return True
+
+
+class ResetForgivesNothing(EndpointModel):
+    """A late call fails all steps that follow, also after Resets."""
+
+    def is_too_late_for(self, kind: str) -> bool:
+        is_due = kind == STEP and self.world.faults.deadlines == 0
+        return is_due or super().is_too_late_for(kind)
 
 
 class PartialResetForgives(EndpointModel):

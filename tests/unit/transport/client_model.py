@@ -199,7 +199,7 @@ class ClientModel:
         world.called, number, self.calling = None, self.calling, 0
         world.require(result.number == number, "the answer is the call's")
         if result.code in (TIMEOUT, CRASHED):
-            self.broken_at = self.broken_at or number
+            self._note_failure(number)
         elif result.code:
             world.require(result.code in (RAISED, BUSY), "an honest client's call is not refused")
         else:
@@ -242,11 +242,18 @@ class ClientModel:
         if result.code in _INTERRUPTING:
             told = "a failure tells of the steps that counted"
             world.require(result.account == self.account, told)
-            self.broken_at = self.broken_at or result.number
+            self._note_failure(result.number)
             self.account = ()
         else:
             world.require(not result.account, "a refusal ends no episode")
             world.require(self.broken_at or kind == INVALID, "nothing else is refused")
+
+    def _note_failure(self, number: int) -> None:
+        self.broken_at = self.broken_at or number
+        self.world.num_failed += 1
+        # At most a call, and the step that follows it.
+        is_due = self.world.num_failed <= 2 * self.world.num_faults
+        self.world.require(is_due, "nothing fails without a fault")
 
     def _take_success(self, result: Result, kind: str) -> None:
         world, name = self.world, self.world.name_of(result.number)

@@ -339,14 +339,25 @@ class EndpointModel:
         else:
             assert isinstance(outcome, Reply)
             result, chain = self._success(kind, outcome)
+            if kind in (RESET, PARTIAL) and not isinstance(result, Failure):
+                self.has_late_call = False
         response = self.session.complete(result, 0)
         if self.session.state is not State.READY:
             self.is_running = False  # EnvHost.stop_tracking
             self._tell(UNTRACK)
         elif isinstance(response, ResetDone):
-            self.is_running = True  # EnvHost.track
-            self._tell(TRACK)
+            self._track()
         self._respond(response, chain)
+
+    def _track(self) -> None:
+        """``EnvHost.track``."""
+        self.is_running = True
+        if self.opens_road():
+            self._tell(TRACK)
+
+    def opens_road(self) -> bool:
+        """Tell whether a step may be executed that comes by the direct road."""
+        return not self.has_late_call
 
     def leave_out(self, number: int) -> None:
         """What has failed for the client does not count, whatever the worker has done."""
@@ -600,7 +611,8 @@ class EndpointModel:
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
-        if not self.may_lend() or self.progress is None or not self.side.is_at_rest:
+        is_possible = self.session.state is State.READY and self.progress is not None
+        if not is_possible or not self.side.is_at_rest:
             world.client.road_comes(client, 0)
             return
         self.cut()
@@ -613,10 +625,6 @@ class EndpointModel:
         self.turn = Turn(LEND, client, road=road)
         self._ask(Order(ATTACH, road=road))
 
-    def may_lend(self) -> bool:
-        """``EnvExchange.lend_road`` and ``EnvHost.lend_road``."""
-        return self.session.state is State.READY and not self.has_late_call
-
     def _lent(self, turn: Turn, reply: Reply) -> None:
         """The rest of both."""
         self.turn = None
@@ -625,8 +633,7 @@ class EndpointModel:
             self.world.client.road_comes(turn.number, 0)
             return
         self.road, self.is_watched = turn.road, True
-        self.is_running = True  # EnvHost.track
-        self._tell(TRACK)
+        self._track()
         self.world.client.road_comes(turn.number, turn.road)
 
     def _tell(self, kind: str) -> None:

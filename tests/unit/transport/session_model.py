@@ -120,6 +120,8 @@ class World:
         self.session = -1
         self.blocks: tuple[Block, ...] = (Block(),)  # the first ones are none
         self.roads: tuple[Road, ...] = (Road(is_cut=True),)
+        self.num_faults = self.num_failed = 0
+        """That have happened, and that clients have been told of."""
         self.executed: Chain = ()
         self.given_up: Chain = ()
         """What the endpoint has judged to be overdue."""
@@ -163,6 +165,7 @@ class World:
         return (
             self.faults,
             self.session,
+            self.num_failed,
             self.blocks,
             self.roads,
             self.executed,
@@ -213,6 +216,7 @@ class World:
             yield Move("the stream is lost", "", "lose_stream")
 
     def spend(self, kind: str) -> None:
+        self.num_faults += 1
         self.faults = self.faults._replace(**{kind: getattr(self.faults, kind) - 1})
 
     def cut(self, is_lossy: bool = False) -> None:

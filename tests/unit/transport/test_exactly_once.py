@@ -149,6 +149,11 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             NOTHING_BUT_RESET,
         ),
         (
+            with_parts(endpoint=broken.ResetForgivesNothing),
+            once(RESET, CALL, STEP, STEP, STEP, deadlines=1, medium=TCP),
+            "nothing fails without a fault",
+        ),
+        (
             with_parts(endpoint=broken.PartialResetForgives),
             once(RESET, CALL, PARTIAL, stubborn=True, deadlines=1),
             NOTHING_BUT_RESET,
