@@ -1,6 +1,7 @@
 """Rules that are broken on purpose, each as small as a mistake is; the explorer must find them.
 
-Those that say "as it was" were real; those that say "found here" the explorer has found.
+Those that say "as it was" were real. Those that say "as it is" still are: the explorer has found
+them, and production lacks the rule that the model has.
 """
 
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ class ForgetsRefusals(EndpointModel):
 
 
 class ForgetsWhatItTold(EndpointModel):
-    """Found here: what the worker has been told and has not read yet counts as not told."""
+    """As it is: what the worker has been told and has not read yet counts as not told."""
 
     def known_done(self, progress: Progress) -> int:
         return progress.done
@@ -113,7 +114,7 @@ class LateCallLeavesRoadOpen(EndpointModel):
 
 
 class LendsAfterLateCall(EndpointModel):
-    """Found here: a client gets a road for steps that the stream would refuse."""
+    """As it was: a client gets a road for steps that the stream would refuse."""
 
     def opens_road(self) -> bool:
         return True
@@ -128,7 +129,7 @@ class ResetForgivesNothing(EndpointModel):
 
 
 class PartialResetForgives(EndpointModel):
-    """Found here: after a late call a Reset of some lanes lets the others go on."""
+    """As it is: after a late call a Reset of some lanes lets the others go on."""
 
     def is_too_late_for(self, kind: str) -> bool:
         return super().is_too_late_for(kind) and kind == STEP
@@ -142,7 +143,7 @@ class CallsAtOnce(EndpointModel):
 
 
 class RefusedCallsCount(EndpointModel):
-    """Found here: where a call was refused, all that was sent before it counts as done."""
+    """As it is: where a call was refused, all that was sent before it counts as done."""
 
     def may_call(self, after: int) -> bool:
         return self.last_passed >= after or super().may_call(after)
@@ -158,7 +159,7 @@ class CallsBeforeTheAnswer(ClientModel):
 
 
 class LooksAtTheBeginning(ClientModel):
-    """Found here: a client takes a direct answer that has begun to come for one that is there."""
+    """As it is: a client takes a direct answer that has begun to come for one that is there."""
 
     def send(self) -> None:
         super().send()
@@ -185,7 +186,7 @@ class MissesLateReplies(EndpointModel):
 
 
 class WatchesNothing(EndpointModel):
-    """Nobody looks whether the worker of a road over TCP is alive."""
+    """The endpoint does not look whether the worker of a road over TCP is alive."""
 
     def _lent(self, turn: Turn, reply: Reply) -> None:
         super()._lent(turn, reply)
@@ -193,7 +194,7 @@ class WatchesNothing(EndpointModel):
 
 
 class TakesActionsEarly(World):
-    """Found here: over TCP, actions come into the block whether their step is executed or not."""
+    """As it is: over TCP, actions come into the block whether their step is executed or not."""
 
     def take_step(self, road: int) -> int:
         number = super().take_step(road)
@@ -222,20 +223,20 @@ class GivesBusyWorkersBack(EndpointModel):
 
 
 class BeginsAnywhere(EndpointModel):
-    """Found here: a new worker begins with whatever number its Reset has."""
+    """As it is: a new worker begins with whatever number its Reset has."""
 
     def may_start(self, number: int) -> bool:
         return True
 
 
 class CallsThatWaitAreLate(EndpointModel):
-    """Found here: a call that was not done, since the worker was busy, is told to be late."""
+    """As it is: a call that was not done, since the worker was busy, is told to be late."""
 
     code_of_waiting = TIMEOUT
 
 
 class CountsWhatItRefused(EndpointModel):
-    """Found here: a step that waits too long to be answered again has failed, and counts."""
+    """As it is: a step that waits too long to be answered again has failed, and counts."""
 
     def leave_out(self, number: int) -> None:
         """Leave that to who asks the worker."""
@@ -250,7 +251,7 @@ class CountsOverdueSteps(CountsWhatItRefused):
 
 
 class TellsDuringRequests(EndpointModel):
-    """Found here: what is passed over during a request makes the counts of that final."""
+    """As it is: what is passed over during a request makes the counts of that final."""
 
     def may_settle(self) -> bool:
         return True

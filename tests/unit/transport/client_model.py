@@ -249,10 +249,11 @@ class ClientModel:
             world.require(self.broken_at or kind == INVALID, "nothing else is refused")
 
     def _note_failure(self, number: int) -> None:
-        self.broken_at = self.broken_at or number
+        if self.broken_at:
+            return
+        self.broken_at = number
         self.world.num_failed += 1
-        # At most a call, and the step that follows it.
-        is_due = self.world.num_failed <= 2 * self.world.num_faults
+        is_due = self.world.num_failed <= self.world.num_faults
         self.world.require(is_due, "nothing fails without a fault")
 
     def _take_success(self, result: Result, kind: str) -> None:

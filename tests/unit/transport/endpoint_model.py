@@ -41,6 +41,7 @@ from tests.unit.transport.worker_model import (
     CRASHED,
     DETACH,
     NUM_LANES,
+    OBSERVE,
     OUT_OF_ORDER,
     PARTIAL,
     PASS_OVER,
@@ -97,7 +98,7 @@ class Turn(NamedTuple):
     """What holds ``OpenSession``'s lock."""
 
     task: str
-    """A request's kind, ``LEND`` or ``DRAIN``."""
+    """A request's kind, ``LEND``, ``DRAIN`` or ``OBSERVE``."""
     number: int = 0
     """Of the request, or of who asks for a road."""
     is_asked: bool = False
@@ -231,10 +232,15 @@ class EndpointModel:
             yield Move("endpoint begins the call", "endpoint", "begin_call")
         if world.asks:
             yield Move("endpoint begins to lend a road", "endpoint", "lend")
+        yield from self._aside_moves()
+
+    def _aside_moves(self) -> Iterator[Move]:
         if self.is_draining:
             yield Move("endpoint takes the road back", "endpoint", "take_back")
-        elif world.faults.drains:
+        elif self.world.faults.drains:
             yield Move("endpoint stops", "endpoint", "drain")
+        if self.world.faults.observers:
+            yield Move("an observer comes", "endpoint", "observe")
 
     def _deadline_moves(self) -> Iterator[Move]:
         world, turn, progress = self.world, self.turn, self.progress
@@ -243,8 +249,11 @@ class EndpointModel:
         if world.call and (turn is None or turn.task != CALL):
             yield Move("a call waits too long for its turn", "endpoint", "refuse_call")
         if turn is not None and turn.is_asked:
-            name = "miss_aside" if turn.task in (LEND, DRAIN) else "miss_deadline"
-            yield Move(f"the {turn.task} is late", "endpoint", name)
+            is_aside = turn.task in (LEND, DRAIN, OBSERVE)
+            is_stepping = progress is not None and progress.is_busy
+            if turn.task != OBSERVE or is_stepping:  # an observer has no deadline of its own
+                name = "miss_aside" if is_aside else "miss_deadline"
+                yield Move(f"the {turn.task} is late", "endpoint", name)
         elif turn is not None and not self.side.is_at_rest:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
         # DeadlineWatch._look, and the first lines of DirectRoad._end_overdue.
@@ -523,7 +532,7 @@ class EndpointModel:
             self.block = worker.own_block
         self.is_idle = True
         if not self.side.is_at_rest:
-            self.side.confirmed()  # what was done in vain reaches nobody
+            self.side.confirmed()  # the client does not get this one
             return
         self.world.require(turn is not None and turn.is_asked, "the worker answers what was asked")
         assert turn is not None
@@ -532,6 +541,8 @@ class EndpointModel:
         elif turn.task == DRAIN:  # DirectRoad.end
             self.turn = None
             self.cut()
+        elif turn.task == OBSERVE:
+            self.turn = None
         else:
             self._answered(turn, reply)
 
@@ -651,6 +662,13 @@ class EndpointModel:
         if self.road and self.side.is_at_rest:
             self.turn = Turn(DRAIN)
             self._ask(Order(DETACH))
+
+    def observe(self) -> None:
+        """``EnvHost.observe``."""
+        self.world.spend("observers")
+        if self.side.is_at_rest and self.is_running:
+            self.turn = Turn(OBSERVE)
+            self._ask(Order(OBSERVE))
 
     def miss_aside(self) -> None:
         """``SessionWorker.call_aside``, when the time is over, and ``DirectRoad.call_aside``."""

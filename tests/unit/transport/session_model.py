@@ -9,7 +9,8 @@ and faults.
 The environment notes each execution, and the chain of what it has done since its last Reset
 travels with each result. The client compares it with the results that it has got itself.
 
-Where the explorer has found a fault, the model has the rule, and ``broken_models`` the fault.
+Where the explorer has found a fault, the model has the rule, and ``broken_models`` the fault, which
+production may still have.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -41,6 +42,8 @@ class Faults(NamedTuple):
     """Of the client, while it is at getting a road."""
     drains: int = 0
     """Of the endpoint."""
+    observers: int = 0
+    """Who have a lane drawn between two steps."""
     lies: int = 0
     """Requests of the first session's client that break the rules."""
 
@@ -75,7 +78,7 @@ class Road(NamedTuple):
     block: int = 0
     """Over shared memory."""
     is_cut: bool = False
-    """By whomever: nothing is sent any more, and what is there can still be read."""
+    """On either side: nothing is sent any more, and what is there can still be read."""
     steps: tuple[int, ...] = ()
     answers: tuple[Answer, ...] = ()
     is_rung: bool = False

@@ -70,6 +70,7 @@ QUICK = [
     *on_both(once, RESET, STEP, STEP, STEP, leaves=1, deadlines=1),
     *on_both(once, RESET, STEP, STEP, drains=1, deadlines=1),
     once(RESET, STEP, STEP, STEP, STEP, cuts=2),
+    *on_both(once, RESET, STEP, STEP, observers=1, deadlines=1),
     # The worker's next session, and a client that lies.
     *on_both(twice, RESET, STEP, STEP, lost_streams=1),
     *on_both(twice, RESET, STEP, STEP, kills=1),
@@ -106,7 +107,7 @@ def test_no_promise_is_broken_on_long_random_paths(seed: int, medium: str) -> No
     num_moves = 0
     for _ in range(30):
         scripts = [[RESET, *draw.choices(kinds, [1, 6, 2, 1, 1, 1, 2], k=12)] for _ in range(2)]
-        faults = Faults(3, 2, 3, 1, 2, 1, 1, draw.choice([0, 0, 6]))
+        faults = Faults(3, 2, 3, 1, 2, 1, 1, 1, draw.choice([0, 0, 6]))
         world = World(*scripts, faults=faults, medium=medium, is_stubborn=draw.random() < 0.5)
         num_moves += wander(world, draw)
 
@@ -150,7 +151,7 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
         ),
         (
             with_parts(endpoint=broken.ResetForgivesNothing),
-            once(RESET, CALL, STEP, STEP, STEP, deadlines=1, medium=TCP),
+            once(RESET, CALL, STEP, STEP, deadlines=1, medium=TCP),
             "nothing fails without a fault",
         ),
         (

@@ -18,6 +18,7 @@ NUM_LANES = 2
 RESET, PARTIAL, STEP, RENDER, CALL = "reset", "partial reset", "step", "render", "call"
 """Requests. A partial reset is of lane 1."""
 ATTACH, DETACH, CLEAR, RENEW = "attach", "detach", "clear", "renew"
+OBSERVE = "observe"
 """Commands that belong to no request, and have a reply."""
 START_SESSION, PASS_OVER, TRACK, UNTRACK = "start session", "pass over", "track", "untrack"
 """Commands without a reply."""
@@ -173,6 +174,8 @@ class WorkerModel:
                 self._attach(order.road)
             case "detach" | "clear" | "renew":
                 self._detach(order.kind)
+            case "observe":
+                self.replies += (Reply(OBSERVE),)
             case _:
                 self._answer(order)
 
