@@ -236,7 +236,8 @@ class EnvHost:
     async def track(self, episodes: tuple[Episode | None, ...]) -> None:
         """Take notice of what runs: the latest episode of each lane. See ``DirectRoad.track``."""
         self._is_running = True
-        await self._road.track(episodes)
+        if not self._has_late_call:  # else a step is handed over, for its error on the stream
+            await self._road.track(episodes)
 
     def stop_tracking(self) -> None:
         """Take notice that nothing runs any more. See ``DirectRoad.shut``."""

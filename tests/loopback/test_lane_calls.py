@@ -337,6 +337,28 @@ def test_a_call_that_hangs_is_answered_and_a_reset_starts_over(
     assert list(client.reset().observation[0]) == [0, 0, 0]
 
 
+def test_after_a_call_that_was_late_no_new_direct_road_lets_a_step_pass(
+    pipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EnvServer(lambda: Tasked(str(pipe)), allow_calls=ALLOWED) as server:
+        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport="shared_memory")
+        client.reset()
+        with monkeypatch.context() as impatient:
+            impatient.setattr(EnvClient, "_server_timeout_ms", 450)
+            with pytest.raises(RemoteEnvError, match="no result within"):
+                client.call("hang")
+        pipe.write_text("")
+        assert client.call("steps") == (0,)  # it waits until the late one has returned
+
+        with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
+            client.step(actions(0))
+
+        client.reset()
+        assert list(client.step(actions(0)).observation[0]) == [0]
+        assert client._roads.transport == "shared_memory"
+        client.close()
+
+
 def test_options_reach_the_lanes_of_a_partial_reset(endpoint: EnvServer) -> None:
     env = RemoteVectorEnv(endpoint.address, token="secret")
     env.reset(options={"task": 1})

@@ -1,0 +1,270 @@
+"""Rules that are broken on purpose, each as small as a mistake is; the explorer must find them.
+
+Those that say "as it was" were real. Those that say "as it is" still are: the explorer has found
+them, and production lacks the rule that the model has.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlmesh_ray.transport.progress import Progress
+from tests.unit.transport.client_model import ClientModel
+from tests.unit.transport.endpoint_model import EndpointModel, Turn
+from tests.unit.transport.explorer import Move
+from tests.unit.transport.session_model import World
+from tests.unit.transport.worker_model import (
+    CALL,
+    CRASHED,
+    PASS_OVER,
+    STEP,
+    TIMEOUT,
+    Doing,
+    Order,
+    Reply,
+    WorkerModel,
+)
+
+
+class TwoAccounts(WorkerModel):
+    """As it was: the endpoint judges what has begun, and the worker does what it is sent."""
+
+    def _answer(self, order: Order) -> None:
+        if order.number <= self.progress.begun:  # the endpoint's verdict
+            self.replies += (Reply(order.kind, CRASHED),)
+        else:
+            self.doing = Doing(order.number, order.kind, is_direct=False)
+
+    def take_step(self) -> None:
+        self.has_seen_request = False
+        self._begin(Doing(self.world.take_step(self.road), STEP, is_direct=True))
+
+
+class HangsUpAtStaleBells(ClientModel):
+    """As it was: a client that has taken an answer before its bell was rung closes the road."""
+
+    def wake_up(self) -> None:
+        self.world.change_road(self.road, is_cut=True)
+        self.see_cut()
+
+
+class AnswersFirst(WorkerModel):
+    """The worker notes that a request is done after it has answered."""
+
+    def _execute(self, doing: Doing) -> None:
+        super()._execute(doing)
+        if doing.is_direct:
+            super()._answer_direct(doing.number, is_done=True)
+
+    def _answer_direct(self, number: int, *, is_done: bool) -> None:
+        if not is_done:
+            super()._answer_direct(number, is_done=False)
+
+
+class ForgetsFailures(WorkerModel):
+    """A step that fails counts as one that was not executed."""
+
+    def raise_error(self) -> None:
+        assert self.doing is not None
+        doing = self.doing
+        super().raise_error()
+        if doing.is_direct:
+            self.writable_progress().start(doing.number - 1)
+
+
+class DoesItAgain(WorkerModel):
+    """The worker executes its last request again when it is asked for that again."""
+
+    def _answer(self, order: Order) -> None:
+        if order.number == self.progress.begun:
+            self._begin(Doing(order.number, order.kind, is_direct=False))
+        else:
+            super()._answer(order)
+
+
+class ForgetsToConfirm(EndpointModel):
+    """The endpoint passes requests on to a worker that is busy with an overdue one."""
+
+    def judge_overdue(self, number: int) -> None:
+        super().judge_overdue(number)
+        self.side.confirmed()
+
+
+class ForgetsRefusals(EndpointModel):
+    """The endpoint does not tell its worker of a request that it refuses itself."""
+
+    def _submit(self, order: Order) -> None:
+        if order.kind != PASS_OVER:
+            super()._submit(order)
+
+
+class ForgetsWhatItTold(EndpointModel):
+    """As it is: what the worker has been told and has not read yet counts as not told."""
+
+    def known_done(self, progress: Progress) -> int:
+        return progress.done
+
+
+class LateCallLeavesRoadOpen(EndpointModel):
+    """As it was: after a late call steps still come by the direct road."""
+
+    def _called(self, reply: Reply) -> None:
+        road, self.road = self.road, 0
+        super()._called(reply)
+        self.road = road
+
+
+class LendsAfterLateCall(EndpointModel):
+    """As it was: a client gets a road for steps that the stream would refuse."""
+
+    def opens_road(self) -> bool:
+        return True
+
+
+class ResetForgivesNothing(EndpointModel):
+    """A late call fails all steps that follow, also after Resets."""
+
+    def is_too_late_for(self, kind: str) -> bool:
+        is_due = kind == STEP and self.world.faults.deadlines == 0
+        return is_due or super().is_too_late_for(kind)
+
+
+class PartialResetForgives(EndpointModel):
+    """As it is: after a late call a Reset of some lanes lets the others go on."""
+
+    def is_too_late_for(self, kind: str) -> bool:
+        return super().is_too_late_for(kind) and kind == STEP
+
+
+class CallsAtOnce(EndpointModel):
+    """A call overtakes the steps that were sent before it."""
+
+    def may_call(self, after: int) -> bool:
+        return True
+
+
+class RefusedCallsCount(EndpointModel):
+    """As it is: where a call was refused, all that was sent before it counts as done."""
+
+    def may_call(self, after: int) -> bool:
+        return self.last_passed >= after or super().may_call(after)
+
+
+class CallsBeforeTheAnswer(ClientModel):
+    """A client calls while it does not know whether it will have to ask for its step again."""
+
+    def _direct_moves(self) -> Iterator[Move]:
+        yield from super()._direct_moves()
+        if self.script[:1] == (CALL,):
+            yield Move("client calls during a step", "client", "send")
+
+
+class LooksAtTheBeginning(ClientModel):
+    """As it is: a client takes a direct answer that has begun to come for one that is there."""
+
+    def send(self) -> None:
+        super().send()
+        self.has_whole_answer = False
+
+
+class TakesBlockBackAtOnce(EndpointModel):
+    """As it was: the endpoint uses the worker's own block as soon as it has cut the road."""
+
+    def cut(self) -> None:
+        super().cut()
+        if self.process:
+            self.block = self.world.worker.own_block
+
+
+class MissesLateReplies(EndpointModel):
+    """The endpoint does not look at a reply that comes after its deadline."""
+
+    def take(self) -> None:
+        is_late, block = not self.side.is_at_rest, self.block
+        super().take()
+        if is_late:
+            self.block = block
+
+
+class WatchesNothing(EndpointModel):
+    """The endpoint does not look whether the worker of a road over TCP is alive."""
+
+    def _lent(self, turn: Turn, reply: Reply) -> None:
+        super()._lent(turn, reply)
+        self.is_watched = False
+
+
+class TakesActionsEarly(World):
+    """As it is: over TCP, actions come into the block whether their step is executed or not."""
+
+    def take_step(self, road: int) -> int:
+        number = super().take_step(road)
+        if not self.roads[road].is_shared:
+            self.write_block(self.worker.own_block, action=self.name_of(number))
+        return number
+
+
+class ForgetsToStart(EndpointModel):
+    """A worker is not told that another session begins."""
+
+    def _take_worker(self) -> None:
+        is_spare = self.world.spare
+        super()._take_worker()
+        if is_spare and self.world.session:
+            self.started = self.process
+            self.counting.follow(self.world.worker.progress)
+
+
+class GivesBusyWorkersBack(EndpointModel):
+    """A worker that still owes a reply is given to the next session."""
+
+    def release(self) -> None:
+        self.is_idle = True
+        super().release()
+
+
+class BeginsAnywhere(EndpointModel):
+    """As it is: a new worker begins with whatever number its Reset has."""
+
+    def may_start(self, number: int) -> bool:
+        return True
+
+
+class CallsThatWaitAreLate(EndpointModel):
+    """As it is: a call that was not done, since the worker was busy, is told to be late."""
+
+    code_of_waiting = TIMEOUT
+
+
+class CountsWhatItRefused(EndpointModel):
+    """As it is: a step that waits too long to be answered again has failed, and counts."""
+
+    def leave_out(self, number: int) -> None:
+        """Leave that to who asks the worker."""
+
+
+class CountsOverdueSteps(CountsWhatItRefused):
+    """A step that has failed for the client is counted when it succeeds after all."""
+
+    def _cut_late(self, number: int) -> None:
+        super()._cut_late(number)
+        self.counting.leave_out(0)
+
+
+class TellsDuringRequests(EndpointModel):
+    """As it is: what is passed over during a request makes the counts of that final."""
+
+    def may_settle(self) -> bool:
+        return True
+
+
+class KeepsTheRoadsBlock(WorkerModel):
+    """As it was: a worker whose client has left goes on with the block that it shared with it."""
+
+    def _move_to(self, block: int) -> None:
+        if block != self.own_block:
+            super()._move_to(block)
+
+
+def with_parts(**parts: type[Any]) -> type[World]:
+    """Return a class of worlds with these parts: ``client``, ``endpoint`` or ``worker``."""
+    return type("BrokenWorld", (World,), {f"{name}_class": part for name, part in parts.items()})

@@ -1,0 +1,743 @@
+"""The endpoint's side of one session in ``session_model``.
+
+``EndpointSide``, ``EnvSession`` and ``SessionCounting`` are production's. The shells round them are
+modelled after ``SessionWorker``, ``DirectRoad``, ``EnvHost``, ``EnvExchange`` and ``OpenSession``,
+method by method; what they do between two points where they wait is one move.
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.messages import (
+    Close,
+    Closed,
+    EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    EpisodeRecord,
+    Render,
+    Reset,
+    ResetDone,
+    Step,
+)
+from rlmesh_ray.protocol.outcomes import (
+    EnvOutcome,
+    Failure,
+    FailureKind,
+    RenderOutcome,
+    ResetOutcome,
+    StepOutcome,
+)
+from rlmesh_ray.server.session_worker import _MOST_AHEAD, SessionCounting
+from rlmesh_ray.transport.core import EndpointSide
+from rlmesh_ray.transport.progress import Progress
+from tests.unit.transport.explorer import Move, shallow_copy
+from tests.unit.transport.worker_model import (
+    ATTACH,
+    CALL,
+    CLEAR,
+    CRASHED,
+    DETACH,
+    NUM_LANES,
+    OBSERVE,
+    OUT_OF_ORDER,
+    PARTIAL,
+    PASS_OVER,
+    RAISED,
+    REFUSED,
+    RENDER,
+    RENEW,
+    RESET,
+    START_SESSION,
+    STEP,
+    TIMEOUT,
+    TRACK,
+    UNTRACK,
+    Chain,
+    Order,
+    Reply,
+)
+
+if TYPE_CHECKING:
+    from tests.unit.transport.session_model import World
+
+PUSHED = "step without waiting"
+INVALID = "invalid step"
+"""The endpoint refuses it, and the session goes on."""
+CLOSE = "close"
+LEND, DRAIN = "lend", "drain"
+BUSY = "BUSY"
+Account = tuple[tuple[int, int], ...]
+"""Lanes whose episodes were ended from outside, and how many steps each had."""
+
+_FAILURES = {
+    TIMEOUT: FailureKind.TIMEOUT,
+    CRASHED: FailureKind.CRASHED,
+    RAISED: FailureKind.RAISED,
+    OUT_OF_ORDER: FailureKind.OUT_OF_ORDER,
+    REFUSED.failure: FailureKind.BAD_REQUEST,
+}
+_NO_FLAGS = bytes(NUM_LANES)
+
+
+class Result(NamedTuple):
+    """What a client is told on the Join stream, or in answer to a call."""
+
+    number: int
+    chain: Chain | None = None
+    """None: there is none in this answer."""
+    code: str = ""
+    """Of the error; empty: it has succeeded."""
+    account: Account = ()
+    is_final: bool = False
+
+
+class Turn(NamedTuple):
+    """What holds ``OpenSession``'s lock."""
+
+    task: str
+    """A request's kind, ``LEND``, ``DRAIN`` or ``OBSERVE``."""
+    number: int = 0
+    """Of the request, or of who asks for a road."""
+    is_asked: bool = False
+    """Whether the worker is; else this one waits for a worker that is at rest."""
+    road: int = 0
+
+
+class EndpointModel:
+    """One session.
+
+    Args:
+        world: Where it lives.
+    """
+
+    code_of_waiting = BUSY
+    """Tells a client that its call was not done, and that its episodes go on."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.side = EndpointSide()
+        self.counting = SessionCounting(NUM_LANES)
+        self.session = EnvSession(NUM_LANES, _same_id, self.counting)
+        self.turn: Turn | None = None
+        self.at_once: tuple[str, int] | None = None
+        """What the loop does next, before anything else of the endpoint: a method and a number."""
+        # SessionWorker.
+        self.process = self.started = 0
+        self.is_idle = True
+        self.last_number = 0
+        self.passed_over: frozenset[int] = frozenset()
+        self.last_told = 0
+        # WorkerProcess.
+        self.block = self.lent_block = 0
+        # EnvHost.
+        self.last_passed = 0
+        self.has_late_call = self.is_running = self.is_released = False
+        # DirectRoad.
+        self.road = 0
+        """What it has lent; 0: it has cut it."""
+        self.is_watched = False
+        self.is_draining = False
+        # WorkerPool, at the end.
+        self.is_retired = False
+
+    def fork(self, world: "World") -> "EndpointModel":
+        other = shallow_copy(self)
+        other.world = world
+        other.side = shallow_copy(self.side)
+        other.counting = shallow_copy(self.counting)
+        other.session = session = shallow_copy(self.session)
+        session._begun = set(session._begun)
+        session._ledger = ledger = shallow_copy(session._ledger)
+        ledger._episodes = list(ledger._episodes)
+        ledger._counting = other.counting
+        return other
+
+    @property
+    def key(self) -> Hashable:
+        session = self.session
+        return (
+            *vars(self.side).values(),
+            self.counting._left_out,
+            self._counted,
+            session.state,
+            frozenset(session._begun),
+            tuple(one is not None for one in session.episodes),
+            self.turn,
+            self.at_once,
+            self.process,
+            self.started,
+            self.is_idle,
+            self.last_number,
+            self.passed_over,
+            self.last_told,
+            self.block,
+            self.lent_block,
+            self.last_passed,
+            self.has_late_call,
+            self.is_running,
+            self.is_released,
+            self.road,
+            self.is_watched,
+            self.is_draining,
+            self.is_retired,
+        )
+
+    @property
+    def _counted(self) -> Hashable:
+        """What only this side still knows of a worker that was replaced."""
+        own = self.counting._progress
+        if own is self.world.worker.progress:
+            return None
+        return own.done, own._halves[0].tobytes(), own._halves[1].tobytes()
+
+    @property
+    def progress(self) -> Progress | None:
+        """``SessionWorker.progress``."""
+        return self.counting._progress if self.started else None
+
+    # --- what can happen ------------------------------------------------------------------
+
+    def moves(self) -> Iterator[Move]:
+        world, worker = self.world, self.world.worker
+        if self.at_once is not None:
+            yield Move(f"endpoint: {self.at_once[0]}", "endpoint", "go_on_at_once")
+            return
+        if self.is_released:
+            yield from self._retiring_moves()
+            return
+        if world.is_join_lost:
+            yield Move("endpoint sees the stream's end", "endpoint", "release")
+        is_awaited = not self.side.is_at_rest or (self.turn is not None and self.turn.is_asked)
+        if worker.replies:
+            yield Move(f"endpoint takes a reply: {worker.replies[0].kind}", "endpoint", "take")
+        elif not worker.is_alive and is_awaited:
+            yield Move("endpoint sees the worker's end", "endpoint", "take")
+        yield from self._turn_moves()
+        if self.is_watched and not worker.is_alive:
+            yield Move("the watch sees the worker's end", "endpoint", "cut")
+        yield from self._deadline_moves()
+
+    def _turn_moves(self) -> Iterator[Move]:
+        world = self.world
+        if self.turn is not None:
+            if not self.turn.is_asked and self.side.is_at_rest:
+                yield Move("endpoint goes on with the request", "endpoint", "go_on")
+            return
+        if world.requests:
+            yield Move(f"endpoint takes a request: {world.requests[0]}", "endpoint", "take_request")
+        if world.call and self.may_call(world.call_after):
+            yield Move("endpoint begins the call", "endpoint", "begin_call")
+        if world.asks:
+            yield Move("endpoint begins to lend a road", "endpoint", "lend")
+        yield from self._aside_moves()
+
+    def _aside_moves(self) -> Iterator[Move]:
+        if self.is_draining:
+            yield Move("endpoint takes the road back", "endpoint", "take_back")
+        elif self.world.faults.drains:
+            yield Move("endpoint stops", "endpoint", "drain")
+        if self.world.faults.observers:
+            yield Move("an observer comes", "endpoint", "observe")
+
+    def _deadline_moves(self) -> Iterator[Move]:
+        world, turn, progress = self.world, self.turn, self.progress
+        if not world.faults.deadlines:
+            return
+        if world.call and (turn is None or turn.task != CALL):
+            yield Move("a call waits too long for its turn", "endpoint", "refuse_call")
+        if turn is not None and turn.is_asked:
+            is_aside = turn.task in (LEND, DRAIN, OBSERVE)
+            is_stepping = progress is not None and progress.is_busy
+            if turn.task != OBSERVE or is_stepping:  # an observer has no deadline of its own
+                name = "miss_aside" if is_aside else "miss_deadline"
+                yield Move(f"the {turn.task} is late", "endpoint", name)
+        elif turn is not None and not self.side.is_at_rest:
+            yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
+        # DeadlineWatch._look, and the first lines of DirectRoad._end_overdue.
+        is_busy = progress is not None and progress.is_busy and world.worker.is_alive
+        if self.is_watched and is_busy and self.is_idle:
+            yield Move("a direct step is late", "endpoint", "miss_direct")
+
+    def go_on_at_once(self) -> None:
+        assert self.at_once is not None
+        (method, number), self.at_once = self.at_once, None
+        getattr(self, method)(number)
+
+    # --- EnvExchange and EnvHost ----------------------------------------------------------
+
+    def take_request(self) -> None:
+        """``EnvExchange.answer``."""
+        (number, kind), *rest = self.world.requests
+        self.world.requests = tuple(rest)
+        self.turn = Turn(kind, number)
+        response = self.session.receive(_message(kind, number), 0)
+        if response is None:
+            self._run()
+            return
+        if isinstance(response, EnvFailed):
+            self._pass_over_by_host(number)
+        self._respond(response)
+
+    def _run(self) -> None:
+        """``EnvHost.run``, as far as the request waits for the worker."""
+        self._settle_numbers()
+        assert self.turn is not None
+        number, kind = self.turn.number, self.turn.task
+        if self.is_too_late_for(kind) or self.side.is_overdue(number):
+            self._complete(TIMEOUT)
+            return
+        if self.side.is_at_rest:
+            self.go_on()
+
+    def is_too_late_for(self, kind: str) -> bool:
+        """``EnvHost._step``: a call has missed its deadline, and all lanes have to start over."""
+        return self.has_late_call and kind in (STEP, PUSHED, PARTIAL)
+
+    def go_on(self) -> None:
+        """The worker is at rest: ``EnvHost._reset``, ``._step``, ``._render``, ``.call``."""
+        world, worker, turn = self.world, self.world.worker, self.turn
+        assert turn is not None
+        number, kind = turn.number, turn.task
+        is_dead = not worker.is_alive or self.process != worker.process
+        if kind in (RESET, PARTIAL):
+            is_another = is_dead
+            if is_dead:  # SessionWorker.make_ready
+                self.cut()
+                self._take_worker()
+            if is_another and self.is_running and kind == PARTIAL:
+                self._complete(CRASHED)
+                return
+        elif kind == RENDER and is_dead:
+            self._complete(Reply(RENDER))
+            return
+        elif kind == CALL:
+            if not self.process:
+                self._take_worker()
+            self._settle_numbers()
+        elif kind in (STEP, PUSHED):
+            kind = STEP
+            world.write_block(self.block, action=world.name_of(number))
+        self._request(Order(kind, number))
+
+    def _take_worker(self) -> None:
+        """``WorkerPool.replace``."""
+        if not self.world.spare or self.process:
+            self.world.worker.start()
+        self.world.spare = False
+        self.process = self.world.worker.process
+        self.block = self.lent_block = self.world.worker.own_block
+
+    def _complete(self, outcome: Reply | str) -> None:
+        """The rest of ``EnvHost.run`` and of ``EnvExchange.answer``."""
+        assert self.turn is not None
+        number, kind = self.turn.number, self.turn.task
+        if self.last_number != number:
+            self._pass_over_by_host(number)
+        if not self.side.is_at_rest:
+            self.cut()
+        failure = outcome if isinstance(outcome, str) else outcome.failure
+        if failure:
+            self.leave_out(number)
+        chain: Chain | None = None
+        result: EnvOutcome
+        if failure:
+            result = Failure(_FAILURES[failure], "")
+        else:
+            assert isinstance(outcome, Reply)
+            result, chain = self._success(kind, outcome)
+            if kind in (RESET, PARTIAL) and not isinstance(result, Failure):
+                self.has_late_call = False
+        response = self.session.complete(result, 0)
+        if self.session.state is not State.READY:
+            self.is_running = False  # EnvHost.stop_tracking
+            self._tell(UNTRACK)
+        elif isinstance(response, ResetDone):
+            self._track()
+        self._respond(response, chain)
+
+    def _track(self) -> None:
+        """``EnvHost.track``."""
+        self.is_running = True
+        if self.opens_road():
+            self._tell(TRACK)
+
+    def opens_road(self) -> bool:
+        """Tell whether a step may be executed that comes by the direct road."""
+        return not self.has_late_call
+
+    def leave_out(self, number: int) -> None:
+        """What has failed for the client does not count, whatever the worker has done."""
+        self.counting.leave_out(number)
+
+    def _success(self, kind: str, reply: Reply) -> tuple[EnvOutcome, Chain | None]:
+        """Return what the worker's success is to the session; a wrong kind is none."""
+        wanted = {PUSHED: STEP, PARTIAL: RESET}.get(kind, kind)
+        if {PARTIAL: RESET}.get(reply.kind, reply.kind) != wanted:
+            return Failure(FailureKind.CRASHED, "the worker answered with another kind"), None
+        if kind == RENDER:
+            return RenderOutcome(None), reply.chain or None
+        chain = self.world.blocks[self.block].chain
+        if wanted == RESET:
+            return ResetOutcome(b"", {}), chain
+        return StepOutcome(b"", [0.0] * NUM_LANES, _NO_FLAGS, _NO_FLAGS, {}), chain
+
+    def _respond(self, response: EnvResponse, chain: Chain | None = None) -> None:
+        world, turn = self.world, self.turn
+        assert turn is not None
+        self.turn = None
+        result = Result(turn.number, chain)
+        match response:
+            case EnvFailed():
+                result = Result(
+                    turn.number,
+                    code=response.code.name,
+                    account=_account(response.interrupted_episodes),
+                    is_final=not response.is_recoverable,
+                )
+            case Closed():
+                result = Result(turn.number, account=_account(response.final_episodes))
+                self.release()
+        if not world.is_join_lost and world.client.hears:
+            world.responses += (result,)
+
+    def _pass_over_by_host(self, number: int) -> None:
+        """``EnvHost.pass_over``."""
+        self._pass_over(number)
+        self.last_passed = max(number, self.last_passed)
+
+    def release(self) -> None:
+        """``EnvHost.release``, after the doors were closed."""
+        world, turn = self.world, self.turn
+        self.is_released = True
+        self.session.interrupt(0)
+        progress = self.progress
+        is_busy = bool(self.road) and progress is not None and progress.is_busy
+        self.cut()
+        if turn is not None and turn.task == LEND:  # EnvHost.lend_road, afterwards
+            world.change_road(turn.road, is_cut=True)
+        self.turn = None
+        world.call, world.asks = 0, ()
+        worker = world.worker
+        is_alive = bool(self.process) and worker.is_alive
+        if is_alive and self.is_idle and not is_busy:  # WorkerPool._is_cleared
+            self._submit(Order(CLEAR))
+            return
+        self.is_retired = True
+        if self.process:
+            worker.end()
+            worker.replies = ()
+
+    def _retiring_moves(self) -> Iterator[Move]:
+        worker = self.world.worker
+        if not self.is_retired and (worker.replies or not worker.is_alive):
+            yield Move("the pool goes on", "endpoint", "retire")
+
+    def retire(self) -> None:
+        """``WorkerPool._retire``."""
+        worker = self.world.worker
+        if not worker.is_alive:
+            worker.replies = ()
+            self.is_retired = True
+            return
+        reply, *rest = worker.replies
+        worker.replies = tuple(rest)
+        if reply.kind == CLEAR:
+            self._submit(Order(RENEW))
+        else:
+            self.world.require(reply.kind == RENEW, "a session leaves nothing to be answered")
+            self.is_retired = self.world.spare = True
+
+    # --- SessionWorker --------------------------------------------------------------------
+
+    def _request(self, order: Order) -> None:
+        """``SessionWorker.request``, until its reply arrives."""
+        worker, number = self.world.worker, order.number
+        assert self.turn is not None
+        if self.started != self.process:  # SessionWorker._start
+            if not self.may_start(number):
+                self._answered(self.turn, Reply(order.kind, OUT_OF_ORDER))
+                return
+            counts = self.counting.after(number - 1)
+            worker.writable_progress().start(number - 1, counts)
+            self._submit(Order(START_SESSION))
+            self.started = self.process
+            self.last_told = 0
+            self.passed_over = frozenset(one for one in self.passed_over if one > number - 1)
+            self.counting.follow(worker.progress)
+        else:
+            self._settle_numbers()
+        self.last_number = number
+        self.counting.leave_out(0)
+        self._ask(order)
+
+    def may_start(self, number: int) -> bool:
+        """Tell whether a new worker may begin with this number: no former one has come so far."""
+        begun = 0 if self.progress is None else self.progress.begun
+        return number > max(self.last_number, begun)
+
+    def _ask(self, order: Order) -> None:
+        """The first lines of ``SessionWorker.call`` and ``.call_aside``."""
+        assert self.turn is not None
+        self.is_idle = False
+        self._submit(order)
+        self.turn = self.turn._replace(is_asked=True)
+
+    def _submit(self, order: Order) -> None:
+        worker = self.world.worker
+        if worker.is_alive and worker.process == self.process:
+            worker.orders += (order,)
+
+    def _pass_over(self, number: int) -> None:
+        """``SessionWorker.pass_over``."""
+        begun = 0 if self.progress is None else self.progress.begun
+        if number <= max(self.last_number, begun) + _MOST_AHEAD:
+            self.passed_over |= {number}
+            self._settle_numbers()
+
+    def _settle_numbers(self) -> None:
+        """``SessionWorker.settle_numbers``."""
+        progress = self.progress
+        if not self.passed_over or progress is None or self.started != self.process:
+            return
+        if not self.may_settle():
+            return
+        done = self.known_done(progress)
+        while done + 1 in self.passed_over:
+            done += 1
+            self._submit(Order(PASS_OVER, done))
+            self.last_told = done
+        self.passed_over = frozenset(number for number in self.passed_over if number > done)
+
+    def may_settle(self) -> bool:
+        """Tell whether no request is in progress, whose counts a later number would make final."""
+        return self.is_idle
+
+    def known_done(self, progress: Progress) -> int:
+        """Return how far the worker is when it comes to what it is sent now."""
+        return max(progress.done, self.last_told)
+
+    def take(self) -> None:
+        """``SessionWorker.call`` and ``.call_aside``, or ``._finish``, when the reply is there."""
+        worker, turn = self.world.worker, self.turn
+        reply = Reply("", CRASHED)
+        if worker.replies:
+            reply, *rest = worker.replies
+            worker.replies = tuple(rest)
+        if reply.kind == ATTACH:  # WorkerProcess.receive
+            self.block = self.lent_block
+        elif reply.kind == DETACH:
+            self.block = worker.own_block
+        self.is_idle = True
+        if not self.side.is_at_rest:
+            self.side.confirmed()  # the client does not get this one
+            return
+        self.world.require(turn is not None and turn.is_asked, "the worker answers what was asked")
+        assert turn is not None
+        if turn.task == LEND:
+            self._lent(turn, reply)
+        elif turn.task == DRAIN:  # DirectRoad.end
+            self.turn = None
+            self.cut()
+        elif turn.task == OBSERVE:
+            self.turn = None
+        else:
+            self._answered(turn, reply)
+
+    def _answered(self, turn: Turn, reply: Reply) -> None:
+        """The last lines of ``SessionWorker.request``."""
+        if reply.failure:
+            self.counting.leave_out(turn.number)
+        if turn.task == CALL:
+            self._called(reply)
+        else:
+            self._complete(reply)
+
+    def miss_deadline(self) -> None:
+        """``SessionWorker._late``, of a request."""
+        self.world.spend("deadlines")
+        self.side.missed_deadline()
+        assert self.turn is not None
+        self._answered(self.turn, Reply("", TIMEOUT))
+
+    def wait_too_long(self) -> None:
+        """``SessionWorker.make_idle`` and ``.make_ready``, when the time is over."""
+        self.world.spend("deadlines")
+        assert self.turn is not None
+        if self.turn.task != CALL:
+            self._complete(TIMEOUT)
+            return
+        self._pass_over_by_host(self.turn.number)
+        self._end_call(self.code_of_waiting)
+
+    # --- calls ----------------------------------------------------------------------------
+
+    def may_call(self, after: int) -> bool:
+        """``OpenSession._has_come_to`` and ``EnvHost.has_come_to``."""
+        while after in self.passed_over:
+            after -= 1  # what was refused comes when what was before it has come
+        begun = 0 if self.progress is None else self.progress.begun
+        return max(self.last_number, self.last_told, begun) >= after
+
+    def begin_call(self) -> None:
+        """``OpenSession._call`` and ``EnvHost.call``."""
+        self.turn = Turn(CALL, self.world.call)
+        if self.side.is_at_rest:
+            self.go_on()
+
+    def refuse_call(self) -> None:
+        """``OpenSession._call``, when its turn has not come in time."""
+        self.world.spend("deadlines")
+        number, self.world.call = self.world.call, 0
+        self._pass_over_by_host(number)
+        self._answer_call(Result(number, code=BUSY))
+
+    def _called(self, reply: Reply) -> None:
+        """The last lines of ``EnvHost.call``."""
+        failure = reply.failure or (reply.kind != CALL and CRASHED)
+        if not failure:
+            self._end_call("", reply.chain)
+            return
+        if failure in (TIMEOUT, CRASHED):
+            self.has_late_call = failure == TIMEOUT
+            self.cut()
+        self._end_call(failure)
+
+    def _end_call(self, failure: str, chain: Chain | None = None) -> None:
+        assert self.turn is not None
+        number, self.turn = self.turn.number, None
+        self.world.call = 0
+        self._answer_call(Result(number, chain, code=failure))
+
+    def _answer_call(self, result: Result) -> None:
+        if self.world.client.hears:
+            self.world.called = result
+
+    # --- DirectRoad -----------------------------------------------------------------------
+
+    def lend(self) -> None:
+        """``EnvExchange.lend_road`` and ``DirectRoad.lend``, until the worker is asked."""
+        world = self.world
+        client, *rest = world.asks
+        world.asks = tuple(rest)
+        is_possible = self.session.state is State.READY and self.progress is not None
+        if not is_possible or not self.side.is_at_rest:
+            world.client.road_comes(client, 0)
+            return
+        self.cut()
+        if not world.worker.is_alive or world.worker.process != self.process:
+            world.client.road_comes(client, 0)
+            return
+        road = world.new_road()
+        # WorkerProcess.lend_shared_memory, .lend_tcp
+        self.lent_block = world.roads[road].block or world.worker.own_block
+        self.turn = Turn(LEND, client, road=road)
+        self._ask(Order(ATTACH, road=road))
+
+    def _lent(self, turn: Turn, reply: Reply) -> None:
+        """The rest of both."""
+        self.turn = None
+        if reply.kind != ATTACH:
+            self.world.change_road(turn.road, is_cut=True)
+            self.world.client.road_comes(turn.number, 0)
+            return
+        self.road, self.is_watched = turn.road, True
+        self._track()
+        self.world.client.road_comes(turn.number, turn.road)
+
+    def _tell(self, kind: str) -> None:
+        """``DirectRoad.track`` and ``.shut``."""
+        if self.road:
+            self._submit(Order(kind))
+
+    def drain(self) -> None:
+        self.world.spend("drains")
+        self.is_draining = True
+
+    def take_back(self) -> None:
+        """``DirectRoad.end``."""
+        self.is_draining = False
+        if self.road and self.side.is_at_rest:
+            self.turn = Turn(DRAIN)
+            self._ask(Order(DETACH))
+
+    def observe(self) -> None:
+        """``EnvHost.observe``."""
+        self.world.spend("observers")
+        if self.side.is_at_rest and self.is_running:
+            self.turn = Turn(OBSERVE)
+            self._ask(Order(OBSERVE))
+
+    def miss_aside(self) -> None:
+        """``SessionWorker.call_aside``, when the time is over, and ``DirectRoad.call_aside``."""
+        self.world.spend("deadlines")
+        self.side.missed_deadline()  # SessionWorker._late
+        assert self.progress is not None
+        self.at_once = "cut_aside", self.progress.begun
+
+    def cut_aside(self, number: int) -> None:
+        self.cut()
+        self.at_once = "judge_aside", number
+
+    def judge_aside(self, number: int) -> None:
+        turn, self.turn = self.turn, None
+        assert turn is not None
+        self._cut_late(number)
+        if turn.task == LEND:
+            self.world.change_road(turn.road, is_cut=True)
+            self.world.client.road_comes(turn.number, 0)
+
+    def _cut_late(self, number: int) -> None:
+        progress = self.progress
+        assert progress is not None
+        if self.side.cut_late(progress, number):
+            self.counting.leave_out(number)
+            self.world.given_up += (self.world.name_of(number),)
+
+    def cut(self) -> None:
+        """``DirectRoad.cut``: what lies unread on either side can still be read."""
+        self.is_watched = False
+        if self.road:
+            self.world.change_road(self.road, is_cut=True)
+            self.road = 0
+
+    def miss_direct(self) -> None:
+        """``DirectRoad._end_overdue``; its worker goes on between what it does."""
+        self.world.spend("deadlines")
+        assert self.progress is not None
+        self.at_once = "cut_overdue", self.progress.begun
+
+    def cut_overdue(self, number: int) -> None:
+        self.cut()
+        self.at_once = "judge_overdue", number
+
+    def judge_overdue(self, number: int) -> None:
+        self._cut_late(number)
+        self.is_idle = False  # SessionWorker.call_in_vain
+        self._submit(Order(DETACH))
+
+
+def _same_id() -> str:
+    return "episode"
+
+
+def _account(records: tuple[EpisodeRecord, ...]) -> Account:
+    return tuple((record.env_index, record.step_count) for record in records)
+
+
+def _message(kind: str, number: int) -> EnvRequest:
+    name = str(number)
+    match kind:
+        case "reset":
+            return Reset(name)
+        case "partial reset":
+            return Reset(name, env_indices=(1,))
+        case "render":
+            return Render(name)
+        case "close":
+            return Close(name)
+        case "invalid step":
+            return Step(name, b"", env_indices=(0,))
+    return Step(name, b"")

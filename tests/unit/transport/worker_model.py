@@ -1,0 +1,299 @@
+"""The env worker of ``session_model``: ``envs.worker.Worker`` with its ``DirectWorker``.
+
+``WorkerSide`` and ``Progress`` are production's; what surrounds them is modelled after the methods
+that the comments name.
+"""
+
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlmesh_ray.transport.core import Decision, WorkerSide
+from rlmesh_ray.transport.progress import Progress
+from tests.unit.transport.explorer import Move, shallow_copy
+
+if TYPE_CHECKING:
+    from tests.unit.transport.session_model import World
+
+NUM_LANES = 2
+RESET, PARTIAL, STEP, RENDER, CALL = "reset", "partial reset", "step", "render", "call"
+"""Requests. A partial reset is of lane 1."""
+ATTACH, DETACH, CLEAR, RENEW = "attach", "detach", "clear", "renew"
+OBSERVE = "observe"
+"""Commands that belong to no request, and have a reply."""
+START_SESSION, PASS_OVER, TRACK, UNTRACK = "start session", "pass over", "track", "untrack"
+"""Commands without a reply."""
+RAISED, OUT_OF_ORDER, CRASHED, TIMEOUT = "raised", "out of order", "crashed", "timeout"
+"""Failures."""
+Chain = tuple[int, ...]
+"""What the environment has done since its last Reset: the numbers of resets, steps and calls."""
+
+
+class Order(NamedTuple):
+    """From the endpoint to its worker."""
+
+    kind: str
+    number: int = 0
+    road: int = 0
+
+
+class Reply(NamedTuple):
+    """From the worker to its endpoint."""
+
+    kind: str
+    failure: str = ""
+    chain: Chain = ()
+    """Of a call or picture; what resets and steps give lies in the block."""
+
+
+class Doing(NamedTuple):
+    """A request in progress."""
+
+    number: int
+    kind: str
+    is_direct: bool
+    phase: int = 0
+    """0: it has noted that it begins; 1: the environment has done it; 2: it has noted that, too."""
+
+
+REFUSED = Reply("", "the endpoint has answered it")
+
+
+class WorkerModel:
+    """One process at a time.
+
+    Args:
+        world: Where it lives.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.is_alive = False
+        self.process = 0
+        """Which one it is."""
+        self.progress = Progress.local(NUM_LANES)
+        self.side = WorkerSide(self.progress)
+        self.block = self.own_block = 0
+        self.road = 0
+        """Whose requests it takes; 0: it has none, or has closed its end."""
+        self.orders: tuple[Order, ...] = ()
+        self.replies: tuple[Reply, ...] = ()
+        self.doing: Doing | None = None
+        self.kept = REFUSED
+        self.chain: Chain = ()
+        self.has_seen_request = False
+
+    def fork(self, world: "World") -> "WorkerModel":
+        other = shallow_copy(self)
+        other.world = world
+        other.side = shallow_copy(self.side)
+        return other
+
+    @property
+    def key(self) -> Hashable:
+        own = self.progress
+        return (
+            self.is_alive,
+            self.process,
+            (own.begun, own.done, own._halves[0].tobytes(), own._halves[1].tobytes()),
+            self.side._is_direct_open,
+            self.block,
+            self.own_block,
+            self.road,
+            self.orders,
+            self.replies,
+            self.doing,
+            self.kept,
+            self.chain,
+            self.has_seen_request,
+        )
+
+    def start(self) -> None:
+        """Be a new process, with a block of its own and a new environment."""
+        self.is_alive = True
+        self.process += 1
+        self.progress = Progress.local(NUM_LANES)
+        self.side = WorkerSide(self.progress)
+        self.block = self.own_block = self.world.new_block()
+        self.road = 0
+        self.orders, self.replies, self.doing = (), (), None
+        self.kept, self.chain, self.has_seen_request = REFUSED, (), False
+
+    def end(self) -> None:
+        """Be killed, or die."""
+        self.is_alive = self.has_seen_request = False
+        self.doing = None
+        self.orders = ()
+        self._close_road()
+
+    def writable_progress(self) -> Progress:
+        """Return its progress, which no other world shares."""
+        mine = Progress.local(NUM_LANES)
+        mine._memory[:] = self.progress._memory
+        counting = self.world.endpoint.counting
+        if counting._progress is self.progress:
+            counting._progress = mine
+        self.progress = self.side._numbers = mine
+        return mine
+
+    # --- what it does ---------------------------------------------------------------------
+
+    def moves(self) -> Iterator[Move]:
+        if not self.is_alive:
+            return
+        road = self.world.roads[self.road] if self.road else None
+        if road is not None and road.num_unrung:
+            yield Move("worker rings", "worker", "ring")  # it does one thing after the other
+        elif self.doing is not None:
+            yield Move("worker goes on", "worker", "work")
+            if self.doing.phase == 0 and self.world.faults.raises:
+                yield Move("the environment raises", "worker", "raise_error")
+        elif self.has_seen_request:
+            yield Move("worker takes a direct step", "worker", "take_step")
+        elif self.orders:  # worker._next: the channel comes first
+            yield Move(f"worker takes the order: {self.orders[0].kind}", "worker", "take_order")
+        elif road is not None and road.steps:
+            # Between here and the step itself an order may come.
+            yield Move("worker sees a direct step", "worker", "see_request")
+
+    def take_order(self) -> None:
+        """``worker.serve``."""
+        order, *rest = self.orders
+        self.orders = tuple(rest)
+        match order.kind:
+            case "track":  # Worker.track
+                (self.side.open_direct if self.road else self.side.shut_direct)()
+            case "untrack":
+                self.side.shut_direct()
+            case "pass over":  # Worker.pass_over
+                self.writable_progress()
+                self.side.pass_over(order.number)
+                self.kept = REFUSED if self.progress.begun == order.number else self.kept
+            case "start session":  # Worker.start_session
+                self.side, self.kept = WorkerSide(self.progress), REFUSED
+            case "attach":
+                self._attach(order.road)
+            case "detach" | "clear" | "renew":
+                self._detach(order.kind)
+            case "observe":
+                self.replies += (Reply(OBSERVE),)
+            case _:
+                self._answer(order)
+
+    def _detach(self, kind: str) -> None:
+        """``Worker._detach``, ``._clear``, ``._renew``."""
+        self._close_road()
+        self._move_to(self.own_block)
+        if kind == RENEW:
+            self.chain = ()
+        self.replies += (Reply(kind),)
+
+    def _attach(self, number: int) -> None:
+        """``Worker._attach``."""
+        self._close_road()
+        self.side.shut_direct()
+        self._move_to(self.world.roads[number].block or self.own_block)
+        self.road = number
+        self.replies += (Reply(ATTACH),)
+
+    def _move_to(self, block: int) -> None:
+        """``Worker._move_to``: the results come along."""
+        self.world.write_block(block, chain=self.world.blocks[self.block].chain)
+        self.block = block
+
+    def _close_road(self) -> None:
+        if self.road:
+            road = self.world.roads[self.road]
+            if road.is_shared:  # over TCP the endpoint holds the connection open
+                self.world.change_road(self.road, is_cut=True)
+            self.world.change_road(self.road, num_unrung=0)
+        self.road = 0
+
+    def _answer(self, order: Order) -> None:
+        """``Worker.answer``."""
+        decision = self.side.decide(order.number)
+        if decision is Decision.EXECUTE:
+            self._begin(Doing(order.number, order.kind, is_direct=False))
+        elif decision is Decision.ANSWER_AGAIN:
+            self.replies += (self.kept,)
+        else:
+            self.replies += (Reply(order.kind, OUT_OF_ORDER),)
+
+    def see_request(self) -> None:
+        self.has_seen_request = True
+
+    def take_step(self) -> None:
+        """``DirectWorker.serve`` and ``Worker._step_directly``, up to the step itself."""
+        self.has_seen_request = False
+        number = self.world.take_step(self.road)
+        if self.side.executes_direct(number):
+            if not self.world.roads[self.road].is_shared:
+                self.world.write_block(self.block, action=self.world.name_of(number))
+            self._begin(Doing(number, STEP, is_direct=True))
+        else:
+            self._answer_direct(number, is_done=False)
+
+    def _begin(self, doing: Doing) -> None:
+        self.writable_progress()
+        self.side.begin(doing.number)
+        self.doing = doing
+
+    def work(self) -> None:
+        doing = self.doing
+        assert doing is not None
+        if doing.phase == 0:
+            self._execute(doing)
+        elif doing.phase == 1:
+            self.writable_progress()
+            self.side.end()
+        else:
+            self.doing = None
+            if doing.is_direct:
+                self._answer_direct(doing.number, is_done=not self.kept.failure)
+            else:
+                self.replies += (self.kept,)
+            return
+        self.doing = doing._replace(phase=doing.phase + 1)
+
+    def _execute(self, doing: Doing) -> None:
+        """``Worker._reset``, ``._step``, and what renders and calls."""
+        world, number, kind = self.world, doing.number, doing.kind
+        world.note_execution(number)
+        name = world.name_of(number)
+        if kind == STEP:
+            action = world.blocks[self.block].action
+            is_right = action == name or not world.client.is_honest
+            world.require(is_right, "a step applies the action that was sent with it")
+        if kind != RENDER:
+            self.chain = (() if kind == RESET else self.chain) + (name,)
+        self.kept = Reply(kind, "", self.chain if kind in (RENDER, CALL) else ())
+        if kind in (RENDER, CALL):
+            return
+        world.write_block(self.block, chain=self.chain)
+        progress = self.writable_progress()
+        if kind == STEP:
+            progress.count_step(*world.no_rewards)
+        else:
+            progress.count_reset(() if kind == RESET else (1,))
+
+    def raise_error(self) -> None:
+        self.world.spend("raises")
+        doing = self.doing
+        assert doing is not None
+        self.world.note_execution(doing.number)
+        self.kept = Reply(doing.kind, RAISED)
+        if doing.kind in (RESET, PARTIAL, STEP):
+            self.side.shut_direct()
+        self.doing = doing._replace(phase=1)
+
+    def _answer_direct(self, number: int, *, is_done: bool) -> None:
+        """``DirectWorker._answer``, and sending it."""
+        road = self.world.roads[self.road]
+        if road.is_cut:  # no answer passes a cut
+            self._close_road()
+            return
+        chain = self.world.blocks[self.block].chain if is_done and not road.is_shared else ()
+        self.world.put_answer(self.road, number, chain, is_done=is_done)
+
+    def ring(self) -> None:
+        road = self.world.roads[self.road]
+        self.world.change_road(self.road, num_unrung=road.num_unrung - 1, is_rung=True)
