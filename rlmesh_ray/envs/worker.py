@@ -257,12 +257,17 @@ class Worker:
         return reply
 
     def _step_directly(
-        self, number: int, timeout_ms: int, pack: Callable[[StepReply], bytes]
+        self,
+        number: int,
+        timeout_ms: int,
+        load: Callable[[], None],
+        pack: Callable[[StepReply], bytes],
     ) -> bytes | None:
         """Step for the road; infos come out as the endpoint gets them."""
         if not self._requests.executes_direct(number):
             return None
         self._requests.begin(number, timeout_ms)
+        load()
         self._kept = self._done(_STEP)
         body = None
         if isinstance(self._kept, StepReply):

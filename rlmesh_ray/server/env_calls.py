@@ -277,7 +277,7 @@ class EnvCalls:
         return None
 
 
-def _outcome(outcome: tuple[object, ...] | Failure) -> Outcome:
+def _outcome(outcome: tuple[object, ...] | Failure | CallFailed) -> Outcome:
     if not isinstance(outcome, Failure):
         return outcome
     code = EDITION_2026_06_RULES.failures[outcome.kind].code

@@ -16,7 +16,15 @@ from rlmesh_ray.envs.commands import (
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.episodes import Episode
-from rlmesh_ray.protocol.messages import EnvRequest, Infos, Render, Request, Reset, Step
+from rlmesh_ray.protocol.messages import (
+    EnvErrorCode,
+    EnvRequest,
+    Infos,
+    Render,
+    Request,
+    Reset,
+    Step,
+)
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
     Failure,
@@ -33,8 +41,9 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.transport.lent_road import LentRoad
 from rlmesh_ray.transport.progress import EpisodeCounts
-from rlmesh_ray.wire.lanes_v1 import LaneCall
+from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
 
+_LATE_CALL = "a call has not returned in time; send Reset to start over"
 _MOST_DIGITS = 18  # of a number that a client counts to
 Lanes = tuple[int, ...]
 """Some of the lanes, in any order; empty: all of them, in theirs."""
@@ -64,7 +73,6 @@ class EnvHost:
         self._worker = worker
         self._road = DirectRoad(self._worker)
         self._is_numbered = is_numbered
-        self._last_passed = 0
         self._is_running = False
         self._has_late_call = False
         self._is_released = False
@@ -90,6 +98,8 @@ class EnvHost:
             outcome = await self._run(request, deadline, number, begins)
         if number and self._worker.last_number != number:
             self.pass_over(request)
+            if isinstance(outcome, Failure):  # also where it had been done on the direct road
+                self._worker.counting.leave_out(number)
         if self._worker.is_finishing:
             self._road.cut()  # the worker may be at sending an answer there, which nobody reads
         return outcome
@@ -110,7 +120,6 @@ class EnvHost:
         number = self._number_of(request)
         if number:
             self._worker.pass_over(number)
-            self._last_passed = max(number, self._last_passed)
 
     def has_come_to(self, number: int) -> bool:
         """Tell whether all requests up to this number have been worked on.
@@ -118,7 +127,7 @@ class EnvHost:
         Args:
             number: That of a client which numbers its requests.
         """
-        return max(self._worker.last_number, self._last_passed, self.num_direct_steps) >= number
+        return self._worker.has_come_to(number)
 
     @property
     def is_numbered(self) -> bool:
@@ -165,7 +174,9 @@ class EnvHost:
         """Count an error that a request was answered with."""
         self._worker.note_error(code)
 
-    async def call(self, call: LaneCall, deadline: Deadline) -> tuple[object, ...] | Failure:
+    async def call(
+        self, call: LaneCall, deadline: Deadline
+    ) -> tuple[object, ...] | Failure | CallFailed:
         """Call into the environment; to be called between requests.
 
         Before the first Reset it gets a worker, as a Reset would. One that is gone is not replaced:
@@ -173,11 +184,13 @@ class EnvHost:
         """
         if self._worker.process is None:
             obstacle = await self._make_ready(deadline)
-        else:
-            obstacle = await self._worker.make_idle(deadline)
-        if obstacle is not None:
+            if obstacle is not None:
+                self.pass_over(call)
+                return obstacle
+        obstacle = await self._worker.make_idle(deadline)
+        if obstacle is not None:  # nothing has happened, and the episodes go on
             self.pass_over(call)
-            return obstacle
+            return CallFailed(EnvErrorCode.BUSY, f"not called: {obstacle.message}")
         self._worker.settle_numbers()
         command = CallCommand(call.name, call.arguments, call.lanes)
         reply = await self._worker.request(command, deadline, self._number_of(call))
@@ -258,6 +271,8 @@ class EnvHost:
         if obstacle is not None:
             return obstacle
         lanes = self._some(request.env_indices)
+        if self._has_late_call and 0 < len(lanes) < len(self._all_lanes):
+            return Failure(FailureKind.TIMEOUT, _LATE_CALL)
         is_another = self._worker.process is not former
         if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
             # The other lanes have gone with the former one, which the client does not know yet.
@@ -280,9 +295,7 @@ class EnvHost:
         if self._worker.endpoint.is_overdue(number):
             return self._road.overdue
         if self._has_late_call:
-            return Failure(
-                FailureKind.TIMEOUT, "a call has not returned in time; send Reset to start over"
-            )
+            return Failure(FailureKind.TIMEOUT, _LATE_CALL)
         if self._worker.is_finishing:
             obstacle = await self._worker.make_idle(deadline)
             if obstacle is not None:

@@ -150,7 +150,9 @@ class SessionWorker:
         self._started: WorkerProcess | None = None
         """The process that takes the session's requests."""
         self._last_number = 0
+        # Numbers that the worker need not wait for, and the last one of them that it was told.
         self._passed_over: set[int] = set()
+        self._last_told = 0
         self.counting = SessionCounting(num_lanes)
         """Where the session reads what is counted in its episodes."""
 
@@ -187,6 +189,10 @@ class SessionWorker:
         worker = self.require()
         number = number or self._last_number + 1
         if self._started is not worker:
+            begun = 0 if self.progress is None else self.progress.begun
+            if number <= max(self._last_number, begun):
+                message = f"request {number} is out of order: a former worker has come further"
+                return Failure(FailureKind.OUT_OF_ORDER, message)
             self._start(worker, number - 1)
         else:
             self.settle_numbers()  # the worker may have done more while this one waited for it
@@ -206,20 +212,34 @@ class SessionWorker:
             self._passed_over.add(number)
             self.settle_numbers()
 
+    def has_come_to(self, number: int) -> bool:
+        """Tell whether all requests up to this number have been worked on, or passed over."""
+        while number in self._passed_over:
+            number -= 1
+        begun = 0 if self.progress is None else self.progress.begun
+        return max(self._last_number, self._last_told, begun) >= number
+
     def settle_numbers(self) -> None:
-        """Tell the worker of the numbers that it need not wait for, as far as it has come."""
+        """Tell the worker of the numbers that it need not wait for, as far as it has come.
+
+        Not while it is at a request: a later number would make the counts of that final.
+        """
         worker, progress = self._started, self.progress
         if not self._passed_over or worker is None or progress is None or worker.fileno() < 0:
             return
-        done = progress.done
+        if not self.is_idle:
+            return
+        done = max(progress.done, self._last_told)
         while done + 1 in self._passed_over:
             done += 1
             worker.submit(PassOverCommand(done))
+            self._last_told = done
         self._passed_over = {number for number in self._passed_over if number > done}
 
     def _start(self, worker: WorkerProcess, number: int) -> None:
         worker.start_session(number, self.counting.after(number))
         self._started = worker
+        self._last_told = 0
         self._passed_over = {one for one in self._passed_over if one > number}
         self.counting.follow(worker.progress)
         self._pool.counts.follow(self.counts, worker.progress)

@@ -25,7 +25,7 @@ from rlmesh_ray.waiting import Signal, Waiting
 from rlmesh_ray.wire.rlmesh_v1 import values
 from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
 
-_NOTHING = memoryview(b"")
+_NOTHING = memoryview(bytearray())
 _GREETING_TIMEOUT_S = 3.0
 _LONGEST_ATTACH_S = 600.0
 _GET_SEALS = 1034  # F_GET_SEALS

@@ -19,7 +19,7 @@ from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
 
-_NOTHING = memoryview(b"")
+_NOTHING = memoryview(bytearray())
 LARGEST = 2**63 - 1
 """Of a number or timeout: what a field of the progress holds."""
 
@@ -36,9 +36,10 @@ class Stepped(Protocol):
         """By lane whose episode has ended."""
 
 
-Step = Callable[[int, int, Callable[[Stepped], bytes]], bytes | None]
-"""Executes the step with this number and timeout if its turn has come, and returns what the
-callable makes of its success, which belongs to the step. None: it is handed over."""
+Step = Callable[[int, int, Callable[[], None], Callable[[Stepped], bytes]], bytes | None]
+"""Executes the step with this number and timeout if its turn has come: calls the first callable
+before, and returns what the second one makes of its success, which belongs to the step. None: it is
+handed over."""
 
 
 class DirectWorker:
@@ -67,7 +68,9 @@ class DirectWorker:
         self._results = block.results
         # What the client does not share travels with the frames.
         is_shared = isinstance(client, EventfdSocket)
-        self._actions, self._answers = (_NOTHING, _NOTHING) if is_shared else block.travelling
+        self._targets, self._answers = (_NOTHING, _NOTHING) if is_shared else block.travelling
+        # The block may have the actions of a step that comes by the endpoint just now.
+        self._actions = memoryview(bytearray(self._targets.nbytes))
         self._header = memoryview(bytearray(frames.REQUEST_BYTES))
         self._request = frames.Incoming(self._header, self._actions)
         self._step = step
@@ -106,11 +109,15 @@ class DirectWorker:
             self.close()
 
     def _answer(self, number: int, timeout_ms: int) -> tuple[bytes | memoryview, ...]:
-        body = self._step(number, timeout_ms, lambda reply: self._body(number, reply))
+        body = self._step(number, timeout_ms, self._load, lambda reply: self._body(number, reply))
         if body is None:
             return (frames.pack_answer(number, frames.HANDED_OVER, 0, 0),)
         header = frames.pack_answer(number, frames.DONE, len(body), self._answers.nbytes)
         return header, self._answers, body
+
+    def _load(self) -> None:
+        """Have the actions that have come in the block."""
+        self._targets[:] = self._actions
 
     def _body(self, number: int, reply: Stepped) -> bytes:
         """Return what does not lie in the block; nothing, if that is all."""

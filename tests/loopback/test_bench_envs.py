@@ -63,7 +63,7 @@ def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> No
     in_process, released = {"/ gym sync", "/ gym async"}, {"/ rlmesh 0.1.0"}
     grpc = {"/ gRPC alone"}
     assert compared == [
-        *[in_process | grpc] * 3,
+        *[in_process | grpc] * 4,
         *[released | grpc] * 5,
         in_process,
         {"/ lockstep", "/ limit"},
@@ -71,7 +71,7 @@ def test_every_row_of_stepping_is_measured_with_all_peers(capsys: Capture) -> No
         {"/ no-op server"},
         {"/ stock client, 1 lane"},
     ]
-    assert sum(finding["goal"] is not None for finding in result["findings"]) == 8
+    assert sum(finding["goal"] is not None for finding in result["findings"]) == 9
 
 
 @pytest.mark.slow

@@ -225,6 +225,25 @@ def test_after_a_call_that_is_late_no_step_takes_the_direct_road(
         assert array(client.step(NOTHING)).item() == 1
 
 
+def test_after_a_call_that_is_late_some_lanes_cannot_go_on_alone(
+    transport: str, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with served(
+        SlowToTell, transport, num_envs=2, allow_calls=("wait_for",), step_grace_s=600.0
+    ) as client:
+        client._timeout_s = 0.5
+        with pytest.raises(RemoteEnvError, match="TIMEOUT"):
+            client.call("wait_for", str(gate))
+        gate.touch()
+        client._timeout_s = 30.0
+        with pytest.raises(RemoteEnvError, match="a call has not returned in time"):
+            client.reset(lanes=[0])
+        client.reset()
+
+        assert array(client.step([np.zeros(2, np.int64)])).tolist() == [[1], [1]]
+
+
 def test_a_request_that_is_refused_after_many_direct_steps_keeps_no_later_one_away(
     transport: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -271,6 +290,17 @@ def test_a_call_overtakes_no_step_whose_answer_comes_by_the_stream(
         else:
             with pytest.raises(RemoteEnvError, match="it has stumbled"):
                 client.receive_step(pending)
+
+
+def test_requests_that_are_refused_after_a_failure_keep_no_reset_away() -> None:
+    with served(Stumbling, "grpc") as client:
+        for _ in range(20):
+            sent = [client.send_step([np.full(1, action)], is_last=False) for action in (1, 0, 0)]
+            for request_id in sent:
+                with pytest.raises(RemoteEnvError):
+                    client.receive_step(request_id)
+            client.reset()
+        assert array(client.step(NOTHING)).item() == 1
 
 
 def test_a_call_that_raises_leaves_the_direct_road_open(transport: str) -> None:

@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,12 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.gateway_routes import Target
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.server.tls import ServerTls
-from rlmesh_ray.transport import broker, road_keeper, tcp
+from rlmesh_ray.spaces.block import Block
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.transport import broker, frames, road_keeper, tcp
+from rlmesh_ray.transport.direct_worker import DirectWorker
+from rlmesh_ray.transport.progress import Progress
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.direct_sessions import NOTHING, array, served
 from tests.loopback.eventually import eventually
@@ -142,6 +148,43 @@ def test_a_worker_that_takes_nothing_does_not_hold_its_client_up() -> None:
         client.reset()
         client.step(action)
         client.close()
+
+
+def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        worker = tcp.TcpSocket(listener.accept()[0])
+    contract = EnvContract(
+        id="",
+        observation_space=from_gymnasium(spaces.Box(0, 1, (1,), np.float32)),
+        action_space=from_gymnasium(spaces.Discrete(2)),
+        num_envs=2,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        render_mode="",
+        metadata={},
+    )
+    block, is_turn = Block(-1, contract), [False, True]
+    seen: list[list[int]] = []
+
+    def step(number: int, _: int, load: Callable[[], None], pack: object) -> bytes | None:
+        is_executed = is_turn.pop(0)
+        if is_executed:
+            load()
+        seen.append(np.asarray(block.actions[0]).tolist())
+        return b"" if is_executed else None
+
+    end = DirectWorker(worker, Progress.local(2), block, step, 2, tag_arrays=True)
+    sent = Block(-1, contract)
+    np.asarray(sent.actions[0])[:] = 1
+    actions = sent.travelling[0]
+    with client:
+        for number in (1, 2):
+            client.sendall(frames.pack_request(number, 0, actions.nbytes) + bytes(actions))
+            while len(seen) < number:
+                end.serve()
+
+        assert seen == [[0, 0], [1, 1]]
+    end.close()
 
 
 # --- who is let in -----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Rules that are broken on purpose, each as small as a mistake is; the explorer must find them.
 
-Those that say "as it was" were real. Those that say "as it is" still are: the explorer has found
-them, and production lacks the rule that the model has.
+Those that say "as it was" were real; some of them the explorer has found.
 """
 
 from collections.abc import Iterator
@@ -98,7 +97,7 @@ class ForgetsRefusals(EndpointModel):
 
 
 class ForgetsWhatItTold(EndpointModel):
-    """As it is: what the worker has been told and has not read yet counts as not told."""
+    """As it was: what the worker has been told and has not read yet counts as not told."""
 
     def known_done(self, progress: Progress) -> int:
         return progress.done
@@ -129,7 +128,7 @@ class ResetForgivesNothing(EndpointModel):
 
 
 class PartialResetForgives(EndpointModel):
-    """As it is: after a late call a Reset of some lanes lets the others go on."""
+    """As it was: after a late call a Reset of some lanes lets the others go on."""
 
     def is_too_late_for(self, kind: str) -> bool:
         return super().is_too_late_for(kind) and kind == STEP
@@ -143,7 +142,7 @@ class CallsAtOnce(EndpointModel):
 
 
 class RefusedCallsCount(EndpointModel):
-    """As it is: where a call was refused, all that was sent before it counts as done."""
+    """As it was: where a call was refused, all that was sent before it counts as done."""
 
     def may_call(self, after: int) -> bool:
         return self.last_passed >= after or super().may_call(after)
@@ -159,7 +158,7 @@ class CallsBeforeTheAnswer(ClientModel):
 
 
 class LooksAtTheBeginning(ClientModel):
-    """As it is: a client takes a direct answer that has begun to come for one that is there."""
+    """As it was: a client takes a direct answer that has begun to come for one that is there."""
 
     def send(self) -> None:
         super().send()
@@ -194,7 +193,7 @@ class WatchesNothing(EndpointModel):
 
 
 class TakesActionsEarly(World):
-    """As it is: over TCP, actions come into the block whether their step is executed or not."""
+    """As it was: over TCP, actions come into the block whether their step is executed or not."""
 
     def take_step(self, road: int) -> int:
         number = super().take_step(road)
@@ -223,20 +222,20 @@ class GivesBusyWorkersBack(EndpointModel):
 
 
 class BeginsAnywhere(EndpointModel):
-    """As it is: a new worker begins with whatever number its Reset has."""
+    """As it was: a new worker begins with whatever number its Reset has."""
 
     def may_start(self, number: int) -> bool:
         return True
 
 
 class CallsThatWaitAreLate(EndpointModel):
-    """As it is: a call that was not done, since the worker was busy, is told to be late."""
+    """As it was: a call that was not done, since the worker was busy, is told to be late."""
 
     code_of_waiting = TIMEOUT
 
 
 class CountsWhatItRefused(EndpointModel):
-    """As it is: a step that waits too long to be answered again has failed, and counts."""
+    """As it was: a step that waits too long to be answered again has failed, and counts."""
 
     def leave_out(self, number: int) -> None:
         """Leave that to who asks the worker."""
@@ -251,7 +250,7 @@ class CountsOverdueSteps(CountsWhatItRefused):
 
 
 class TellsDuringRequests(EndpointModel):
-    """As it is: what is passed over during a request makes the counts of that final."""
+    """As it was: what is passed over during a request makes the counts of that final."""
 
     def may_settle(self) -> bool:
         return True

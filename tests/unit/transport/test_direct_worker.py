@@ -58,13 +58,18 @@ class Rig:
         return answered, kind, self.client.recv(size) if size else b""
 
     def step(
-        self, number: int, timeout_ms: int, pack: Callable[[StepReply], bytes]
+        self,
+        number: int,
+        timeout_ms: int,
+        load: Callable[[], None],
+        pack: Callable[[StepReply], bytes],
     ) -> bytes | None:
         """Do what a worker does for a step whose turn has come."""
         if not self.is_open:
             return None
         self.num_steps += 1
         self.progress.begin(number, timeout_ms)
+        load()
         self.progress.count_step(
             self.results.rewards, self.results.terminated, self.results.truncated
         )
