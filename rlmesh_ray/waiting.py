@@ -29,8 +29,8 @@ _WEIGHT = 0.125
 """Of the latest wait in what is usual."""
 _LONG = 2.0
 """In longest looks: a longer wait counts as one of that, so that a single one changes little."""
-_GAIN = 0.9
-"""Looking costs a processor: it has to make waits shorter by a tenth."""
+_GAIN = 0.97
+"""Looking costs a processor: it has to make waits shorter by 3 %."""
 _TRIAL, _SETTLING = 24, 8
 """Waits that are compared with as many of the other way, and those before them that are not."""
 _FEWEST_BETWEEN, _MOST_BETWEEN = 64, 4096

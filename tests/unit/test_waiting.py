@@ -148,7 +148,7 @@ def test_waits_look_where_that_makes_them_shorter_and_else_sleep(clock: Clock) -
 
 
 def test_a_gain_that_is_not_worth_a_processor_is_let_go(clock: Clock) -> None:
-    assert shares(Looking(1.5e-3), clock, 0.48e-3, 0.5e-3)[-1] < 0.03
+    assert shares(Looking(1.5e-3), clock, 0.49e-3, 0.5e-3)[-1] < 0.03
 
 
 def test_what_is_there_is_returned_at_once(clock: Clock) -> None:
