@@ -251,8 +251,8 @@ def _transports(answer: "Answer") -> list[str]:
     from rlmesh_ray.options import SHARED_MEMORY, TCP
     from rlmesh_ray.protocol import capabilities
 
-    told = {SHARED_MEMORY: capabilities.SHARED_MEMORY, TCP: capabilities.DIRECT_TCP}
-    return [*(name for name, able in told.items() if able in answer.capabilities), "grpc"]
+    names = {SHARED_MEMORY: capabilities.SHARED_MEMORY, TCP: capabilities.DIRECT_TCP}
+    return [*(name for name, each in names.items() if each in answer.capabilities), "grpc"]
 
 
 def _policy_facts(policy: Any) -> dict[str, object]:

@@ -227,7 +227,8 @@ class EnvHost:
         if self._is_released:
             return
         self._is_released = True
-        is_idle = not self._road.is_busy
+        progress = self._worker.progress
+        is_idle = progress is None or not progress.is_busy  # also on a road that has ended
         self._road.cut()
         self._worker.release(is_idle=is_idle)
 

@@ -43,7 +43,6 @@ class DirectClient:
         worker: The other end; owned.
         block: For arrays; over an ``EventfdSocket`` the worker has the same.
         contract: The session's.
-        address: The endpoint's, for error messages.
         spin: See ``RemoteEnv``.
     """
 
@@ -52,13 +51,11 @@ class DirectClient:
         worker: EventfdSocket | tcp.TcpSocket,
         block: Block,
         contract: EnvContract,
-        address: str,
         spin: bool | None = None,
     ) -> None:
         self._worker = worker
         self._block = block
         self._contract = contract
-        self._address = address
         self._number = 0
         is_shared = isinstance(worker, EventfdSocket)
         # What the worker does not share travels with the frames.
@@ -82,7 +79,6 @@ class DirectClient:
         session_id: str,
         timeout_ms: int,
         contract: EnvContract,
-        address: str,
         spin: bool | None,
     ) -> Self | None:
         """Return a road for a session whose lanes have been reset; None: there is none to be had.
@@ -92,8 +88,8 @@ class DirectClient:
             session_id: What the handshake told.
             timeout_ms: What a step may take.
             contract: The session's.
-            address: The endpoint's, for error messages.
             spin: See ``RemoteEnv``.
+                spin: See ``RemoteEnv``.
         """
         where = wire.socket_address(name) if IS_POSSIBLE else None
         if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
@@ -117,17 +113,16 @@ class DirectClient:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return cls(worker, block, contract, address, spin)
+        return cls(worker, block, contract, spin)
 
     @classmethod
-    def open_tcp(  # noqa: PLR0913  # what a road is opened with
+    def open_tcp(  # what a road is opened with
         cls,
         host: str,
         port: int,
         ticket: tcp.Ticket,
         timeout_ms: int,
         contract: EnvContract,
-        address: str,
         spin: bool | None,
     ) -> Self:
         """Return a road over TCP for a session whose lanes have been reset.
@@ -138,8 +133,8 @@ class DirectClient:
             ticket: From it.
             timeout_ms: What a step may take; 0: as long as it likes.
             contract: The session's.
-            address: The endpoint's, for error messages.
             spin: See ``RemoteEnv``.
+                spin: See ``RemoteEnv``.
 
         Raises:
             OSError: There is none to be had.
@@ -149,7 +144,7 @@ class DirectClient:
         worker = tcp.dial(host, port, ticket, timeout_s)
         if timeout_ms:
             worker.limit_sending(timeout_ms / 1000)
-        return cls(worker, Block(-1, contract), contract, address, spin)
+        return cls(worker, Block(-1, contract), contract, spin)
 
     @property
     def signal(self) -> Signal | None:

@@ -15,6 +15,7 @@ ends have the same, and nothing follows. When a road ends without an answer, the
 after HANDED_OVER.
 """
 
+import contextlib
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,38 @@ unpack_request = _REQUEST.unpack
 pack_answer = _ANSWER.pack
 """Number, DONE or HANDED_OVER, bytes of the message, bytes of results -> bytes."""
 unpack_answer = _ANSWER.unpack
+
+
+class DirectSocket:
+    """One end of a direct road: what both kinds of socket share.
+
+    Args:
+        connection: Connected, in blocking mode; owned.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this end is."""
+        return self.connection.fileno() >= 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
+        try:
+            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def hang_up(self) -> None:
+        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class Incoming:

@@ -132,7 +132,6 @@ class RoadKeeper:
                 self._session_id,
                 self._timeout_ms,
                 self._contract,
-                self._address,
                 self._spin,
             )
             if road is None:
@@ -160,7 +159,6 @@ class RoadKeeper:
             self._ask(_ASK_TIMEOUT_S),
             self._timeout_ms,
             self._contract,
-            self._address,
             self._spin,
         )
 

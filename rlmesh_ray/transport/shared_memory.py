@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
+from rlmesh_ray.transport.frames import DirectSocket
 from rlmesh_ray.waiting import Signal
 
 SESSION_ID_BYTES = 32
@@ -55,7 +56,7 @@ def socket_address(name: str) -> bytes | None:
     return SOCKET_PREFIX + name.encode() if is_name else None
 
 
-class EventfdSocket:
+class EventfdSocket(DirectSocket):
     """A socket whose reader waits for an eventfd instead.
 
     To be woken by a socket takes the processor from who has sent on it, since the kernel expects
@@ -68,7 +69,7 @@ class EventfdSocket:
     """
 
     def __init__(self, connection: socket.socket, eventfd: int, peer_eventfd: int) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self._eventfd = eventfd
         self._peer_eventfd = peer_eventfd
 
@@ -76,22 +77,6 @@ class EventfdSocket:
     def signal(self) -> Signal | None:
         """What tells that something has been sent; None: this end is closed."""
         return Signal(self._eventfd, self.connection.fileno()) if self.is_open else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this end is."""
-        return self.connection.fileno() >= 0
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
-        try:
-            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send ``parts``, one after the other, and wake the other end.
@@ -112,11 +97,6 @@ class EventfdSocket:
         """Reset the eventfd of this end, whether it was set or not."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
-
-    def hang_up(self) -> None:
-        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end. Idempotent."""

@@ -12,7 +12,6 @@ and both prove with its key, which is not shown, that they have it:
 Whatever is wrong ends the connection.
 """
 
-import contextlib
 import hmac
 import secrets
 import select
@@ -22,7 +21,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from rlmesh_ray.transport.frames import send_all
+from rlmesh_ray.transport.frames import DirectSocket, send_all
 from rlmesh_ray.waiting import Signal
 
 PROTOCOL = b"rlmesh-ray-tcp1\n"
@@ -89,7 +88,7 @@ def parse_greeting(data: bytes) -> tuple[bytes, bytes]:
     return ticket_id, nonce
 
 
-class TcpSocket:
+class TcpSocket(DirectSocket):
     """One end of a direct road over TCP.
 
     Args:
@@ -97,7 +96,7 @@ class TcpSocket:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
+        super().__init__(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _LIVELINESS.items():
@@ -116,22 +115,6 @@ class TcpSocket:
         descriptor = self.connection.fileno()
         return Signal(descriptor, descriptor) if self.is_open else None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether this end is."""
-        return self.connection.fileno() >= 0
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
-        try:
-            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
     def send(self, *parts: bytes | memoryview) -> None:
         """Send ``parts``, one after the other.
 
@@ -142,11 +125,6 @@ class TcpSocket:
 
     def clear(self) -> None:
         """Take notice that one has been woken: what has arrived keeps the socket readable."""
-
-    def hang_up(self) -> None:
-        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close this end. Idempotent."""

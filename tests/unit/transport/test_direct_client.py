@@ -48,9 +48,7 @@ def _ends() -> Iterator[Ends]:
     os.close(descriptor)
     ours, theirs = socket.socketpair()
     ours_eventfd, theirs_eventfd = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
-    road = DirectClient(
-        EventfdSocket(ours, ours_eventfd, theirs_eventfd), block, contract, "endpoint:1"
-    )
+    road = DirectClient(EventfdSocket(ours, ours_eventfd, theirs_eventfd), block, contract)
     worker = EventfdSocket(theirs, os.dup(theirs_eventfd), os.dup(ours_eventfd))
     yield Ends(road, worker, ours_eventfd)
     road.close()
