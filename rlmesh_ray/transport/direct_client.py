@@ -89,7 +89,6 @@ class DirectClient:
             timeout_ms: What a step may take.
             contract: The session's.
             spin: See ``RemoteEnv``.
-                spin: See ``RemoteEnv``.
         """
         where = wire.socket_address(name) if IS_POSSIBLE else None
         if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
@@ -134,7 +133,6 @@ class DirectClient:
             timeout_ms: What a step may take; 0: as long as it likes.
             contract: The session's.
             spin: See ``RemoteEnv``.
-                spin: See ``RemoteEnv``.
 
         Raises:
             OSError: There is none to be had.
