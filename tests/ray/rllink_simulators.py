@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from rlmesh_ray.client.rllink import RLlinkClient
 from rlmesh_ray.client.rllink_agent import Agent, AskingAgent, LocalAgent
@@ -32,7 +33,33 @@ class Aim(gymnasium.Env[Any, Any]):
         return self._aim, -(off**2), True, False, {}
 
 
+class Repeat(gymnasium.Env[Any, Any]):
+    """Eight steps an episode, each of them worth 1 if the action is the number that was shown."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(4)
+    _shown = 0
+    _num_steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Show the first number."""
+        super().reset(options=options)  # the same seed would show the same
+        self._num_steps = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> Any:
+        """Compare, and show another number."""
+        reward = float(action == self._shown)
+        self._num_steps += 1
+        return self._show(), reward, self._num_steps == 8, False, {}
+
+    def _show(self) -> Any:
+        self._shown = int(self.np_random.integers(4))
+        return np.eye(4, dtype="f4")[self._shown]
+
+
 gymnasium.register("RLlinkAim-v0", "tests.ray.rllink_simulators:Aim")
+gymnasium.register("RLlinkRepeat-v0", "tests.ray.rllink_simulators:Repeat")
 
 
 def local(client: RLlinkClient, seed: int) -> Agent:

@@ -131,22 +131,22 @@ def test_appo_goes_on_when_no_simulator_is_there(build: Build, simulators: Simul
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_dqn_learns(build: Build) -> None:
+def test_dqn_learns_discrete_actions(build: Build) -> None:
     config = DQNConfig().env_runners(num_env_runners=0).debugging(seed=1)
     config.training(
-        lr=5e-4,
+        lr=1e-3,
         train_batch_size_per_learner=32,
         training_intensity=8.0,
-        num_steps_sampled_before_learning_starts=500,
-        target_network_update_freq=500,
-        epsilon=[(0, 1.0), (6000, 0.02)],
+        num_steps_sampled_before_learning_starts=200,
+        target_network_update_freq=200,
+        epsilon=[(0, 1.0), (2000, 0.02)],
         n_step=3,
     )
     config.rl_module(model_config={"fcnet_hiddens": [64]})
 
-    # As above; 80 took it up to 40 iterations, and sometimes more.
-    assert best_return(build(config, way=local), 60.0, 40) >= 60.0
+    # Actions drawn at random make 2 of 8. (CartPole was a matter of luck here: 40 iterations
+    # ended between 39 and 200.)
+    assert best_return(build(config, "RLlinkRepeat-v0"), 6.0, 40) >= 6.0
 
 
 @pytest.mark.slow
