@@ -78,6 +78,9 @@ def bounded(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
         return _bounded_results(reply)
     if not isinstance(reply, (ResetReply, StepReply)):
         return reply
+    if isinstance(reply, StepReply) and not (reply.infos or any(reply.final_infos.values())):
+        # As most steps are. The dicts are the environment's, which may put something into them.
+        return StepReply({}, {lane: {} for lane in reply.final_infos}, reply.text_columns)
     trimmer = _Trimmer(max_bytes)
     infos = trimmer.trim(reply.infos)
     if isinstance(reply, ResetReply):

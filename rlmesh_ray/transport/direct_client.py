@@ -182,9 +182,6 @@ class DirectClient:
     def _answer(self, timeout_s: float) -> bytes | None:
         end_s = time.monotonic() + timeout_s
         try:
-            if not self.wait(timeout_s):
-                raise TimeoutError
-            self._worker.clear()
             number, kind, size = self._receive_frame(end_s)
             if kind == frames.DONE and number == self._number:
                 return self._receive(size, end_s)
@@ -194,24 +191,6 @@ class DirectClient:
             pass  # the worker has died, or the endpoint has cut the road: the stream knows why
         self.close()
         return None
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until ``receive`` has nothing to wait for; False: that took too long."""
-        end_s = time.monotonic() + timeout_s
-        was_woken = False
-        with self._receiving:
-            while (signal := self.signal) is not None and not self._worker.is_readable:
-                if was_woken:
-                    # For an earlier answer: the worker wakes after it has sent, and this end had
-                    # looked, and read, in between.
-                    self._worker.clear()
-                    was_woken = False
-                    continue
-                left_s = max(0.0, end_s - time.monotonic())
-                if not self._waiting.ready(signal.eventfd, peers=(signal.peer,), timeout_s=left_s):
-                    return False
-                was_woken = True
-            return True
 
     def observation(self) -> list[Column]:
         """Return the observations of the last step, in memory of the caller's own."""
@@ -265,14 +244,21 @@ class DirectClient:
         return number, kind, size
 
     def _receive_part(self, end_s: float) -> None:
+        if not self._incoming.num_received:
+            # Before looking: what is sent afterwards wakes this end again. It may be set for an
+            # earlier answer, which had been sent, and read, before the worker woke this end.
+            self._worker.clear()
         try:
             self._incoming.receive(self._worker.connection)
         except BlockingIOError:
             self._wait_for_more(end_s)
 
     def _wait_for_more(self, end_s: float) -> None:
+        signal = None if self._incoming.num_received else self.signal
+        descriptor = self._worker.connection.fileno() if signal is None else signal.eventfd
+        peers = () if signal is None else (signal.peer,)
         left_s = max(0.0, end_s - time.monotonic())
-        if not self._waiting.ready(self._worker.connection.fileno(), timeout_s=left_s):
+        if not self._waiting.ready(descriptor, peers=peers, timeout_s=left_s):
             raise TimeoutError
 
     def _receive(self, size: int, end_s: float) -> bytes:

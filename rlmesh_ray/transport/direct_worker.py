@@ -74,6 +74,7 @@ class DirectWorker:
         self._header = memoryview(bytearray(frames.REQUEST_BYTES))
         self._request = frames.Incoming(self._header, self._actions)
         self._step = step
+        self._progress = progress
         self._tag_arrays = tag_arrays
         self._ledger = EpisodeLedger(num_lanes, str, progress)  # the endpoint mints the ids
 
@@ -122,7 +123,8 @@ class DirectWorker:
     def _body(self, number: int, reply: Stepped) -> bytes:
         """Return what does not lie in the block; nothing, if that is all."""
         completed: tuple[EpisodeRecord, ...] = ()
-        if reply.final_infos:
+        # Mostly the episodes that end are those that an autoreset has begun: nobody tracks them.
+        if reply.final_infos and 1 in self._progress.before.is_tracked.tobytes():
             terminated, truncated = self._results.terminated, self._results.truncated
             completed = self._ledger.completed(
                 terminated.tobytes(), truncated.tobytes(), reply.final_infos, time.time_ns()

@@ -51,17 +51,6 @@ class DirectSocket:
         """Whether this end is."""
         return self.connection.fileno() >= 0
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether something has arrived, or the other end is gone. To be asked of an open one."""
-        try:
-            self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        return True
-
     def hang_up(self) -> None:
         """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
         with contextlib.suppress(OSError):
@@ -93,9 +82,10 @@ class Incoming:
             BlockingIOError: Nothing is there.
             OSError: The other end is gone, or this one closed.
         """
-        count = connection.recvmsg_into(
-            list(_after(self.num_received, self._places)), 0, socket.MSG_DONTWAIT
-        )[0]
+        places = self._places
+        if self.num_received:
+            places = tuple(_after(self.num_received, places))
+        count = connection.recvmsg_into(places, 0, socket.MSG_DONTWAIT)[0]
         if not count:
             raise ConnectionResetError("the road has ended")
         self.num_received += count

@@ -335,13 +335,13 @@ def test_a_client_looks_for_its_answer_and_is_not_held_up_by_the_look(
 ) -> None:
     # A look that waited (it did, for 3 s at most) would have the step miss its deadline here.
     gate = tmp_path / "gate"
-    wait = DirectClient.wait
+    receive = DirectClient.receive
 
-    def open_the_gate(road: DirectClient, timeout_s: float) -> bool:
+    def open_the_gate(road: DirectClient, timeout_s: float) -> bytes | None:
         gate.touch()
-        return wait(road, timeout_s)
+        return receive(road, timeout_s)
 
-    monkeypatch.setattr(DirectClient, "wait", open_the_gate)
+    monkeypatch.setattr(DirectClient, "receive", open_the_gate)
     with served(functools.partial(Gated, str(gate)), transport, step_timeout_s=2.5) as client:
         assert array(client.step(NOTHING)).tolist() == [[1.0]]
         assert has_road(client)

@@ -16,8 +16,8 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import EndpointError, EndpointLostError
-from rlmesh_ray.transport.direct_client import DirectClient
 from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.waiting import Waiting
 from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 
@@ -55,8 +55,8 @@ def interrupted(has_entered: threading.Event) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("transport", "waits"),
     [
-        ("shared_memory", (DirectClient, "wait")),
-        ("tcp", (DirectClient, "wait")),
+        ("shared_memory", (Waiting, "ready")),
+        ("tcp", (Waiting, "ready")),
         ("grpc", (JoinStream, "receive")),
     ],
 )
@@ -95,14 +95,14 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
         client.reset()
         step = client.send_step(NOTHING)
         outcome: Future[StepResult] = Future()
-        is_waiting = entered(monkeypatch, DirectClient, "wait")
+        is_waiting = entered(monkeypatch, Waiting, "ready")
         waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
         waiter.start()
         assert is_waiting.wait(60.0)
         client.close()
 
         assert isinstance(outcome.exception(30.0), EndpointError)
-        assert were_open == [True]
+        assert were_open == [True, True]  # before it waited, and when it woke up
         waiter.join()
 
 
