@@ -277,7 +277,7 @@ class Fault:
     """In each row of a full run."""
     text: str
     clients: Sequence[str] = ("vector", "runner", "runner-lockstep", "agents", "agents-lockstep")
-    roads: Sequence[str] = (SHARED_MEMORY, GRPC)
+    roads: Sequence[str] = (SHARED_MEMORY, TCP, GRPC)
     """What the steps travel by: values of the EnvServer's ``transport``."""
     may_cut_short: str = ""
     """What the causes of episodes' ends without an end must hold, a regular expression."""
@@ -285,7 +285,6 @@ class Fault:
 
 _LINK_TEXT = "between two network namespaces (a thread passes packets on between TUN devices)"
 _FEW = ("vector", "runner")
-_ROADS = (SHARED_MEMORY, TCP, GRPC)
 FAULTS = {
     "cut_road": Fault(
         260, "the socket of the direct road is shut down", roads=[SHARED_MEMORY, TCP]
@@ -306,9 +305,8 @@ FAULTS = {
         25,
         "a step takes up to 4 s: in time, longer than the timeout, longer than the grace",
         _FEW,
-        _ROADS,
     ),
-    "raising_env": Fault(50, "a step raises, before or after it has done its work", _FEW, _ROADS),
+    "raising_env": Fault(50, "a step raises, before or after it has done its work", _FEW),
     "calls": Fault(
         150,
         "the client looks at its lanes, marks and renders them between steps, while the road or "
