@@ -21,12 +21,13 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worke
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo test test-slow nightly chaos versions fuzz lint proto clean
+.PHONY: help setup demo bench test test-slow nightly chaos versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
+	@echo "make bench      measure ours beside peers; BENCH='stepping --only vector' chooses"
 	@echo "make nightly    host, step and train real simulators; writes docs/simulators.md"
 	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/trials.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
@@ -102,6 +103,11 @@ $(NODE_MODULES)/.ready: examples/javascript/package-lock.json $(VENV)/.ready
 
 demo: setup
 	$(BIN)/python -m rlmesh_ray.cli.demo --out runs/demo
+
+# BENCH='stepping --only vector --vs sync' chooses; without it all takes some hours, --quick minutes.
+BENCH ?=
+bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready
+	$(BIN)/python -m benchmarks $(BENCH)
 
 test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint
 	$(PYTEST) -m 'not slow' --durations=10

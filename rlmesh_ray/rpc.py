@@ -8,7 +8,7 @@ timer, now and then: often enough that pings do not go unanswered, which would e
 gRPC looks into its environment variables once, when it is loaded, so everything here gets gRPC
 through this module; where a program has loaded it before, it stays as it is, and slower.
 
-What it gains: ``rlmesh-ray bench serving`` and ``bench stepping`` with ``GRPC_EXPERIMENTS=,`` in
+What it gains: ``python -m benchmarks serving`` and ``stepping`` with ``GRPC_EXPERIMENTS=,`` in
 front, which leaves gRPC as it is. The variables: ``doc/environment_variables.md`` and
 ``src/core/lib/experiments/experiments.yaml`` of github.com/grpc/grpc.
 """

@@ -92,11 +92,6 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"gymnasium", "ray", "torch"},
     ),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
-    "bench": (
-        {"errors", "spaces", "protocol", "wire", "models", "server", "client", "rpc"},
-        # gRPC itself for those that are no part of this package: rivals, and raw clients.
-        {"asyncio", "grpc", "gymnasium", "torch"},
-    ),
     "cli": (
         {
             "errors",
@@ -105,13 +100,13 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "spaces",
             "protocol",
             "credentials",
+            "envs",
             "client",
             "server",
             "models",
             "actors",
             "rllib",
             "compliance",
-            "bench",
         },
         {"ray"},
     ),
@@ -185,6 +180,7 @@ def test_part_imports_only_what_it_may(part: str) -> None:
     for path, (top, *rest) in imports(part):
         if top == "rlmesh_ray" and rest:
             assert rest[0] in ours | {part}, f"{path} imports rlmesh_ray.{rest[0]}"
+        assert top not in {"benchmarks", "tests"}, f"{path} imports {top}, which is not installed"
         if top in HEAVY:
             allowed = third_party | LAZY_MODULES.get((part, path.name), set())
             assert top in allowed, f"{path} imports {top}"

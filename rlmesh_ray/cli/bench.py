@@ -1,267 +1,310 @@
-"""``rlmesh-ray bench``: how fast it is on this machine, against what one would use instead.
+"""``rlmesh-ray bench``: how fast an environment is, by itself and through an endpoint.
 
-Every subject is a command of its own. A new one needs a generator of findings in ``bench``, a
-command here, and a line in ``everything``.
+Measures four things by turns: the environment's own vector in this process, a ``RemoteVectorEnv``
+over each transport, and an ``RLMeshEnvRunner``, each at one endpoint in a process of its own.
 """
 
-import enum
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Annotated, TypeVar
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from rlmesh_ray.bench.learning_plan import LearningPlan, Task
-from rlmesh_ray.bench.plan import Plan, Side, Workload
-from rlmesh_ray.bench.sampling_plan import Rival as SamplingRival
-from rlmesh_ray.bench.stepping_plan import Peer, SteppingPlan, rows_of
-from rlmesh_ray.cli.bench_envs import growth, installations, sampling, stepping
-from rlmesh_ray.cli.bench_findings import FindingsReport
-from rlmesh_ray.cli.bench_learning import LearningReport
-from rlmesh_ray.cli.bench_options import (
-    QuickFlag,
-    ReleasedPython,
-    RepetitionsOption,
-    SecondsOption,
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+from rlmesh_ray.cli.options import (
+    ENVIRONMENT,
+    DebugFlag,
+    EnvKwargs,
+    JsonFlag,
+    parse_env_kwargs,
+    search_current_folder,
 )
-from rlmesh_ray.cli.bench_scaling import scaling
-from rlmesh_ray.cli.commands import Command, CommandGroup
-from rlmesh_ray.cli.local_ray import require_rllib
-from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.seconds import above_zero
+from rlmesh_ray.errors import ConfigurationError, RlmeshError
+from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.protocol.address import looks_like_address
 
-T = TypeVar("T", bound=enum.StrEnum)
+BY_ITSELF, RUNNER = "by itself", "RLMeshEnvRunner"
+_TRANSPORTS = {"shared memory": SHARED_MEMORY, "TCP": TCP, "gRPC messages": "grpc"}
+_NUM_BATCHES = 64
+"""Of actions that are drawn beforehand."""
+_SEED = 1
+_QUIET_LOAD = 0.7
 
-app = typer.Typer(cls=CommandGroup)
-
-
-class Rival(enum.StrEnum):
-    """Whom one can compare with; some of ``Side``."""
-
-    NOOP = Side.NOOP.value
-    NOOP_UVLOOP = Side.NOOP_UVLOOP.value
-    RELEASED = Side.RELEASED.value
-
-
-class Anybody(enum.StrEnum):
-    """Whom one can compare with in any subject."""
-
-    NOOP = Rival.NOOP.value
-    NOOP_UVLOOP = Rival.NOOP_UVLOOP.value
-    RELEASED = Rival.RELEASED.value
-    RLLIB = SamplingRival.RLLIB.value
-    BARE = SamplingRival.BARE.value
-    SYNC = Peer.SYNC.value
-    ASYNC = Peer.ASYNC.value
-    DM_ENV_RPC = Peer.DM_ENV_RPC.value
-    GRPC = Peer.GRPC.value
-
-
-@dataclass(frozen=True, slots=True)
-class _Effort:
-    """How long it takes unless told otherwise."""
-
-    repetitions: int
-    warm_up_s: float
-    seconds: float
-    latency_s: float
-
-
-_THOROUGH = _Effort(repetitions=5, warm_up_s=0.5, seconds=2.0, latency_s=60.0)
-_QUICK = _Effort(repetitions=1, warm_up_s=0.2, seconds=0.5, latency_s=3.0)
-
-VsOption = Annotated[
-    list[Rival] | None,
-    typer.Option(
-        "--vs",
-        help="Compare with a grpc.aio server that does nothing (noop, the default), with that on "
-        "uvloop, or with the released rlmesh; repeatable.",
+EnvArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
     ),
 ]
-AnybodyOption = Annotated[
-    list[Anybody] | None,
-    typer.Option(
-        "--vs",
-        help="Compare with these only, in the subjects that know them; repeatable. The subjects "
-        "say who they are.",
-        show_default="each subject's own",
-    ),
+LanesOption = Annotated[
+    int, typer.Option("--num-envs", min=1, rich_help_panel=ENVIRONMENT, help="Lanes of the vector.")
 ]
-OnlyOption = Annotated[
-    list[Workload] | None, typer.Option("--only", help="Measure just this; repeatable.")
+SecondsOption = Annotated[
+    float,
+    typer.Option("--seconds", metavar="X", callback=above_zero, help="Of each measurement."),
 ]
-LatencySecondsOption = Annotated[
-    float | None,
-    typer.Option(
-        "--latency-seconds", min=0.05, help="Of the arrivals, for latency.", show_default="60"
-    ),
-]
-ClientProcessesOption = Annotated[
-    int,
-    typer.Option("--client-processes", min=1, help="Over which the routes are spread."),
-]
-PinFlag = Annotated[
-    bool, typer.Option("--pin", help="A core for the server, the others for its clients (Linux).")
+RepetitionsOption = Annotated[
+    int, typer.Option("--repetitions", min=1, help="Measurements of each row.")
 ]
 
-TasksOption = Annotated[
-    list[Task] | None, typer.Option("--only", help="Learn just this; repeatable.")
-]
-SeedsOption = Annotated[int, typer.Option("--repetitions", min=1, help="Each with another seed.")]
-FirstSeedOption = Annotated[int, typer.Option("--seed", help="Of the first repetition.")]
-KillsOption = Annotated[int, typer.Option("--kills", min=1, help="At random moments.")]
-MostStepsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--most-steps", min=1, help="When to give up.", show_default="30,000 to 2,000,000"
-    ),
-]
+Step = Callable[[], int]
+"""Makes some vector steps; returns the number of env steps, all lanes counted."""
 
 
-@app.callback(invoke_without_command=True)
-def everything(
+@dataclass
+class Rate:
+    """The measurements of one row."""
+
+    name: str
+    step: Step
+    rates: list[float] = field(default_factory=list)
+    """Env steps a second."""
+    cores: list[float] = field(default_factory=list)
+    """Processor seconds a second; empty where the system does not tell."""
+
+    @property
+    def steps_per_s(self) -> float:
+        """The median."""
+        return statistics.median(self.rates)
+
+    @property
+    def num_cores(self) -> float | None:
+        """The median; None: not known."""
+        return statistics.median(self.cores) if self.cores else None
+
+
+def bench(
     context: typer.Context,
-    vs: AnybodyOption = None,
-    quick: QuickFlag = False,
+    env: EnvArgument,
+    num_envs: LanesOption = 32,
+    env_kwargs: EnvKwargs = None,
+    seconds: SecondsOption = 1.0,
+    repetitions: RepetitionsOption = 3,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
-) -> int | None:
-    """Measure on this machine, everything or one subject: ratios inside one run, with quartiles.
+) -> None:
+    """Measure how fast an environment is, by itself and through an endpoint, and what limits it."""
+    if looks_like_address(env):
+        raise ConfigurationError(
+            f"{env} is an address; bench starts its own endpoint and takes the Gymnasium id of "
+            "what to serve, or module:factory"
+        )
+    kwargs = parse_env_kwargs(env_kwargs)
+    search_current_folder(env)
+    console: Console = context.obj
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > _QUIET_LOAD:
+        console.say(
+            f"Other programs keep this machine busy (load average {load:.1f}); the rates will be "
+            "too low, those of endpoints most of all.",
+            style="yellow",
+        )
+    with contextlib.ExitStack() as stack:
+        own = _own_vector(env, num_envs, kwargs)
+        stack.callback(own.close)
+        rates = [Rate(BY_ITSELF, _stepping(own))]
+        address, pid = stack.enter_context(_endpoint(env, own.num_envs, kwargs))
+        for name, transport in _TRANSPORTS.items():
+            try:
+                remote = _remote(address, transport)
+            except RlmeshError as error:
+                console.say(f"no {name}: {error}", style="yellow")
+                continue
+            stack.callback(remote.close)
+            rates.append(Rate(name, _stepping(remote)))
+        try:
+            require_rllib("the runner's row")
+        except ConfigurationError as error:
+            console.say(str(error), style="yellow")
+        else:
+            from rlmesh_ray.rllib.local_sampling import sampling
 
-    Each side runs in fresh processes, in turns. Below a rate stands the processor time of a step or
-    message, of clients, servers and what they start. Other programs disturb: what they took is
-    told.
-    """
-    if context.invoked_subcommand is None:
-        return _everything(context, vs, quick=quick)
-    if vs or quick:
-        raise typer.BadParameter(f"options stand after {context.invoked_subcommand}")
-    return None
+            stack.enter_context(connected_ray(console, 1, address="local"))
+            sample = stack.enter_context(sampling(address, own.num_envs, seed=_SEED))
+            rates.append(Rate(RUNNER, sample))
+        _measure(rates, seconds, repetitions, pid)
+    _show(console, env, own.num_envs, rates)
 
 
-def _everything(context: typer.Context, vs: list[Anybody] | None, *, quick: bool) -> int:
-    """Measure subject after subject, until one is interrupted; return the last exit code."""
-    peers, runners, rivals = _known(Peer, vs), _known(SamplingRival, vs), _known(Rival, vs)
-    # What is missing is said before anything is measured.
-    require_rllib("bench")
-    chosen = tuple(peers or (Peer if vs is None else ()))
-    installations().check(SteppingPlan(rows=rows_of(chosen), peers=chosen))
-    # What takes minutes; the others take hours, and are learnt when they are asked for.
-    tasks = [Task.PPO_CATCH] if quick else [Task.PPO_CATCH, Task.PPO_CARTPOLE]
-    code = 0
-    if vs is None or runners:
-        code = sampling(context, vs=runners, quick=quick)
-    if vs is None or peers:
-        code = code or stepping(context, vs=peers, quick=quick)
-    if vs is None or rivals:
-        code = code or serving(context, vs=rivals, quick=quick)
-    if vs is None:
-        code = code or growth(context, quick=quick)
-    return code or learning(context, only=tasks)
+def _own_vector(env: str, num_envs: int, kwargs: Mapping[str, object] | None) -> Any:
+    from rlmesh_ray.envs.source import build, make_source
+    from rlmesh_ray.errors import EnvStartError
+
+    source = make_source(env, num_envs, kwargs)
+    try:
+        return build(source.payload, num_envs)
+    except RlmeshError:
+        raise
+    except Exception as error:
+        raise EnvStartError(f"cannot create {env}: {type(error).__name__}: {error}") from error
 
 
-def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
-    """Return whom a subject knows of those that are named; None: nobody is named."""
-    if names is None:
+@contextlib.contextmanager
+def _endpoint(
+    env: str, num_envs: int, kwargs: Mapping[str, object] | None
+) -> Iterator[tuple[str, int]]:
+    """Serve ``env`` in a process of its own; yield the endpoint's address and process id."""
+    command = [sys.executable, "-m", "rlmesh_ray", "serve-env", env, "--json"]
+    command += ["--num-envs", str(num_envs)]
+    if kwargs:
+        command += ["--env-kwargs", json.dumps(kwargs)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None, "it is a pipe"
+            event = json.loads(process.stdout.readline() or "{}")
+            if event.get("event") != "serving":
+                raise ConfigurationError(
+                    f"serve-env {env} does not start: {event.get('message', 'it says nothing')}"
+                )
+            yield event["address"], process.pid
+        finally:
+            process.terminate()
+
+
+def _remote(address: str, transport: str) -> Any:
+    from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+
+    remote = RemoteVectorEnv(address, transport=transport)
+    try:
+        remote.reset(seed=_SEED)
+        remote.step(remote.action_space.sample())
+    except BaseException:
+        remote.close()
+        raise
+    return remote
+
+
+def _stepping(vector: Any) -> Step:
+    """Return what steps ``vector`` once, with actions that were drawn beforehand."""
+    vector.reset(seed=_SEED)
+    vector.action_space.seed(_SEED)
+    actions = [vector.action_space.sample() for _ in range(_NUM_BATCHES)]
+    position = 0
+
+    def step() -> int:
+        nonlocal position
+        vector.step(actions[position])
+        position = (position + 1) % _NUM_BATCHES
+        return int(vector.num_envs)
+
+    return step
+
+
+def _measure(rates: Sequence[Rate], seconds: float, repetitions: int, endpoint_pid: int) -> None:
+    for rate in rates:  # until waits have learnt how long to stay awake
+        _steps_within(rate.step, seconds / 2)
+    for _ in range(repetitions):
+        for rate in rates:
+            before_s = _processor_s(endpoint_pid)
+            num_steps, took_s = _steps_within(rate.step, seconds)
+            after_s = _processor_s(endpoint_pid)
+            rate.rates.append(num_steps / took_s)
+            if before_s is not None and after_s is not None:
+                rate.cores.append((after_s - before_s) / took_s)
+
+
+def _steps_within(step: Step, seconds: float) -> tuple[int, float]:
+    """Step until ``seconds`` are over; return the number of env steps, and how long it took."""
+    num_steps, began_s = 0, time.perf_counter()
+    while (took_s := time.perf_counter() - began_s) < seconds or not num_steps:
+        num_steps += step()
+    return num_steps, took_s
+
+
+def _processor_s(endpoint_pid: int) -> float | None:
+    """Return the processor time of this process, the endpoint and its children; None: unknown."""
+    if not Path("/proc/self/stat").exists():
         return None
-    values = {each.value: each for each in kind}
-    return [values[str(name)] for name in names if str(name) in values]
+    ticks, parents = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # a process that has just ended
+            # The second field is a name in brackets, and may hold anything.
+            fields = path.read_text().rpartition(")")[2].split()
+            pid = int(path.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = {endpoint_pid}
+    while new := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= new
+    total = sum(ticks.get(pid, 0) for pid in family)
+    return time.process_time() + total / os.sysconf("SC_CLK_TCK")
 
 
-app.command(cls=Command)(sampling)
-app.command(cls=Command)(stepping)
-app.command(cls=Command)(growth)
-app.command(cls=Command)(scaling)
+def _show(console: Console, env: str, num_envs: int, rates: Sequence[Rate]) -> None:
+    own = rates[0].steps_per_s
+    table = Table(title=f"{env}, {num_envs} lane{'s' * (num_envs > 1)}", title_justify="left")
+    table.add_column("")
+    for name in ("env steps/s", "of by itself", "cores", "processor time a step"):
+        table.add_column(name, justify="right")
+    for rate in rates:
+        cores = rate.num_cores
+        cost_us = None if cores is None else 1e6 * cores / rate.steps_per_s
+        table.add_row(
+            rate.name,
+            f"{rate.steps_per_s:,.0f}",
+            f"{rate.steps_per_s / own:.2f}",
+            "?" if cores is None else f"{cores:.2f}",
+            "?" if cost_us is None else f"{cost_us:.3g} us",
+        )
+        console.event(
+            "rate",
+            name=rate.name,
+            steps_per_s=rate.steps_per_s,
+            steps_per_s_all=rate.rates,
+            cores=cores,
+        )
+    console.show(table)
+    limit = what_limits({rate.name: rate.steps_per_s for rate in rates}, num_envs)
+    console.say(limit)
+    console.event("result", env=env, num_envs=num_envs, limit=limit)
 
 
-@app.command(cls=Command)
-def serving(  # noqa: PLR0913  # the command line; every option stands alone
-    context: typer.Context,
-    vs: VsOption = None,
-    quick: QuickFlag = False,
-    only: OnlyOption = None,
-    repetitions: RepetitionsOption = None,
-    seconds: SecondsOption = None,
-    latency_seconds: LatencySecondsOption = None,
-    client_processes: ClientProcessesOption = 1,
-    pin: PinFlag = False,
-    released_python: ReleasedPython = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
-) -> int:
-    """Measure the serving of policies, with raw clients and a 4-64-64-2 network.
+def what_limits(steps_per_s: Mapping[str, float], num_envs: int) -> str:
+    """Return a sentence about what limits the rate.
 
-    messages: Predicts a second of 1, 8 and 32 routes. rows: lanes a second, 32 routes of 32.
-    latency: requests that arrive at random, at 70 % of our capacity, and at the others at 70 % of
-    theirs, too (not at the released rlmesh, which ends such connections). clients: 64 to 256.
-    single: what batching costs a client that is alone.
+    Args:
+        steps_per_s: Env steps a second of each row; that of ``BY_ITSELF`` and one more at least.
+        num_envs: Lanes.
     """
-    from rlmesh_ray.bench.peers import RELEASED_PYTHON
-    from rlmesh_ray.bench.report import caveats
-    from rlmesh_ray.bench.serving import measure
-    from rlmesh_ray.bench.sides import Bench
-
-    effort = _QUICK if quick else _THOROUGH
-    plan = Plan(
-        workloads=tuple(dict.fromkeys(only or Workload)),
-        rivals=tuple(Side(rival.value) for rival in dict.fromkeys(vs or [Rival.NOOP])),
-        repetitions=repetitions or effort.repetitions,
-        latency_s=latency_seconds or effort.latency_s,
-    )
-    bench = Bench(
-        warm_up_s=effort.warm_up_s,
-        seconds=seconds or effort.seconds,
-        client_processes=client_processes,
-        is_pinned=pin,
-        released_python=released_python or RELEASED_PYTHON,
-    )
-    settings = {**asdict(plan), **asdict(bench)}
-    report = FindingsReport(context.obj, "serving", settings, caveats)
-    return report.follow(measure(plan, bench, report.note))
-
-
-@app.command(cls=Command)
-def learning(
-    context: typer.Context,
-    only: TasksOption = None,
-    repetitions: SeedsOption = 1,
-    seed: FirstSeedOption = 1,
-    most_steps: MostStepsOption = None,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
-) -> int:
-    """Learn through endpoints and with RLlib's own runner, and compare the steps that it took.
-
-    The same config and seed on both sides, to the thresholds of RLlib's tuned examples. PPO's
-    curves are the same, to the last digit. DQN and SAC draw from a replay buffer that RLlib does
-    not seed, and APPO and IMPALA learn what comes first: there, compare several seeds.
-    All of it takes hours on two cores, ppo-catch and ppo-cartpole some minutes.
-    """
-    from rlmesh_ray.bench.learning import compare
-
-    require_rllib("bench learning")
-    plan = LearningPlan(
-        tasks=tuple(dict.fromkeys(only or Task)),
-        repetitions=repetitions,
-        first_seed=seed,
-        most_steps=most_steps,
-    )
-    report = LearningReport(context.obj, plan)
-    return report.follow(compare(plan, report.note))
+    own = steps_per_s[BY_ITSELF]
+    remote = {name: rate for name, rate in steps_per_s.items() if name not in {BY_ITSELF, RUNNER}}
+    name, best = max(remote.items(), key=lambda item: item[1])
+    step_us = 1e6 * num_envs / own
+    extra_us = max(1e6 * num_envs / best - step_us, 0.0)
+    if extra_us <= 0.25 * step_us:
+        sentence = (
+            f"The environment limits: a vector step takes it {_duration(step_us)}, and {name} adds "
+            f"{_duration(extra_us)}. More endpoints make more steps."
+        )
+    else:
+        sentence = (
+            f"The way to the environment limits: {name} adds {_duration(extra_us)} to a vector "
+            f"step of {_duration(step_us)}. More lanes an endpoint (--num-envs) share that."
+        )
+    runner = steps_per_s.get(RUNNER)
+    if runner is not None and runner < 0.75 * best:
+        runner_us = 1e6 * num_envs * (1 / runner - 1 / best)
+        sentence += (
+            f" Under a runner the policy and the episodes take {_duration(runner_us)} more: "
+            "train with more runners (num_env_runners)."
+        )
+    return sentence
 
 
-@app.command(cls=Command)
-def recovery(
-    context: typer.Context,
-    kills: KillsOption = 20,
-    seed: FirstSeedOption = 1,
-    _json: JsonFlag = False,
-    _debug: DebugFlag = False,
-) -> int:
-    """Kill an endpoint while a runner samples from it, and time how soon it samples again.
-
-    Both are actors of a local Ray, which restarts the endpoint; the runner must not be restarted.
-    """
-    from rlmesh_ray.cli.bench_recovery import measure_recovery
-
-    require_rllib("bench recovery")
-    return measure_recovery(context.obj, kills, seed)
+def _duration(microseconds: float) -> str:
+    if microseconds >= 1000:
+        return f"{microseconds / 1000:.3g} ms"
+    return f"{microseconds:.2g} us" if microseconds < 10 else f"{microseconds:.0f} us"

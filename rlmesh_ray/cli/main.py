@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlmesh_ray import __version__
-from rlmesh_ray.cli.bench import app as bench
+from rlmesh_ray.cli.bench import bench
 from rlmesh_ray.cli.check import check
 from rlmesh_ray.cli.commands import Command, CommandGroup
 from rlmesh_ray.cli.console import Console
@@ -34,7 +34,7 @@ app.command("evaluate", cls=Command)(evaluate)
 app.command("inspect", cls=Command)(inspect)
 app.command("status", cls=Command)(status)
 app.command("check", cls=Command)(check)
-app.add_typer(bench, name="bench")
+app.command("bench", cls=Command)(bench)
 
 
 @app.callback(invoke_without_command=True)
@@ -64,14 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Without the program's name; default: those of the process.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    return run(app, "rlmesh-ray", list(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(app: typer.Typer, program: str, words: Sequence[str]) -> int:
+    """Run a command of ``app``, whose context object is a ``Console``; return the exit code."""
     console = Console(is_json="--json" in words)
     set_up(is_debug="--debug" in words)
     try:
         with interrupt_on_sigterm():
-            code = app(words, prog_name="rlmesh-ray", standalone_mode=False, obj=console)
+            code = app(list(words), prog_name=program, standalone_mode=False, obj=console)
     except typer.TyperException as error:
-        console.error(_usage(error), "UsageError")
+        console.error(_usage(error, program), "UsageError")
         return error.exit_code
     except Exception as error:  # noqa: BLE001  # the outermost frame: every error ends in one line
         if not has_interrupt(error):
@@ -86,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: typer.TyperException) -> str:
+def _usage(error: typer.TyperException, program: str) -> str:
     """Return the message with the way to help."""
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "rlmesh-ray"
+    command = context.command_path if context is not None else program
     message = " ".join(error.format_message().split()).rstrip(".")
     message = message.replace(": Value error, ", ": ")  # pydantic's, with which typer reads choices
     return f"{message}; {command} --help shows the options"

@@ -19,7 +19,7 @@ T = TypeVar("T")
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """Return the quicker one: uvloop's, where that is installed (``rlmesh-ray[rllib]``).
 
-    What that gains: ``rlmesh-ray bench serving --vs noop --vs noop-uvloop``.
+    What that gains: ``python -m benchmarks serving --vs noop --vs noop-uvloop``.
     """
     try:
         import uvloop

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import typer
 
+from benchmarks import processes
+from benchmarks.cli.commands import app
+from benchmarks.load import Load
+from benchmarks.processes import Process, Server, measure
 from rlmesh_ray import ModelServer
-from rlmesh_ray.bench import processes
-from rlmesh_ray.bench.load import Load
-from rlmesh_ray.bench.processes import Process, Server, measure
-from rlmesh_ray.cli.bench import app
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import EndpointError, UnsupportedSpaceError
 from rlmesh_ray.models.callable_policy import CallablePolicy

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import typer
 
-from rlmesh_ray.bench.sampling_plan import Rival as SamplingRival
-from rlmesh_ray.bench.stepping_plan import Peer
-from rlmesh_ray.cli.bench import Anybody, Rival, _known, app
+from benchmarks.cli.commands import Anybody, Rival, _known, app
+from benchmarks.sampling.plan import Rival as SamplingRival
+from benchmarks.stepping.plan import Peer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import ConfigurationError
 

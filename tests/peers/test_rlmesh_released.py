@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.bench.plan import Side
-from rlmesh_ray.bench.sides import Bench, Task
+from benchmarks.serving.plan import Side
+from benchmarks.serving.targets import Bench, Task
 
 PYTHON = Path(__file__).parents[2] / ".venvs" / "released" / "bin" / "python"
 

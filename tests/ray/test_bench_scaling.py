@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.bench.scaling_env import Simulator
-from rlmesh_ray.cli.bench import app
+from benchmarks.cli.commands import app
+from benchmarks.scaling.control_run import registry_cost
+from benchmarks.scaling.membership_run import WatchedRunner
+from benchmarks.scaling.nodes import endpoints_by_node, require_listener
+from benchmarks.scaling.sleeping_env import Simulator
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib import configure
 from rlmesh_ray.rllib.plan import PLAN_KEY
-from rlmesh_ray.rllib.scaling_control import registry_cost
-from rlmesh_ray.rllib.scaling_membership import WatchedRunner
-from rlmesh_ray.rllib.scaling_nodes import endpoints_by_node, require_listener
 from tests.ray.lost_endpoints import Fleet
 
 Capture = pytest.CaptureFixture[str]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 
+from benchmarks.cli.commands import app
+from benchmarks.learning.plan import Task
+from benchmarks.learning.run import learning_config
 from rlmesh_ray import EnvServer
-from rlmesh_ray.bench.learning_plan import Task
-from rlmesh_ray.cli.bench import app
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.learning_run import learning_config
 from rlmesh_ray.rllib.training import Progress, train
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 

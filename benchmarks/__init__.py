@@ -1,0 +1,1 @@
+"""Measurements that anybody can repeat: ratios inside one run, with every number kept."""

@@ -1,0 +1,267 @@
+"""``python -m benchmarks``: how fast it is on this machine, against what one would use instead.
+
+Every subject is a command of its own. A new one needs a generator of findings in ``bench``, a
+command here, and a line in ``everything``.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated, TypeVar
+
+import typer
+
+from benchmarks.cli.env_commands import growth, installations, sampling, stepping
+from benchmarks.cli.findings_view import FindingsReport
+from benchmarks.cli.learning_view import LearningReport
+from benchmarks.cli.options import (
+    QuickFlag,
+    ReleasedPython,
+    RepetitionsOption,
+    SecondsOption,
+)
+from benchmarks.cli.scaling_commands import scaling
+from benchmarks.learning.plan import LearningPlan, Task
+from benchmarks.sampling.plan import Rival as SamplingRival
+from benchmarks.serving.plan import Plan, Side, Workload
+from benchmarks.stepping.plan import Peer, SteppingPlan, rows_of
+from rlmesh_ray.cli.commands import Command, CommandGroup
+from rlmesh_ray.cli.local_ray import require_rllib
+from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+
+T = TypeVar("T", bound=enum.StrEnum)
+
+app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False)
+
+
+class Rival(enum.StrEnum):
+    """Whom one can compare with; some of ``Side``."""
+
+    NOOP = Side.NOOP.value
+    NOOP_UVLOOP = Side.NOOP_UVLOOP.value
+    RELEASED = Side.RELEASED.value
+
+
+class Anybody(enum.StrEnum):
+    """Whom one can compare with in any subject."""
+
+    NOOP = Rival.NOOP.value
+    NOOP_UVLOOP = Rival.NOOP_UVLOOP.value
+    RELEASED = Rival.RELEASED.value
+    RLLIB = SamplingRival.RLLIB.value
+    BARE = SamplingRival.BARE.value
+    SYNC = Peer.SYNC.value
+    ASYNC = Peer.ASYNC.value
+    DM_ENV_RPC = Peer.DM_ENV_RPC.value
+    GRPC = Peer.GRPC.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """How long it takes unless told otherwise."""
+
+    repetitions: int
+    warm_up_s: float
+    seconds: float
+    latency_s: float
+
+
+_THOROUGH = _Effort(repetitions=5, warm_up_s=0.5, seconds=2.0, latency_s=60.0)
+_QUICK = _Effort(repetitions=1, warm_up_s=0.2, seconds=0.5, latency_s=3.0)
+
+VsOption = Annotated[
+    list[Rival] | None,
+    typer.Option(
+        "--vs",
+        help="Compare with a grpc.aio server that does nothing (noop, the default), with that on "
+        "uvloop, or with the released rlmesh; repeatable.",
+    ),
+]
+AnybodyOption = Annotated[
+    list[Anybody] | None,
+    typer.Option(
+        "--vs",
+        help="Compare with these only, in the subjects that know them; repeatable. The subjects "
+        "say who they are.",
+        show_default="each subject's own",
+    ),
+]
+OnlyOption = Annotated[
+    list[Workload] | None, typer.Option("--only", help="Measure just this; repeatable.")
+]
+LatencySecondsOption = Annotated[
+    float | None,
+    typer.Option(
+        "--latency-seconds", min=0.05, help="Of the arrivals, for latency.", show_default="60"
+    ),
+]
+ClientProcessesOption = Annotated[
+    int,
+    typer.Option("--client-processes", min=1, help="Over which the routes are spread."),
+]
+PinFlag = Annotated[
+    bool, typer.Option("--pin", help="A core for the server, the others for its clients (Linux).")
+]
+
+TasksOption = Annotated[
+    list[Task] | None, typer.Option("--only", help="Learn just this; repeatable.")
+]
+SeedsOption = Annotated[int, typer.Option("--repetitions", min=1, help="Each with another seed.")]
+FirstSeedOption = Annotated[int, typer.Option("--seed", help="Of the first repetition.")]
+KillsOption = Annotated[int, typer.Option("--kills", min=1, help="At random moments.")]
+MostStepsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--most-steps", min=1, help="When to give up.", show_default="30,000 to 2,000,000"
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def everything(
+    context: typer.Context,
+    vs: AnybodyOption = None,
+    quick: QuickFlag = False,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int | None:
+    """Measure on this machine, everything or one subject: ratios inside one run, with quartiles.
+
+    Each side runs in fresh processes, in turns. Below a rate stands the processor time of a step or
+    message, of clients, servers and what they start. Other programs disturb: what they took is
+    told.
+    """
+    if context.invoked_subcommand is None:
+        return _everything(context, vs, quick=quick)
+    if vs or quick:
+        raise typer.BadParameter(f"options stand after {context.invoked_subcommand}")
+    return None
+
+
+def _everything(context: typer.Context, vs: list[Anybody] | None, *, quick: bool) -> int:
+    """Measure subject after subject, until one is interrupted; return the last exit code."""
+    peers, runners, rivals = _known(Peer, vs), _known(SamplingRival, vs), _known(Rival, vs)
+    # What is missing is said before anything is measured.
+    require_rllib("bench")
+    chosen = tuple(peers or (Peer if vs is None else ()))
+    installations().check(SteppingPlan(rows=rows_of(chosen), peers=chosen))
+    # What takes minutes; the others take hours, and are learnt when they are asked for.
+    tasks = [Task.PPO_CATCH] if quick else [Task.PPO_CATCH, Task.PPO_CARTPOLE]
+    code = 0
+    if vs is None or runners:
+        code = sampling(context, vs=runners, quick=quick)
+    if vs is None or peers:
+        code = code or stepping(context, vs=peers, quick=quick)
+    if vs is None or rivals:
+        code = code or serving(context, vs=rivals, quick=quick)
+    if vs is None:
+        code = code or growth(context, quick=quick)
+    return code or learning(context, only=tasks)
+
+
+def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
+    """Return whom a subject knows of those that are named; None: nobody is named."""
+    if names is None:
+        return None
+    values = {each.value: each for each in kind}
+    return [values[str(name)] for name in names if str(name) in values]
+
+
+app.command(cls=Command)(sampling)
+app.command(cls=Command)(stepping)
+app.command(cls=Command)(growth)
+app.command(cls=Command)(scaling)
+
+
+@app.command(cls=Command)
+def serving(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    vs: VsOption = None,
+    quick: QuickFlag = False,
+    only: OnlyOption = None,
+    repetitions: RepetitionsOption = None,
+    seconds: SecondsOption = None,
+    latency_seconds: LatencySecondsOption = None,
+    client_processes: ClientProcessesOption = 1,
+    pin: PinFlag = False,
+    released_python: ReleasedPython = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Measure the serving of policies, with raw clients and a 4-64-64-2 network.
+
+    messages: Predicts a second of 1, 8 and 32 routes. rows: lanes a second, 32 routes of 32.
+    latency: requests that arrive at random, at 70 % of our capacity, and at the others at 70 % of
+    theirs, too (not at the released rlmesh, which ends such connections). clients: 64 to 256.
+    single: what batching costs a client that is alone.
+    """
+    from benchmarks.peers import RELEASED_PYTHON
+    from benchmarks.report import caveats
+    from benchmarks.serving.measure import measure
+    from benchmarks.serving.targets import Bench
+
+    effort = _QUICK if quick else _THOROUGH
+    plan = Plan(
+        workloads=tuple(dict.fromkeys(only or Workload)),
+        rivals=tuple(Side(rival.value) for rival in dict.fromkeys(vs or [Rival.NOOP])),
+        repetitions=repetitions or effort.repetitions,
+        latency_s=latency_seconds or effort.latency_s,
+    )
+    bench = Bench(
+        warm_up_s=effort.warm_up_s,
+        seconds=seconds or effort.seconds,
+        client_processes=client_processes,
+        is_pinned=pin,
+        released_python=released_python or RELEASED_PYTHON,
+    )
+    settings = {**asdict(plan), **asdict(bench)}
+    report = FindingsReport(context.obj, "serving", settings, caveats)
+    return report.follow(measure(plan, bench, report.note))
+
+
+@app.command(cls=Command)
+def learning(
+    context: typer.Context,
+    only: TasksOption = None,
+    repetitions: SeedsOption = 1,
+    seed: FirstSeedOption = 1,
+    most_steps: MostStepsOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Learn through endpoints and with RLlib's own runner, and compare the steps that it took.
+
+    The same config and seed on both sides, to the thresholds of RLlib's tuned examples. PPO's
+    curves are the same, to the last digit. DQN and SAC draw from a replay buffer that RLlib does
+    not seed, and APPO and IMPALA learn what comes first: there, compare several seeds.
+    All of it takes hours on two cores, ppo-catch and ppo-cartpole some minutes.
+    """
+    from benchmarks.learning.measure import compare
+
+    require_rllib("bench learning")
+    plan = LearningPlan(
+        tasks=tuple(dict.fromkeys(only or Task)),
+        repetitions=repetitions,
+        first_seed=seed,
+        most_steps=most_steps,
+    )
+    report = LearningReport(context.obj, plan)
+    return report.follow(compare(plan, report.note))
+
+
+@app.command(cls=Command)
+def recovery(
+    context: typer.Context,
+    kills: KillsOption = 20,
+    seed: FirstSeedOption = 1,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Kill an endpoint while a runner samples from it, and time how soon it samples again.
+
+    Both are actors of a local Ray, which restarts the endpoint; the runner must not be restarted.
+    """
+    from benchmarks.cli.recovery_view import measure_recovery
+
+    require_rllib("bench recovery")
+    return measure_recovery(context.obj, kills, seed)

@@ -1,0 +1,197 @@
+"""``stepping``, ``sampling`` and ``growth``: environments that are elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.cli.findings_view import FindingsReport
+from benchmarks.cli.options import (
+    DmEnvRpcPython,
+    QuickFlag,
+    ReleasedPython,
+    RepetitionsOption,
+    SecondsOption,
+)
+from benchmarks.growth.plan import Axis, GrowthPlan
+from benchmarks.sampling.plan import Rival, SamplingPlan
+from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
+from rlmesh_ray.cli.local_ray import require_rllib
+from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+
+if TYPE_CHECKING:
+    from benchmarks.findings import Finding, Measurement
+    from benchmarks.stepping.measure import Installations
+
+_PLOT = Path("runs/bench/growth.png")
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """How long it takes unless told otherwise."""
+
+    repetitions: int
+    warm_up_s: float
+    seconds: float
+
+
+_STEPPING, _QUICK_STEPPING = _Effort(5, 0.5, 2.0), _Effort(1, 0.2, 0.5)
+_SAMPLING, _QUICK_SAMPLING = _Effort(5, 1.0, 5.0), _Effort(1, 0.5, 2.0)
+_GROWTH, _QUICK_GROWTH = _Effort(3, 0.5, 1.0), _Effort(1, 0.2, 0.3)
+
+PeersOption = Annotated[
+    list[Peer] | None,
+    typer.Option(
+        "--vs",
+        help="Compare with gymnasium's SyncVectorEnv or AsyncVectorEnv, with the released rlmesh, "
+        "or with dm_env_rpc; repeatable.",
+        show_default="all",
+    ),
+]
+RowsOption = Annotated[
+    list[Row] | None,
+    typer.Option(
+        "--only",
+        help="Measure just this; repeatable.",
+        show_default="all in which one takes part with whom is compared",
+    ),
+]
+RivalsOption = Annotated[
+    list[Rival] | None,
+    typer.Option(
+        "--vs",
+        help="Compare with RLlib's own runner, or with the bare loop over gymnasium's "
+        "SyncVectorEnv, which has no policy; repeatable.",
+        show_default="both",
+    ),
+]
+AxesOption = Annotated[
+    list[Axis] | None, typer.Option("--only", help="Let just this grow; repeatable.")
+]
+PlotOption = Annotated[Path, typer.Option("--out", metavar="PNG", help="Where the plot goes.")]
+
+
+def stepping(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    vs: PeersOption = None,
+    quick: QuickFlag = False,
+    only: RowsOption = None,
+    repetitions: RepetitionsOption = None,
+    seconds: SecondsOption = None,
+    released_python: ReleasedPython = None,
+    dm_env_rpc_python: DmEnvRpcPython = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Measure how fast environments are stepped at endpoints, and in the process itself.
+
+    vector: 64 lanes of CartPole by shared memory, by TCP and by gRPC. remote: 1 to 128 lanes
+    over TCP. evaluation: a function, on one lane over TCP. frames: 84x84x4 uint8 that take 0.1 ms
+    a lane, by shared memory. stragglers: 8 sessions that do not wait for one another, against 8
+    that do, and against what the environment's mean step would allow. catch: a small game over
+    TCP, for information.
+    """
+    from benchmarks.stepping.measure import measure
+
+    effort = _QUICK_STEPPING if quick else _STEPPING
+    peers = tuple(dict.fromkeys(vs or Peer))
+    plan = SteppingPlan(
+        rows=tuple(dict.fromkeys(only or rows_of(peers))),
+        peers=peers,
+        repetitions=repetitions or effort.repetitions,
+        warm_up_s=effort.warm_up_s,
+        seconds=seconds or effort.seconds,
+    )
+    installed = installations(released_python, dm_env_rpc_python)
+    installed.check(plan)
+    report = FindingsReport(context.obj, "stepping", asdict(plan), _caveats)
+    return report.follow(measure(plan, installed, report.note))
+
+
+def sampling(  # the command line; every option stands alone
+    context: typer.Context,
+    vs: RivalsOption = None,
+    quick: QuickFlag = False,
+    repetitions: RepetitionsOption = None,
+    seconds: SecondsOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Measure how fast a runner samples through an endpoint, and RLlib's own without one.
+
+    CartPole, PPO's default module, 64 lanes: two sessions of 32 with an endpoint on this machine.
+    Nobody learns meanwhile. All sides are there at once, each with a Ray of its own, and sample by
+    turns, since many a machine changes its speed from one second to the next.
+    """
+    from benchmarks.sampling.measure import measure_sampling
+
+    require_rllib("bench sampling")
+    effort = _QUICK_SAMPLING if quick else _SAMPLING
+    plan = SamplingPlan(
+        rivals=tuple(dict.fromkeys(vs or Rival)),
+        repetitions=repetitions or effort.repetitions,
+        warm_up_s=effort.warm_up_s,
+        seconds=seconds or effort.seconds,
+    )
+    report = FindingsReport(context.obj, "sampling", asdict(plan), _caveats)
+    return report.follow(measure_sampling(plan, report.note))
+
+
+def growth(  # the command line; every option stands alone
+    context: typer.Context,
+    quick: QuickFlag = False,
+    only: AxesOption = None,
+    repetitions: RepetitionsOption = None,
+    seconds: SecondsOption = None,
+    out: PlotOption = _PLOT,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Measure how the cost of one vector step grows, and draw it.
+
+    lanes: 1 to 1024. endpoints: 1 to 16. observation: 16 bytes to 1 MiB a lane. Each through
+    shared memory, over TCP, and in the process itself; ratios below 1 are in favour of shared
+    memory.
+    """
+    from benchmarks.growth.measure import measure_growth
+    from benchmarks.growth.plot import draw, require_matplotlib
+
+    require_matplotlib()
+    effort = _QUICK_GROWTH if quick else _GROWTH
+    plan = GrowthPlan(
+        axes=tuple(dict.fromkeys(only or Axis)),
+        is_sparse=quick,
+        repetitions=repetitions or effort.repetitions,
+        warm_up_s=effort.warm_up_s,
+        seconds=seconds or effort.seconds,
+    )
+    report = FindingsReport(context.obj, "growth", asdict(plan), _caveats)
+
+    def finish(findings: "Sequence[Finding]") -> dict[str, object]:
+        draw(findings, plan, out)
+        context.obj.say(f"plot: {out}")
+        return {"plot": str(out)}
+
+    return report.follow(measure_growth(plan, report.note), finish)
+
+
+def installations(
+    released_python: Path | None = None, dm_env_rpc_python: Path | None = None
+) -> "Installations":
+    """Return where the peers are; by default in this checkout."""
+    from benchmarks import peers
+    from benchmarks.stepping.measure import Installations
+
+    return Installations(
+        released=peers.released(released_python or peers.RELEASED_PYTHON),
+        dm_env_rpc=peers.dm_env_rpc(dm_env_rpc_python or peers.DM_ENV_RPC_PYTHON),
+    )
+
+
+def _caveats(findings: "Sequence[Finding]", measurements: "Sequence[Measurement]") -> list[str]:
+    from benchmarks.report import disturbances
+
+    del findings  # that a client is busy is no fault here: it is what is measured
+    return disturbances(measurements)

@@ -1,0 +1,80 @@
+"""How a bench shows itself while it measures, whatever it measures."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rlmesh_ray.cli.console import Console
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+INTERRUPTED = 130
+
+
+class BenchView:
+    """The machine first, then what happens now, and the result at the end.
+
+    Args:
+        console: Where.
+        subject: The command.
+        settings: For programs.
+    """
+
+    def __init__(self, console: Console, subject: str, settings: Mapping[str, object]) -> None:
+        from benchmarks.machine import describe
+
+        self._console = console
+        self._subject = subject
+        self._settings = dict(settings)
+        self._machine = describe()
+        self._status: Status | None = None
+
+    def now(self, text: str) -> None:
+        """Say what is being measured, to whoever watches a terminal."""
+        if self._status is not None:
+            self._status.update(f"{text} …")
+
+    def follow(self, measure: Callable[[], None]) -> bool:
+        """Measure; return whether it came to its end.
+
+        Args:
+            measure: Shows what it finds. Ctrl-C ends it, not the bench: what was found so far
+                may be what was looked for.
+        """
+        from benchmarks.report import machine_facts
+
+        self._console.event("machine", **asdict(self._machine))
+        self._console.facts(f"bench {self._subject}", machine_facts(self._machine), [])
+        try:
+            if self._console.people.is_terminal:
+                with self._console.people.status("starting …") as self._status:
+                    measure()
+            else:
+                measure()
+        except KeyboardInterrupt:
+            return False
+        finally:
+            self._status = None
+        return True
+
+    def sum_up(self, *, is_complete: bool, caveats: list[str], found: Mapping[str, object]) -> int:
+        """Tell what it comes to; return the exit code.
+
+        Args:
+            is_complete: What ``follow`` returned.
+            caveats: What makes the figures less than they seem.
+            found: For programs, by name.
+        """
+        for caveat in caveats:
+            self._console.say(f"! {caveat}", style="yellow")
+        self._console.event(
+            "result",
+            subject=self._subject,
+            is_complete=is_complete,
+            machine=asdict(self._machine),
+            settings=self._settings,
+            **found,
+            caveats=caveats,
+        )
+        return 0 if is_complete else INTERRUPTED

@@ -1,0 +1,1 @@
+"""How the cost of a vector step grows with lanes, endpoints and the size of observations."""

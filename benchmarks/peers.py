@@ -1,0 +1,53 @@
+"""Peers that are installed in virtual environments of their own, and the scripts that run there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlmesh_ray.errors import ConfigurationError
+
+RELEASED_PYTHON = Path(".venvs/released/bin/python")
+DM_ENV_RPC_PYTHON = Path(".venvs/dm_env_rpc/bin/python")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A virtual environment."""
+
+    name: str
+    """What is installed there."""
+    python: Path
+    ready: str
+    """What ``make`` makes."""
+
+    def check(self) -> None:
+        """Make sure that it is there.
+
+        Raises:
+            ConfigurationError: It is not.
+        """
+        if not self.python.exists():
+            raise ConfigurationError(
+                f"{self.python} does not exist: in a checkout of rlmesh-ray, make {self.ready} "
+                f"installs {self.name}; or choose with --vs whom to compare with"
+            )
+
+    def command(self, script: str) -> Sequence[str]:
+        """Return what runs a script of ``benchmarks`` there: ``"serving/released_server.py"``.
+
+        Raises:
+            ConfigurationError: The environment is not there.
+        """
+        self.check()
+        # -I: this folder must not be on the other environment's path.
+        return [str(self.python), "-I", str(Path(__file__).parent / script)]
+
+
+def released(python: Path = RELEASED_PYTHON) -> Peer:
+    """Return the released rlmesh."""
+    return Peer("the released rlmesh", python, f"{RELEASED_PYTHON.parents[1]}/.ready")
+
+
+def dm_env_rpc(python: Path = DM_ENV_RPC_PYTHON) -> Peer:
+    """Return dm_env_rpc."""
+    return Peer("dm_env_rpc", python, f"{DM_ENV_RPC_PYTHON.parents[1]}/.ready")

@@ -1,0 +1,256 @@
+"""The processes that are measured, from the side that starts them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.load import Harvest, Order
+from benchmarks.machine import Work, work_of
+from benchmarks.serving.interleaved import Taken, Turns
+from rlmesh_ray.errors import EndpointError
+
+_GRACE_S = 10.0
+"""How long a process may take to end."""
+_PATIENCE_S = 60.0
+"""How long a process may take beyond the time that it was given."""
+
+
+class Process:
+    """A child that speaks JSON lines, as ``control`` has it. Usable as a context manager.
+
+    Args:
+        name: For messages.
+        command: To run.
+        cores: The only ones that it may use; None for all. Linux only.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, cores: Collection[int] | None = None
+    ) -> None:
+        self._name = name
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
+        )
+        if cores is not None and sys.platform == "linux":
+            # Threads that it starts later inherit this.
+            os.sched_setaffinity(self._process.pid, cores)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def tell(self, line: str = "") -> None:
+        """Send a line.
+
+        Raises:
+            EndpointError: The process has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise EndpointError(self._obituary()) from error
+
+    def hear(self, within_s: float = 0.0) -> dict[str, Any]:
+        """Return the next line.
+
+        Args:
+            within_s: How long the process works before it says anything; it gets more than that.
+
+        Raises:
+            EndpointError: It has ended, or took too long and was killed.
+        """
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(within_s + _PATIENCE_S, self._process.kill)
+        watchdog.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        if not line.startswith("{"):
+            raise EndpointError(self._obituary() if not line else f"{self._name} says: {line!r}")
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def close(self) -> None:
+        """Let it clean up and end, which the end of its standard input tells it to. Idempotent."""
+        assert self._process.stdin is not None
+        # What it was told last may not have reached it, if it has ended.
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdout, self._complaints):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _obituary(self) -> str:
+        code = self._process.wait()
+        self._complaints.seek(0)
+        last = (self._complaints.read().strip().splitlines() or ["nothing on standard error"])[-1]
+        return f"{self._name} ended early with code {code}: {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One measurement: all clients together."""
+
+    answers_per_s: float
+    latencies_us: tuple[int, ...]
+    lags_us: tuple[int, ...]
+    server_cores: float | None
+    """How many cores the servers kept busy; None where the system does not tell."""
+    client_cores: tuple[float, ...]
+    """How many cores each client process kept busy; a raw client at 1 is the limit itself."""
+    other_cores: float | None
+    """How many cores were busy with anything else; likewise."""
+
+
+class Server(Process):
+    """A server under test, listening.
+
+    Args:
+        name: For messages.
+        command: Of the server.
+        cores: As of ``Process``.
+
+    Raises:
+        EndpointError: It could not be started.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, cores: Collection[int] | None = None
+    ) -> None:
+        super().__init__(name, command, cores=cores)
+        try:
+            self.address: str = self.hear()["address"]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def port(self) -> int:
+        """Of its address on 127.0.0.1."""
+        return int(self.address.rpartition(":")[2])
+
+
+def measure(
+    server_pids: Collection[int], orders: Sequence[Order], *, cores: Collection[int] | None = None
+) -> Reading:
+    """Put ``orders`` on servers at once, each from a process of its own.
+
+    Args:
+        server_pids: Of the servers' processes; empty where the clients do all the work.
+        orders: Of equal durations.
+        cores: Of all clients, as of ``Process``.
+
+    Raises:
+        EndpointError: A client failed, or got no answer that counts; there is no number then.
+    """
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(Process("a client", order.command, cores=cores)) for order in orders
+        ]
+        for client, order in zip(clients, orders, strict=True):
+            client.tell(order.line)
+        for client in clients:
+            _heard(client)
+        for client in clients:
+            client.tell()
+        for client, order in zip(clients, orders, strict=True):
+            _heard(client, order.warm_up_s)
+        groups = [server_pids, *([client.pid] for client in clients)]
+        before = work_of(groups)
+        told = [
+            _heard(client, order.seconds) for client, order in zip(clients, orders, strict=True)
+        ]
+        after = work_of(groups)
+    harvests = [Harvest(**each) for each in told]
+    if before is None or after is None:
+        servers, others = None, None
+        own = tuple(each.cpu_s / each.seconds for each in harvests)
+    else:
+        (servers, *of_clients), others = busy(before, after)
+        own = tuple(of_clients)
+    return Reading(
+        answers_per_s=sum(each.answers / each.seconds for each in harvests),
+        latencies_us=tuple(value for each in harvests for value in each.latencies_us),
+        lags_us=tuple(value for each in harvests for value in each.lags_us),
+        server_cores=servers,
+        client_cores=own,
+        other_cores=others,
+    )
+
+
+def take_turns(turns: Turns, *, cores: Collection[int] | None = None) -> list[Reading]:
+    """Have one client ask several servers by turns; return what it found of each.
+
+    Args:
+        turns: What to tell it.
+        cores: Its own, as of ``Process``.
+
+    Raises:
+        EndpointError: It failed, or an answer was no prediction; there are no numbers then.
+    """
+    with Process("a client", turns.command, cores=cores) as client:
+        client.tell(turns.to_line())
+        taken = Taken(**_heard(client, turns.duration_s))
+    return [
+        Reading(
+            answers_per_s=len(latencies_us) / turns.seconds,
+            latencies_us=tuple(latencies_us),
+            lags_us=(),
+            server_cores=None,
+            client_cores=(taken.client_cores,),
+            other_cores=None,
+        )
+        for latencies_us in taken.latencies_us
+    ]
+
+
+def busy(before: Work, after: Work) -> tuple[list[float], float]:
+    """Return how many cores each group of processes kept busy, and how many all the others."""
+    seconds = after.now_s - before.now_s
+    cores = [
+        (later - earlier) / seconds
+        for earlier, later in zip(before.groups_s, after.groups_s, strict=True)
+    ]
+    return cores, max(0.0, (after.all_s - before.all_s) / seconds - sum(cores))
+
+
+def _heard(client: Process, within_s: float = 0.0) -> dict[str, Any]:
+    told = client.hear(within_s)
+    if "error" in told:
+        raise EndpointError(f"nothing was measured: {told['error']}")
+    return told

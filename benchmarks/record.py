@@ -1,0 +1,85 @@
+"""All measurements of one workload, and what is compared with what."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from benchmarks.findings import Measurement
+from benchmarks.processes import Reading
+from benchmarks.statistics import Spread, percentiles, ratio
+
+T = TypeVar("T")
+
+Note = Callable[[Measurement], None]
+"""Gets every measurement when it is made."""
+
+
+class Record:
+    """The measurements of one workload.
+
+    Args:
+        workload: Its name.
+        note: Gets each of them.
+    """
+
+    def __init__(self, workload: str, note: Note) -> None:
+        self._workload = workload
+        self._note = note
+        self._all: list[Measurement] = []
+
+    def add(  # where it belongs, what it is, and what else was read
+        self, case: str, side: str, repetition: int, value: float, unit: str, reading: Reading
+    ) -> None:
+        """Take one in.
+
+        Raises:
+            ConfigurationError: Nothing was answered while it was measured.
+        """
+        can_tell = reading.latencies_us or not reading.answers_per_s
+        made = Measurement(
+            workload=self._workload,
+            case=case,
+            side=str(side),
+            repetition=repetition,
+            value=value,
+            unit=unit,
+            latency_us=percentiles(reading.latencies_us) if can_tell else None,
+            lag_us=percentiles(reading.lags_us) if reading.lags_us else None,
+            server_cores=reading.server_cores,
+            client_cores=reading.client_cores,
+            other_cores=reading.other_cores,
+            cpu_us=_cpu_us(reading, value) if unit.endswith("/s") else None,
+        )
+        self._all.append(made)
+        self._note(made)
+
+    def sides(self, case: str) -> dict[str, Spread]:
+        """Return what each side did in a case; the values in the order of repetition."""
+        found: dict[str, list[Measurement]] = {}
+        for each in self._all:
+            if each.case == case:
+                found.setdefault(each.side, []).append(each)
+        return {side: _spread(measured) for side, measured in found.items()}
+
+
+def _cpu_us(reading: Reading, per_s: float) -> float | None:
+    """Return the processor time of each of ``per_s`` things a second."""
+    if reading.server_cores is None:
+        return None
+    return (reading.server_cores + sum(reading.client_cores)) / per_s * 1e6
+
+
+def _spread(measured: Sequence[Measurement]) -> Spread:
+    known = [each.cpu_us for each in measured if each.cpu_us is not None]
+    is_known = len(known) == len(measured)
+    return Spread(tuple(each.value for each in measured), tuple(known) if is_known else ())
+
+
+def by_turns(sides: Sequence[T], repetition: int) -> Sequence[T]:
+    """Return ``sides``, the other way round every second time."""
+    return sides[::-1] if repetition % 2 else sides
+
+
+def ratios(sides: Mapping[str, Spread]) -> dict[str, Spread]:
+    """Compare the first side with each other one."""
+    (_, ours), *others = sides.items()
+    return {f"/ {side}": ratio(ours, theirs) for side, theirs in others}

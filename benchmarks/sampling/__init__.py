@@ -1,0 +1,1 @@
+"""How fast a runner samples, beside RLlib's own and the bare environment."""

@@ -1,0 +1,1 @@
+"""How sampling grows with endpoints, and what keeping many of them costs."""

@@ -1,0 +1,44 @@
+"""Who hears of scaling while it is measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.record import Note
+
+OURS = "rlmesh-ray"
+"""The side that is measured."""
+SIMULATOR = "benchmarks.scaling.sleeping_env:Simulator"
+START_S = 600.0
+"""How long nodes, endpoints and runners may take, on a machine with much else to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a measurement found in place of what was asked for."""
+
+    case: str
+    repetition: int
+    load_average: float
+    """Of the last minute, before anything was started for it."""
+    num_nodes: int
+    """That Ray counts."""
+    endpoints_by_node: tuple[int, ...]
+    """Of the nodes that have any."""
+    endpoints_s: float
+    """How long it took to start the endpoints, once Ray was there."""
+    runners_s: float
+    """How long it took to start the runners, until each had sampled its first steps."""
+    one_by_one: str | None
+    """Why lanes are not treated as arrays; None: they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whom a bench tells what happens."""
+
+    note: Note
+    """Gets every rate when it is measured."""
+    placed: Callable[[Placed], None]
+    """Gets what was found in place of what was asked for, before it is measured."""
+    doubt: Callable[[str], None]
+    """Is told what makes figures less than they seem; each as a sentence."""

@@ -1,0 +1,225 @@
+"""How fast policies are served: messages, rows, latency, many clients, a single one.
+
+The policy is a 4-64-64-2 network, the clients are raw (``raw_client``). Servers are fresh in every
+repetition and take turns in going first; but for latency, which is measured once and for long, and
+a single client, who asks both servers by turns.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from benchmarks.findings import Finding, Goal
+from benchmarks.record import Note, Record, by_turns, ratios
+from benchmarks.serving.plan import Plan, Side, Workload
+from benchmarks.serving.targets import NOOP_STYLES, Bench, Task
+from benchmarks.statistics import Percentiles, Spread, difference, percentiles, ratio
+
+LAG = "client's lag, p99"
+"""How late the open loop itself was; a case."""
+TWO_CLIENTS = "2 / 1 processes"
+"""What a second client process gets out of a no-op server; a comparison."""
+
+_RATE, _MICROSECONDS = "messages/s", "us"
+_LOAD = 0.7
+"""Part of the capacity at which requests arrive in the open loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    name: str
+    task: Task
+    goal: Goal | None = None
+    """Of the ratio to the no-op server."""
+
+
+_MESSAGES = (
+    _Case("1 route", Task(1)),
+    _Case("8 routes", Task(8), Goal("/ noop >= 0.7", 0.7)),
+    _Case("32 routes", Task(32), Goal("/ noop >= 0.7", 0.7)),
+    _Case("8 routes in one stream", Task(8, is_one_stream=True)),
+    _Case("32 routes in one stream", Task(32, is_one_stream=True)),
+)
+_ROWS = (_Case("32 routes of 32 rows", Task(32, rows=32)),)
+_ROWS_GOAL = Goal(">= 100,000/s", 100_000)
+_PERCENTILES = {"p50": "p50", "p90": "p90", "p99": "p99", "p99.9": "p999", "worst": "worst"}
+_LATENCY_GOAL = Goal("p99 < 5 ms", 5_000, is_ceiling=True)
+_CLIENTS = (64, 128, 256)
+_CLIENT_PROCESSES = 2
+_CLIENTS_GOAL = Goal("/ 64 clients >= 0.95", 0.95)
+_SINGLE_GOAL = Goal("- direct <= 50 us", 50, is_ceiling=True)
+
+
+def measure(plan: Plan, bench: Bench, note: Note) -> Iterator[list[Finding]]:
+    """Measure all of ``plan``; yield what was found, one workload after the other.
+
+    Args:
+        plan: What to measure.
+        bench: How processes are run; the style of the no-op server is chosen here.
+        note: Gets every single measurement when it is made.
+
+    Raises:
+        EndpointError: A server or client failed, or answered with anything but predictions.
+        ConfigurationError: A rival is not installed; nothing has been measured then.
+    """
+    for rival in plan.rivals:
+        bench.check(rival)
+    if {Side.NOOP, Side.NOOP_UVLOOP} & set(plan.rivals) and set(plan.workloads) != {
+        Workload.SINGLE
+    }:
+        style, findings = _faster_noop(plan, bench, note)
+        yield findings
+        bench = replace(bench, noop_style=style)
+    for workload, measured in (
+        (Workload.MESSAGES, _messages),
+        (Workload.ROWS, _rows),
+        (Workload.LATENCY, _latency),
+        (Workload.CLIENTS, _clients),
+        (Workload.SINGLE, _single),
+    ):
+        if workload in plan.workloads:
+            yield list(measured(plan, bench, note))
+
+
+# --- the instrument itself -------------------------------------------------------------
+
+
+def _faster_noop(plan: Plan, bench: Bench, note: Note) -> tuple[str, list[Finding]]:
+    """Find out which of the two ways to write the no-op server is the better one.
+
+    Each is asked by one client process and by two: where two get more, one is the limit.
+    """
+    record = Record("no-op server", note)
+    names = {1: "1 client process", 2: "2 client processes"}
+    for repetition in range(plan.repetitions):
+        for style in by_turns(NOOP_STYLES, repetition):
+            with replace(bench, noop_style=style).start(Side.NOOP) as server:
+                for processes, name in names.items():
+                    reading = bench.put(server, Side.NOOP, Task(32, client_processes=processes))
+                    record.add(style, name, repetition, reading.answers_per_s, _RATE, reading)
+    findings, medians = [], {}
+    for style in NOOP_STYLES:
+        sides = record.sides(style)
+        one, two = sides.values()
+        medians[style] = one.median
+        gain = {TWO_CLIENTS: ratio(two, one)}
+        findings.append(Finding("no-op server", style, _RATE, sides, gain))
+    return max(medians, key=medians.__getitem__), findings
+
+
+# --- closed loop -----------------------------------------------------------------------
+
+
+def _throughput(
+    workload: Workload, cases: Sequence[_Case], plan: Plan, bench: Bench, note: Note
+) -> Record:
+    """Let all sides do all cases: rows a second, which are messages where a message has one."""
+    record = Record(workload, note)
+    unit = _RATE if workload is not Workload.ROWS else "lane-predictions/s"
+    for repetition in range(plan.repetitions):
+        for side in by_turns((Side.OURS, *plan.rivals), repetition):
+            with bench.start(side) as server:
+                for case in cases:
+                    reading = bench.put(server, side, case.task)
+                    value = reading.answers_per_s * case.task.rows
+                    record.add(case.name, side, repetition, value, unit, reading)
+    return record
+
+
+def _messages(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
+    record = _throughput(Workload.MESSAGES, _MESSAGES, plan, bench, note)
+    for case in _MESSAGES:
+        sides = record.sides(case.name)
+        by_rival = ratios(sides)
+        judged = by_rival.get(f"/ {Side.NOOP}")
+        yield Finding(Workload.MESSAGES, case.name, _RATE, sides, by_rival, case.goal, judged)
+
+
+def _rows(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
+    record = _throughput(Workload.ROWS, _ROWS, plan, bench, note)
+    for case in _ROWS:
+        sides = record.sides(case.name)
+        unit, ours = "lane-predictions/s", sides[Side.OURS]
+        yield Finding(Workload.ROWS, case.name, unit, sides, ratios(sides), _ROWS_GOAL, ours)
+
+
+def _clients(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
+    cases = [
+        _Case(
+            f"{count} clients",
+            Task(count, has_connection_each=True, client_processes=_CLIENT_PROCESSES),
+        )
+        for count in _CLIENTS
+    ]
+    record = _throughput(Workload.CLIENTS, cases, plan, bench, note)
+    fewest = record.sides(cases[0].name)[Side.OURS]
+    for case in cases:
+        sides = record.sides(case.name)
+        kept = ratio(sides[Side.OURS], fewest)
+        comparisons = {**ratios(sides), f"/ {cases[0].name}": kept}
+        goal = _CLIENTS_GOAL if case is cases[-1] else None
+        yield Finding(Workload.CLIENTS, case.name, _RATE, sides, comparisons, goal, kept)
+
+
+def _single(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
+    """Compare two servers that are there at once; see ``turns_client``."""
+    record = Record(Workload.SINGLE, note)
+    case = "1 client, median round trip"
+    for repetition in range(plan.repetitions):
+        with ExitStack() as stack:
+            servers = {
+                side: stack.enter_context(bench.start(side)) for side in (Side.OURS, Side.DIRECT)
+            }
+            for side, reading in bench.take_turns(servers).items():
+                round_trip = percentiles(reading.latencies_us)
+                record.add(case, side, repetition, round_trip.p50, _MICROSECONDS, reading)
+    sides = record.sides(case)
+    cost = difference(sides[Side.OURS], sides[Side.DIRECT])
+    comparisons = {f"- {Side.DIRECT}": cost}
+    yield Finding(Workload.SINGLE, case, _MICROSECONDS, sides, comparisons, _SINGLE_GOAL, cost)
+
+
+# --- open loop -------------------------------------------------------------------------
+
+
+def _latency(plan: Plan, bench: Bench, note: Note) -> Iterator[Finding]:
+    """Measure what this package can do, then let less than that arrive, at every side alike.
+
+    The others get as large a part of their own capacity, too: one that can do twice as much is
+    half as busy with the same arrivals, and gets through moments in which the machine is slow.
+
+    The released server is no side: it takes small frames that come faster than it answers for an
+    attack and ends the connection (GOAWAY, too_many_data_frames).
+    """
+    record = Record(Workload.LATENCY, note)
+    waited: dict[str, Percentiles] = {}
+    lags: dict[str, Percentiles] = {}
+    our_load = 0.0
+    rivals = [side for side in plan.rivals if side is not Side.RELEASED]
+    for side in (Side.OURS, *rivals):
+        with bench.start(side) as server:
+            capacity = bench.put(server, side, Task(32))
+            record.add("capacity", side, 0, capacity.answers_per_s, _RATE, capacity)
+            own_load = _LOAD * capacity.answers_per_s
+            if side is Side.OURS:
+                our_load, loads = own_load, {str(side): own_load}
+            else:
+                loads = {str(side): our_load, f"{side}, own load": own_load}
+            for name, arrivals_per_s in loads.items():
+                task = Task(32, arrivals_per_s=arrivals_per_s, seconds=plan.latency_s)
+                reading = bench.put(server, side, task)
+                record.add("answered", name, 0, reading.answers_per_s, _RATE, reading)
+                waited[name] = percentiles(reading.latencies_us)
+                lags[name] = percentiles(reading.lags_us)
+    for case in ("capacity", "answered"):
+        yield Finding(Workload.LATENCY, case, _RATE, record.sides(case))
+    for name, field in _PERCENTILES.items():
+        sides = _only(waited, field)
+        goal = _LATENCY_GOAL if field == "p99" else None
+        waits, ours = ratios(sides), sides[Side.OURS]
+        yield Finding(Workload.LATENCY, name, _MICROSECONDS, sides, waits, goal, ours)
+    yield Finding(Workload.LATENCY, LAG, _MICROSECONDS, _only(lags, "p99"))
+
+
+def _only(sides: Mapping[str, Percentiles], field: str) -> dict[str, Spread]:
+    return {side: Spread((getattr(marks, field),)) for side, marks in sides.items()}

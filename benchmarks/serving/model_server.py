@@ -1,0 +1,11 @@
+"""ModelServer as ``serve-model`` has it: ``python -m benchmarks.serving.model_server``."""
+
+from benchmarks.control import stay
+from benchmarks.serving.mlp import mlp
+from rlmesh_ray.server.heap import settle_heap
+from rlmesh_ray.server.model_server import ModelServer
+
+if __name__ == "__main__":
+    with ModelServer(mlp()) as server:
+        settle_heap()
+        stay(server.address)

@@ -1,0 +1,152 @@
+"""The servers that are compared, and how each is started."""
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.load import Load
+from benchmarks.machine import usable_cores
+from benchmarks.peers import RELEASED_PYTHON, released
+from benchmarks.processes import Reading, Server, measure, take_turns
+from benchmarks.serving.interleaved import Turns
+from benchmarks.serving.plan import Side
+from rlmesh_ray.errors import ConfigurationError
+
+NOOP_STYLES = ("generator", "read_write")
+"""The two ways in which grpc.aio lets a stream be written."""
+
+_CORES_TO_PIN = 2
+
+_DIALECTS = {
+    Side.OURS: "ours",
+    Side.NOOP: "echo",
+    Side.NOOP_UVLOOP: "echo",
+    Side.RELEASED: "released",
+    Side.DIRECT: "ours",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """How servers and clients are run in one run of a bench."""
+
+    warm_up_s: float = 0.5
+    """Before each measurement; not counted."""
+    seconds: float = 2.0
+    """Of each measurement."""
+    client_processes: int = 1
+    is_pinned: bool = False
+    """Whether the server gets a core for itself, and the clients share the others."""
+    noop_style: str = NOOP_STYLES[0]
+    """How the no-op server is written; see ``noop_server``."""
+    released_python: Path = RELEASED_PYTHON
+    """Where the released rlmesh is installed."""
+
+    def __post_init__(self) -> None:
+        if self.is_pinned and len(usable_cores()) < _CORES_TO_PIN:
+            raise ConfigurationError(
+                "processes are pinned on Linux only, and where there are two cores or more"
+            )
+
+    def start(self, side: Side) -> Server:
+        """Start a fresh server.
+
+        Raises:
+            ConfigurationError: The released rlmesh is not installed.
+            EndpointError: It could not be started.
+        """
+        cores = usable_cores()[:1] if self.is_pinned else None
+        return Server(f"the {side} server", self._command(side), cores=cores)
+
+    def check(self, side: Side) -> None:
+        """Make sure that a side can be started.
+
+        Raises:
+            ConfigurationError: Something is not installed; the message says how to get it.
+        """
+        self._command(side)
+
+    def put(self, server: Server, side: Side, task: "Task") -> Reading:
+        """Put ``task`` on a server, with fresh clients.
+
+        Raises:
+            EndpointError: There is no number: a client failed, or got no predictions.
+        """
+        loads = self._loads(server.port, _DIALECTS[side], task)
+        return measure([server.pid], [load.order() for load in loads], cores=self._client_cores)
+
+    def take_turns(self, servers: Mapping[Side, Server]) -> Mapping[Side, Reading]:
+        """Have a single client ask ``servers``, which speak alike, by turns.
+
+        Raises:
+            EndpointError: There are no numbers: the client failed, or got no predictions.
+        """
+        (dialect,) = {_DIALECTS[side] for side in servers}
+        ports = tuple(server.port for server in servers.values())
+        turns = Turns(ports, dialect, self.warm_up_s, self.seconds)
+        readings = take_turns(turns, cores=self._client_cores)
+        return dict(zip(servers, readings, strict=True))
+
+    @property
+    def _client_cores(self) -> list[int] | None:
+        return usable_cores()[1:] if self.is_pinned else None
+
+    def _loads(self, port: int, dialect: str, task: "Task") -> list[Load]:
+        processes = min(task.client_processes or self.client_processes, task.routes)
+        shares = [
+            tuple(f"route-{index}" for index in range(first, task.routes, processes))
+            for first in range(processes)
+        ]
+        return [
+            Load(
+                port=port,
+                dialect=dialect,
+                routes=share,
+                rows=task.rows,
+                warm_up_s=self.warm_up_s,
+                seconds=task.seconds or self.seconds,
+                is_one_stream=task.is_one_stream,
+                connections=len(share) if task.has_connection_each else 1,
+                arrivals_per_s=task.arrivals_per_s * len(share) / task.routes
+                if task.arrivals_per_s
+                else None,
+            )
+            for share in shares
+        ]
+
+    def _command(self, side: Side) -> Sequence[str]:
+        ours = [sys.executable, "-m"]
+        match side:
+            case Side.OURS:
+                return [*ours, "benchmarks.serving.model_server"]
+            case Side.NOOP:
+                return [*ours, "benchmarks.serving.noop_server", self.noop_style]
+            case Side.NOOP_UVLOOP:
+                if importlib.util.find_spec("uvloop") is None:
+                    raise ConfigurationError("uvloop is not installed: pip install uvloop")
+                return [*ours, "benchmarks.serving.noop_server", self.noop_style, "uvloop"]
+            case Side.DIRECT:
+                return [*ours, "benchmarks.serving.unbatched_server"]
+            case Side.RELEASED:
+                return released(self.released_python).command("serving/released_server.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the clients do together."""
+
+    routes: int
+    rows: int = 1
+    """In each request."""
+    is_one_stream: bool = False
+    """Whether the routes of a client process share a Join stream."""
+    has_connection_each: bool = False
+    """Whether every stream has a connection of its own."""
+    arrivals_per_s: float | None = None
+    """Open loop; see ``Load``."""
+    seconds: float | None = None
+    """Of the measurement; None: as the bench has it."""
+    client_processes: int | None = None
+    """None: as the bench has it."""

@@ -1,0 +1,152 @@
+"""What steps environments: ``python -m benchmarks.stepping.driver``, told by a ``Drive``."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+
+from benchmarks.serving.frames import JOIN
+from benchmarks.stepping.environments import local_vector
+from benchmarks.stepping.specs import Drive, Way
+from benchmarks.stepping.stopwatch import Step, time_in_bulk, time_steps, time_threads
+from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.evaluation import evaluate
+from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.remote_env import RemoteEnv
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.protocol import messages
+from rlmesh_ray.wire.rlmesh_v1.step_frames import pack_step
+
+_SEED = 0
+_NUM_ACTIONS = 256
+"""Drawn beforehand, and used again and again: drawing them would be part of every step."""
+_ACTION_BYTES = 8
+"""Of CartPole."""
+_PATIENCE_S = 60.0
+"""For a session's worker to start, where many start at once."""
+
+
+def main() -> None:
+    """Do what standard input says."""
+    drive = Drive.from_line(sys.stdin.readline())
+    times = {"warm_up_s": drive.warm_up_s, "seconds": drive.seconds}
+    match drive.way:
+        case Way.SYNC | Way.ASYNC:
+            venv = local_vector(
+                drive.env,
+                drive.num_envs,
+                drive.env_kwargs,
+                has_processes=drive.way is Way.ASYNC,
+            )
+            time_steps(_vector_step(venv), **times)
+        case Way.VECTOR:
+            remotes = [_remote_vector(address, drive) for address in drive.addresses]
+            step = _vector_step(*remotes) if len(remotes) == 1 else _lockstep(remotes)
+            time_steps(step, **times)
+        case Way.SESSIONS:
+            remotes = [_remote_vector(address, drive) for address in drive.addresses]
+            time_threads([_vector_step(remote) for remote in remotes], **times)
+        case Way.SINGLE:
+            time_steps(_single_step(_remote(drive)), **times)
+        case Way.EVALUATION:
+            time_in_bulk(_evaluation(_remote_vector(drive.addresses[0], drive)), **times)
+        case Way.BATCHED:
+            settings = DmEnvRpcSettings(batched=True)
+            address = f"dm_env_rpc://{drive.addresses[0]}"
+            remote = RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, dm_env_rpc=settings)
+            time_steps(_vector_step(remote), **times)
+        case Way.ECHO:
+            time_steps(_echo(drive), **times)
+
+
+# --- clients ---------------------------------------------------------------------------
+
+
+def _remote_vector(address: str, drive: Drive) -> RemoteVectorEnv:
+    return RemoteVectorEnv(address, connect_timeout_s=_PATIENCE_S, transport=drive.transport)
+
+
+def _remote(drive: Drive) -> RemoteEnv:
+    address = drive.addresses[0]
+    return RemoteEnv(address, connect_timeout_s=_PATIENCE_S, transport=drive.transport)
+
+
+# --- what is timed ---------------------------------------------------------------------
+
+
+def _vector_step(venv: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Step:
+    actions = _actions(venv.action_space)
+    venv.reset(seed=_SEED)
+    num_envs = venv.num_envs
+
+    def step() -> int:
+        venv.step(next(actions))
+        return num_envs
+
+    return step
+
+
+def _lockstep(remotes: list[RemoteVectorEnv]) -> Step:
+    actions = [_actions(remote.action_space) for remote in remotes]
+    for remote in remotes:
+        remote.reset(seed=_SEED)
+    num_envs = sum(remote.num_envs for remote in remotes)
+
+    def step() -> int:
+        for remote, drawn in zip(remotes, actions, strict=True):
+            remote.step_async(next(drawn))
+        for remote in remotes:
+            remote.step_wait()
+        return num_envs
+
+    return step
+
+
+def _single_step(env: gymnasium.Env[Any, Any]) -> Step:
+    actions = _actions(env.action_space)
+    env.reset(seed=_SEED)
+
+    def step() -> int:
+        _, _, terminated, truncated, _ = env.step(next(actions))
+        if terminated or truncated:
+            env.reset()
+        return 1
+
+    return step
+
+
+def _echo(drive: Drive) -> Step:
+    dial = Dial(drive.addresses[0], timeout_s=_PATIENCE_S)
+    stream = JoinStream(dial.open(), JOIN, dial.metadata, dial.address)
+    frame = pack_step(messages.Step("1", bytes(drive.num_envs * _ACTION_BYTES), 1000))
+
+    def step() -> int:
+        stream.send(frame)
+        stream.receive(_PATIENCE_S)
+        return drive.num_envs
+
+    return step
+
+
+def _evaluation(remote: RemoteVectorEnv) -> Callable[[int], int]:
+    def work(episodes: int) -> int:
+        return sum(evaluate(remote, _follow_the_pole, episodes=episodes).lengths)
+
+    return work
+
+
+def _follow_the_pole(observations: Any) -> Any:
+    """Push the cart to where the pole of CartPole falls; ``released_driver`` does the same."""
+    return (observations[:, 3] > 0).astype("int64")
+
+
+def _actions(space: gymnasium.Space[Any]) -> Iterator[Any]:
+    space.seed(_SEED)
+    return itertools.cycle([space.sample() for _ in range(_NUM_ACTIONS)])
+
+
+if __name__ == "__main__":
+    main()

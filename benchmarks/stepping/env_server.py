@@ -1,0 +1,24 @@
+"""EnvServer as serve-env has it: ``python -m benchmarks.stepping.env_server HOSTING``."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.control import stay
+from benchmarks.stepping.environments import environment
+from benchmarks.stepping.specs import Hosting
+from rlmesh_ray.server.env_server import EnvServer
+from rlmesh_ray.server.heap import settle_heap
+
+if __name__ == "__main__":
+    hosting = Hosting.from_line(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"unix:{Path(folder, 'endpoint')}" if hosting.is_socket else "127.0.0.1:0"
+        with EnvServer(
+            environment(hosting.env),
+            num_envs=hosting.num_envs,
+            env_kwargs=hosting.env_kwargs,
+            address=address,
+        ) as server:
+            settle_heap()
+            stay(server.address)

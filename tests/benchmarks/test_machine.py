@@ -1,0 +1,40 @@
+import os
+import sys
+
+import pytest
+
+from benchmarks.machine import _families, describe, usable_cores, work_of
+
+
+def test_the_machine_is_named() -> None:
+    machine = describe()
+
+    assert machine.cpu
+    assert machine.cores >= 1
+    assert machine.python.split()[1] == sys.version.split()[0]
+    assert {"rlmesh-ray", "grpcio", "numpy"} <= set(machine.packages)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it in /proc")
+def test_processor_time_of_the_machine_only_grows() -> None:
+    before, after = work_of([[os.getpid()], []]), work_of([[os.getpid()], []])
+
+    assert before is not None
+    assert after is not None
+    assert 0 < before.groups_s[0] <= after.groups_s[0] <= after.all_s
+    assert before.groups_s[1] == 0
+    assert before.all_s <= after.all_s
+    assert before.now_s < after.now_s
+    assert usable_cores()
+
+
+def test_a_process_that_is_gone_has_no_work() -> None:
+    assert work_of([[2**30]]) is None
+
+
+def test_the_work_of_a_process_is_also_that_of_all_whom_it_has_started() -> None:
+    # The state, and who started it.
+    stats = {1: ["S", "0"], 2: ["S", "1"], 3: ["R", "2"], 4: ["S", "0"], 5: ["S", "4"]}
+
+    assert _families([1], stats) == {1, 2, 3}
+    assert _families([2, 4], stats) == {2, 3, 4, 5}
