@@ -21,13 +21,14 @@ PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worke
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 60
 
-.PHONY: help setup demo bench test test-slow nightly chaos versions fuzz lint proto clean
+.PHONY: help setup demo bench house test test-slow nightly chaos versions fuzz lint proto clean
 
 help:
 	@echo "make demo       train over endpoints, serve the result, evaluate it from outside"
 	@echo "make test       lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow tests"
 	@echo "make bench      measure ours beside peers; BENCH='stepping --only vector' chooses"
+	@echo "make house      figures of the package's order: modules, lines, repeated names; fails above their limits"
 	@echo "make nightly    host, step and train real simulators; writes docs/simulators.md"
 	@echo "make chaos      kill, freeze and cut endpoints while clients step; writes docs/trials.md"
 	@echo "make versions   loopback tests with the lowest and the newest dependencies, Python 3.11 and 3.13"
@@ -109,7 +110,10 @@ BENCH ?=
 bench: setup $(RELEASED_VENV)/.ready $(DM_ENV_RPC_VENV)/.ready
 	$(BIN)/python -m benchmarks $(BENCH)
 
-test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint
+house: setup
+	$(BIN)/python -m tests.house
+
+test: setup $(BASE_VENV)/.ready $(B3_VENV)/.ready $(NODE_MODULES)/.ready lint house
 	$(PYTEST) -m 'not slow' --durations=10
 
 fuzz: setup

@@ -1,0 +1,186 @@
+"""Figures of the package's order, and their limits: ``python -m tests.house`` (``make house``).
+
+Exits with 1 where a figure is above its limit. A limit is lowered when its figure has become
+smaller, and raised by nobody.
+"""
+
+import ast
+import re
+import statistics
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RIDDLE_WORDS = re.compile(r"\b(?:whoever|somebody|nobody|anybody|whatever)\b", re.IGNORECASE)
+REPEATED_CLASSES = {
+    "Settings": "what a dialect says of an endpoint; each has its own",
+}
+"""Public class names that may stand in several modules, and why."""
+SMALL, LONG_RUN = 40, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A figure and what it may be at most."""
+
+    name: str
+    figure: float
+    most: float
+
+    def line(self) -> str:
+        """Return it as a line of the report."""
+        mark = "ok" if self.figure <= self.most else "TOO MANY"
+        return f"{self.name:54} {self.figure:8.0f}  of {self.most:.0f} at most  {mark}"
+
+
+class Module:
+    """A module of the product.
+
+    Args:
+        path: Of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = path.read_text()
+        self.tree = ast.parse(self.text)
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        self.name = ".".join(parts if parts[0] == "rlmesh_ray" else ("rlmesh_ray", *parts))
+        inner = parts[1:] if parts[0] == "rlmesh_ray" else parts
+        self.room = inner[0] if len(inner) > 1 else "(top level)"
+
+    @property
+    def num_lines(self) -> int:
+        """All of them, as an editor counts."""
+        return self.text.count("\n")
+
+    @property
+    def imported(self) -> set[str]:
+        """Full names of what it imports, and of what may be modules among them."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        return found
+
+    @property
+    def public_classes(self) -> list[str]:
+        """Names of the classes that it defines for others."""
+        classes = (node.name for node in self.tree.body if isinstance(node, ast.ClassDef))
+        return [name for name in classes if not name.startswith("_")]
+
+    @property
+    def lengths_of_functions(self) -> list[int]:
+        """Lines of each function, its docstring left out."""
+        return [
+            _length(node)
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+
+    @property
+    def code_lines(self) -> list[str]:
+        """Lines that are code, without imports, docstrings, comments and lone brackets."""
+        skipped: set[int] = set()
+        for node in ast.walk(self.tree):
+            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if is_text or isinstance(node, (ast.Import, ast.ImportFrom)):
+                skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        lines = enumerate(self.text.splitlines(), 1)
+        stripped = (line.split("  #")[0].strip() for number, line in lines if number not in skipped)
+        return [line for line in stripped if re.search(r"\w", line) and not line.startswith("#")]
+
+
+def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    length = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        length -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return length
+
+
+def product() -> Iterator[Module]:
+    """Yield the modules of the installed package, generated ones left out."""
+    for folder in ("rlmesh_ray", "actors"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "_pb" not in path.parts and "actors" not in path.relative_to(ROOT).parts[1:]:
+                yield Module(path)
+
+
+def repeated_classes(modules: Sequence[Module]) -> list[str]:
+    """Return the public class names that stand in several modules without a reason."""
+    places = Counter(name for module in modules for name in set(module.public_classes))
+    return sorted(name for name, n in places.items() if n > 1 and name not in REPEATED_CLASSES)
+
+
+def slivers(modules: Sequence[Module]) -> list[str]:
+    """Return the small modules that one other module imports."""
+    importers: dict[str, set[str]] = defaultdict(set)
+    for module in modules:
+        for name in module.imported:
+            importers[name].add(module.name)
+    return [
+        module.name
+        for module in modules
+        if module.path.name not in {"__init__.py", "__main__.py"}
+        and module.num_lines < SMALL
+        and len(importers[module.name] - {module.name}) == 1
+    ]
+
+
+def repeated_runs(modules: Sequence[Module]) -> int:
+    """Return how many pairs of places share a run of six lines and more."""
+    places: dict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
+    for module in modules:
+        lines = module.code_lines
+        for start in range(len(lines) - LONG_RUN + 1):
+            places[tuple(lines[start : start + LONG_RUN])].append((module.name, start))
+    pairs = {
+        pair for same in places.values() if len(same) <= 8 for pair in combinations(sorted(same), 2)
+    }
+    # A longer run is found at each of its lines: only its beginning counts.
+    return sum(
+        ((one, at - 1), (other, there - 1)) not in pairs for (one, at), (other, there) in pairs
+    )
+
+
+def main() -> int:
+    """Print the figures; return the exit status."""
+    modules = list(product())
+    lines, counts = Counter[str](), Counter[str]()
+    for module in modules:
+        lines[module.room] += module.num_lines
+        counts[module.room] += 1
+    for room in sorted(lines):
+        sys.stdout.write(f"{room:20} {counts[room]:4} modules {lines[room]:7,} lines\n")
+    functions = [length for module in modules for length in module.lengths_of_functions]
+    again, small = repeated_classes(modules), slivers(modules)
+    riddles = sum(len(RIDDLE_WORDS.findall(module.text)) for module in modules)
+    limits = (
+        Limit("modules", len(modules), 480),
+        Limit("lines", lines.total(), 69_000),
+        Limit("public class names in several modules", len(again), 40),
+        Limit("words such as whoever, somebody, nobody", riddles, 470),
+        Limit("modules under 40 lines with one importer", len(small), 20),
+        Limit("lines of a function, 99th percentile", _percentile(functions, 99), 60),
+        Limit("pairs of places that share six lines", repeated_runs(modules), 130),
+    )
+    sys.stdout.write("\n" + "\n".join(limit.line() for limit in limits) + "\n")
+    if "--names" in sys.argv:
+        sys.stdout.write(f"\n{' '.join(again)}\n\n{' '.join(small)}\n")
+    return int(any(limit.figure > limit.most for limit in limits))
+
+
+def _percentile(numbers: Sequence[int], percent: int) -> float:
+    return statistics.quantiles(numbers, n=100)[percent - 1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
