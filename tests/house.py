@@ -90,8 +90,9 @@ class Module:
         """Lines that are code, without imports, docstrings, comments and lone brackets."""
         skipped: set[int] = set()
         for node in ast.walk(self.tree):
-            is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            if is_text or isinstance(node, (ast.Import, ast.ImportFrom)):
+            if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+                continue
+            if isinstance(node, (ast.Expr, ast.Import, ast.ImportFrom)):
                 skipped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         lines = enumerate(self.text.splitlines(), 1)
         stripped = (line.split("  #")[0].strip() for number, line in lines if number not in skipped)
