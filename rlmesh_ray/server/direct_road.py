@@ -38,14 +38,12 @@ class DirectRoad:
     @property
     def is_busy(self) -> bool:
         """Whether a step is in progress over the road."""
-        progress = self._worker.progress
-        return self._is_there and progress is not None and progress.is_busy
+        return self._is_there and self._worker.progress.is_busy
 
     @property
     def num_begun(self) -> int:
         """Grows with each request that the worker begins."""
-        progress = self._worker.progress
-        return 0 if progress is None else progress.begun
+        return self._worker.progress.begun
 
     @property
     def _is_there(self) -> bool:
@@ -64,7 +62,7 @@ class DirectRoad:
             tag_arrays: Whether it knows arrays in infos.
         """
         process, progress = self._worker.process, self._worker.progress
-        if process is None or progress is None or self._worker.is_finishing:
+        if process is None or not self._worker.endpoint.is_at_rest:
             return None
         self.cut()  # an earlier one, which its client has left
         try:
@@ -106,7 +104,7 @@ class DirectRoad:
 
     async def end(self) -> None:
         """Have the next requests come over the stream, after the step that is in progress."""
-        if self._is_there and not self._worker.is_finishing:
+        if self._is_there and self._worker.endpoint.is_at_rest:
             await self.call_aside(DetachCommand(), self._timeout_ms)
             self.cut()
 
@@ -114,12 +112,9 @@ class DirectRoad:
         """See ``SessionWorker.call_aside``; a direct step that is late meanwhile is overdue."""
         reply = await self._worker.call_aside(command, timeout_ms)
         if isinstance(reply, Failure) and reply.kind is FailureKind.TIMEOUT:
-            progress = self._worker.progress
-            assert progress is not None, "a road is lent to a session that has begun"
-            number = progress.begun
+            number = self._worker.progress.begun
             self.cut()
-            if self._worker.endpoint.cut_late(progress, number):
-                self._worker.counting.leave_out(number)
+            if self._worker.endpoint.cut_late(number):
                 self._overdue = reply
         return reply
 
@@ -141,15 +136,12 @@ class DirectRoad:
 
     def _end_overdue(self, number: int) -> bool:
         """Give up a step that has missed its deadline: its client hears of it on the stream."""
-        progress = self._worker.progress
-        assert progress is not None, "only a road of a session that has begun is watched"
-        if not self._worker.is_idle:
+        if not self._worker.endpoint.is_idle:
             return False  # who waits for the worker keeps the deadline
-        timeout_ms = progress.timeout_ms
+        timeout_ms = self._worker.progress.timeout_ms
         # An answer that has left before this counts; none leaves after it.
         self.cut()
-        if self._worker.endpoint.cut_late(progress, number):
-            self._worker.counting.leave_out(number)
+        if self._worker.endpoint.cut_late(number):
             self._overdue = self._worker.timed_out("no result within", timeout_ms)
         self._worker.call_in_vain(DetachCommand())
         return True

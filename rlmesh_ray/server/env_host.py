@@ -96,11 +96,9 @@ class EnvHost:
             outcome: EnvOutcome = self._worker.timed_out(text, request.timeout_ms)
         else:
             outcome = await self._run(request, deadline, number, begins)
-        if number and self._worker.last_number != number:
-            self.pass_over(request)
-            if isinstance(outcome, Failure):  # also where it had been done on the direct road
-                self._worker.counting.leave_out(number)
-        if self._worker.is_finishing:
+        if number and self._worker.endpoint.last_given != number:
+            self._worker.pass_over(number, has_failed=isinstance(outcome, Failure))
+        if not self._worker.endpoint.is_at_rest:
             self._road.cut()  # the worker may be at sending an answer there, which nobody reads
         return outcome
 
@@ -127,7 +125,7 @@ class EnvHost:
         Args:
             number: That of a client which numbers its requests.
         """
-        return self._worker.has_come_to(number)
+        return self._worker.endpoint.has_come_to(number)
 
     @property
     def is_numbered(self) -> bool:
@@ -207,7 +205,7 @@ class EnvHost:
 
         It has no deadline: one that passes would cost the client its episodes.
         """
-        if self._worker.is_finishing:
+        if not self._worker.endpoint.is_at_rest:
             message = "its environment is still busy with a request that was too late; ask again"
             return Failure(FailureKind.TIMEOUT, message)
         if self._is_released or not self._is_running:
@@ -227,8 +225,7 @@ class EnvHost:
         if self._is_released:
             return
         self._is_released = True
-        progress = self._worker.progress
-        is_idle = progress is None or not progress.is_busy  # also on a road that has ended
+        is_idle = not self._worker.progress.is_busy  # also on a road that has ended
         self._road.cut()
         self._worker.release(is_idle=is_idle)
 
@@ -297,7 +294,7 @@ class EnvHost:
             return self._road.overdue
         if self._has_late_call:
             return Failure(FailureKind.TIMEOUT, _LATE_CALL)
-        if self._worker.is_finishing:
+        if not self._worker.endpoint.is_at_rest:
             obstacle = await self._worker.make_idle(deadline)
             if obstacle is not None:
                 return obstacle

@@ -38,9 +38,6 @@ _LOOK_AGAIN_S = 0.05
 
 _MOST_LOOKS = 10
 
-_MOST_AHEAD = 1024
-"""So far a client's number may be ahead of what its worker was given, to be passed over."""
-
 _ENVIRONMENTS_OWN = {
     FailureKind.TIMEOUT,
     FailureKind.RAISED,
@@ -74,51 +71,41 @@ class SessionCounting:
     """What is counted in a session's episodes, whichever worker counts; a ``Counting``.
 
     Args:
-        num_lanes: Width of the session.
+        progress: Of the latest worker; before there is one, nothing has begun.
+        endpoint: Knows which requests count.
     """
 
-    def __init__(self, num_lanes: int) -> None:
-        self._progress = Progress.local(num_lanes)
-        self._left_out = 0
+    def __init__(self, progress: Progress, endpoint: EndpointSide) -> None:
+        self.progress = progress
+        self._endpoint = endpoint
 
     @property
     def now(self) -> EpisodeCounts:
         """After the last request that has succeeded."""
-        return self.after(self._progress.done)
+        return self.after(self.progress.done)
 
     @property
     def before(self) -> EpisodeCounts:
         """Before the last request."""
-        return self._progress.counts_after(self._progress.done - 1)
+        return self.progress.counts_after(self.progress.done - 1)
 
     def copy(self) -> EpisodeCounts:
         """Return a copy of the counts ``now``, all of one moment although the worker goes on."""
         for _ in range(_MOST_LOOKS):
-            number = self._progress.done
+            number = self.progress.done
             counts = self.now
             own = EpisodeCounts(
                 counts.is_tracked.copy(),
                 counts.step_counts.copy(),
                 counts.cumulative_rewards.copy(),
             )
-            if self._progress.done == number:  # else what was copied may be written to again
+            if self.progress.done == number:  # else what was copied may be written to again
                 break
         return own
 
     def after(self, number: int) -> EpisodeCounts:
-        """Return the counts after request ``number``, or the last one before that was done."""
-        if self._left_out and self._progress.done <= self._left_out:
-            number = min(number, self._left_out - 1)
-        return self._progress.counts_after(min(number, self._progress.done))
-
-    def leave_out(self, number: int) -> None:
-        """Do not count what request ``number`` does, which has failed for the client; 0: count."""
-        self._left_out = number
-
-    def follow(self, progress: Progress) -> None:
-        """Read what another worker counts from now on."""
-        self._progress = progress
-        self._left_out = 0
+        """Return the counts after request ``number``, or the last one before that counts."""
+        return self.progress.counts_after(self._endpoint.last_counted(number))
 
 
 class SessionWorker:
@@ -136,40 +123,25 @@ class SessionWorker:
         self._grace_s = grace_s
         self.process: WorkerProcess | None = None
         """The latest; None: there has been none yet."""
-        self.is_idle = True
-        """Whether nobody waits for a reply, and nothing is done in vain."""
         # Timers and the broker call from elsewhere.
         self._names = current()
         self.counts = pool.counts.open()
         """What its lanes do."""
         self._looking = Looking(_LONGEST_LOOK_S, pool.spin)
-        self.endpoint = EndpointSide()
+        progress = Progress.local(num_lanes)
+        self.endpoint = EndpointSide(progress)
         """What has been decided about the session's requests."""
+        self.counting = SessionCounting(progress, self.endpoint)
+        """Where the session reads what is counted in its episodes."""
         # While the worker is busy with what nobody waits for any more.
         self._finishing: asyncio.Task[None] | None = None
         self._started: WorkerProcess | None = None
         """The process that takes the session's requests."""
-        self._last_number = 0
-        # Numbers that the worker need not wait for, and the last one of them that it was told.
-        self._passed_over: set[int] = set()
-        self._last_told = 0
-        self.counting = SessionCounting(num_lanes)
-        """Where the session reads what is counted in its episodes."""
 
     @property
-    def is_finishing(self) -> bool:
-        """Whether it is busy with what missed its deadline."""
-        return not self.endpoint.is_at_rest
-
-    @property
-    def last_number(self) -> int:
-        """Number of the last request that the worker was given by ``request``."""
-        return self._last_number
-
-    @property
-    def progress(self) -> Progress | None:
-        """What the worker has begun and done in this session; None: there has been none."""
-        return None if self._started is None else self._started.progress
+    def progress(self) -> Progress:
+        """What the latest worker that was given a request has begun and done in this session."""
+        return self.counting.progress
 
     def require(self) -> WorkerProcess:
         """Return the process, of which is known that there is one."""
@@ -186,62 +158,39 @@ class SessionWorker:
             deadline: Until when.
             number: The client's for it; 0: the client has none, and it gets the next one.
         """
-        worker = self.require()
-        number = number or self._last_number + 1
+        worker, endpoint = self.require(), self.endpoint
+        number = number or endpoint.last_given + 1
         if self._started is not worker:
-            begun = 0 if self.progress is None else self.progress.begun
-            if number <= max(self._last_number, begun):
+            if not endpoint.may_start(number):
                 message = f"request {number} is out of order: a former worker has come further"
                 return Failure(FailureKind.OUT_OF_ORDER, message)
-            self._start(worker, number - 1)
+            self._start(worker, number)
         else:
             self.settle_numbers()  # the worker may have done more while this one waited for it
-        self._last_number = number
-        self.counting.leave_out(0)
+        endpoint.give(number)
         reply = await self.call(command, deadline, number)
         if isinstance(reply, Failure):
-            self.counting.leave_out(number)
+            endpoint.failed(number)
         elif type(reply) is ResetReply:
             self.counts.resets += 1
         return reply
 
-    def pass_over(self, number: int) -> None:
-        """Take notice that a numbered request was answered without the worker."""
-        begun = 0 if self.progress is None else self.progress.begun  # on a direct road, too
-        if number <= max(self._last_number, begun) + _MOST_AHEAD:  # else its client does not count
-            self._passed_over.add(number)
-            self.settle_numbers()
-
-    def has_come_to(self, number: int) -> bool:
-        """Tell whether all requests up to this number have been worked on, or passed over."""
-        while number in self._passed_over:
-            number -= 1
-        begun = 0 if self.progress is None else self.progress.begun
-        return max(self._last_number, self._last_told, begun) >= number
+    def pass_over(self, number: int, *, has_failed: bool = False) -> None:
+        """See ``EndpointSide.pass_over``."""
+        self.endpoint.pass_over(number, has_failed=has_failed)
+        self.settle_numbers()
 
     def settle_numbers(self) -> None:
-        """Tell the worker of the numbers that it need not wait for, as far as it has come.
-
-        Not while it is at a request: a later number would make the counts of that final.
-        """
-        worker, progress = self._started, self.progress
-        if not self._passed_over or worker is None or progress is None or worker.fileno() < 0:
-            return
-        if not self.is_idle:
-            return
-        done = max(progress.done, self._last_told)
-        while done + 1 in self._passed_over:
-            done += 1
-            worker.submit(PassOverCommand(done))
-            self._last_told = done
-        self._passed_over = {number for number in self._passed_over if number > done}
+        """Tell the worker of the numbers that it passes over; see ``EndpointSide.tell``."""
+        worker = self._started
+        if worker is not None and worker.fileno() >= 0:
+            for number in self.endpoint.tell():
+                worker.submit(PassOverCommand(number))
 
     def _start(self, worker: WorkerProcess, number: int) -> None:
-        worker.start_session(number, self.counting.after(number))
-        self._started = worker
-        self._last_told = 0
-        self._passed_over = {one for one in self._passed_over if one > number}
-        self.counting.follow(worker.progress)
+        worker.start_session(number - 1, self.counting.after(number - 1))
+        self._started, self.counting.progress = worker, worker.progress
+        self.endpoint.start(number, worker.progress)
         self._pool.counts.follow(self.counts, worker.progress)
 
     async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Reply | Failure:
@@ -249,7 +198,7 @@ class SessionWorker:
         worker = self.require()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
-        self.is_idle = False
+        self.endpoint.asked()
         worker.submit(command, number)
         is_alone = self._pool.num_sessions == 1  # else others would wait for the loop meanwhile
         if is_alone:
@@ -259,7 +208,7 @@ class SessionWorker:
         if is_alone:
             self._looking.learn()
         reply = await take(worker)
-        self.is_idle = True
+        self.endpoint.replied()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
@@ -274,7 +223,7 @@ class SessionWorker:
         worker = self.require()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
-        self.is_idle = False
+        self.endpoint.asked()
         worker.submit(command)
         progress, loop = worker.progress, asyncio.get_running_loop()
         deadline: Deadline | None = None
@@ -297,7 +246,7 @@ class SessionWorker:
                     worker, timeout_ms, "the idle environment's process has not answered within"
                 )
         reply = await take(worker)
-        self.is_idle = True
+        self.endpoint.replied()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
@@ -326,7 +275,7 @@ class SessionWorker:
     def call_in_vain(self, command: Command) -> None:
         """Have ``command`` done after what the worker is busy with; nobody waits for either."""
         worker = self.require()
-        self.is_idle = False
+        self.endpoint.asked()
         worker.submit(command)
         self._finishing = asyncio.ensure_future(self._finish(worker))
 
@@ -373,7 +322,7 @@ class SessionWorker:
         if self._finishing is not None:
             self._finishing.cancel()
         self._pool.counts.close(self.counts)
-        self._pool.release(self.process, is_idle=self.is_idle and is_idle)
+        self._pool.release(self.process, is_idle=self.endpoint.is_idle and is_idle)
 
     def failed(self, kind: FailureKind, message: str, debug_info: str = "") -> Failure:
         """Return a failure of the environment, which the endpoint's log tells, too."""
@@ -437,8 +386,7 @@ class SessionWorker:
                 self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
                 await in_thread(worker.kill)
         finally:
-            self.endpoint.confirmed()
-            self.is_idle = True
+            self.endpoint.replied()
             self._finishing = None
 
 

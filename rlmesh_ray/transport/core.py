@@ -12,7 +12,8 @@ by a direct road between client and worker. Each of the three parties has its cl
   worker is dead. That is final. It cuts the direct road first, which no answer passes afterwards,
   and then reads whether the request was done: an answer that left before the cut counts. Nothing
   runs before the worker has confirmed that it is at rest, or has been killed. Of each request that
-  the endpoint answers itself, it tells the worker to pass over its number.
+  the endpoint answers itself, it tells the worker, between two others, to pass over its number. A
+  new worker begins beyond all that former ones were given.
 * **The client has one request at a time on a direct road** (``ClientSide``). Where that ends, or
   hands the request over, the client sends the same number on the Join stream.
 
@@ -23,9 +24,13 @@ environment that hangs.
 """
 
 import enum
+from collections.abc import Sequence
 from typing import Protocol
 
 from rlmesh_ray.errors import LocalProtocolError
+
+_MOST_AHEAD = 1024
+"""So far a client's number may be ahead of what its worker was given, to be passed over."""
 
 
 class Numbers(Protocol):
@@ -101,16 +106,130 @@ class WorkerSide:
 
 
 class EndpointSide:
-    """What an endpoint has decided about the requests of one session."""
+    """What an endpoint has decided about the requests of one session.
 
-    def __init__(self) -> None:
-        self._overdue = 0
-        self._is_at_rest = True
+    Args:
+        numbers: Of no worker yet: nothing has begun.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        self._numbers = numbers
+        self._given = self._told = self._failed = self._overdue = 0
+        # Those that the worker has to pass over, and has not been told of.
+        self._passed_over: frozenset[int] = frozenset()
+        self._is_idle = self._is_at_rest = True
+
+    # --- which numbers the worker has, or passes over -------------------------------------
+
+    @property
+    def last_given(self) -> int:
+        """Number of the last request that a worker was given on its channel."""
+        return self._given
+
+    @property
+    def _reached(self) -> int:
+        """How far a worker has come, on a direct road, too."""
+        return max(self._given, self._numbers.begun)
+
+    def may_start(self, number: int) -> bool:
+        """Tell whether a new worker may begin with this number: no former one has come so far."""
+        return number > self._reached
+
+    def start(self, number: int, numbers: Numbers) -> None:
+        """Note that a new worker, with these ``numbers``, begins with request ``number``."""
+        self._numbers = numbers
+        self._told = self._failed = 0
+        self._passed_over = frozenset(one for one in self._passed_over if one >= number)
+
+    def give(self, number: int) -> None:
+        """Note that the worker is given the request with this number."""
+        self._given, self._failed = number, 0
+
+    def pass_over(self, number: int, *, has_failed: bool = False) -> None:
+        """Note that the endpoint answers a request itself; the worker has to be told (``tell``).
+
+        Args:
+            number: The request's.
+            has_failed: Whether it does not count, even if it was done on the direct road.
+        """
+        if number <= self._reached + _MOST_AHEAD:  # else its client does not count
+            self._passed_over |= {number}
+        if has_failed:
+            self._failed = number
+
+    def tell(self) -> Sequence[int]:
+        """Return which numbers the worker is to be told now to pass over, in order.
+
+        None while it is at a request: a later number would make the counts of that final.
+        """
+        if not self._passed_over or not self._is_idle:
+            return ()
+        first = last = max(self._numbers.done, self._told)
+        while last + 1 in self._passed_over:
+            last += 1
+        if last > first:
+            self._told = last
+        self._passed_over = frozenset(one for one in self._passed_over if one > last)
+        return range(first + 1, last + 1)
+
+    def has_come_to(self, number: int) -> bool:
+        """Tell whether all requests up to this number have been worked on, or passed over."""
+        while number in self._passed_over:
+            number -= 1
+        return max(self._reached, self._told) >= number
+
+    def failed(self, number: int) -> None:
+        """Note that a request has failed for the client: what it does does not count."""
+        self._failed = number
+
+    def last_counted(self, number: int) -> int:
+        """Return the last request up to ``number`` that is done and counts."""
+        done = self._numbers.done
+        if self._failed and done <= self._failed:
+            number = min(number, self._failed - 1)
+        return min(number, done)
+
+    # --- what the worker is busy with -----------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the worker owes no reply."""
+        return self._is_idle
 
     @property
     def is_at_rest(self) -> bool:
         """Whether the worker is not busy with an overdue request; else nothing is forwarded."""
         return self._is_at_rest
+
+    def asked(self) -> None:
+        """Note that the worker owes a reply."""
+        self._is_idle = False
+
+    def replied(self) -> None:
+        """Note that the worker owes none: it has finished also what was overdue, or is dead."""
+        self._is_idle = self._is_at_rest = True
+
+    def missed_deadline(self) -> None:
+        """Note that a forwarded request is overdue: it has been answered with TIMEOUT."""
+        self._is_at_rest = False
+
+    def cut_late(self, number: int) -> bool:
+        """Note that the direct road was cut because a request on it is late.
+
+        The worker is at rest again when it has confirmed the end of the road.
+
+        Args:
+            number: The late request's.
+
+        Returns:
+            Whether it is overdue now, and does not count. If not, the worker has finished it before
+            the cut, and answers it again when the client asks on the Join stream.
+        """
+        self._is_at_rest = False
+        if self._numbers.done >= number:
+            return False
+        self._overdue = self._failed = number
+        return True
 
     def is_overdue(self, number: int) -> bool:
         """Tell whether a request that has come on the Join stream is answered with TIMEOUT.
@@ -118,33 +237,6 @@ class EndpointSide:
         It came by the direct road and missed its deadline.
         """
         return number == self._overdue > 0
-
-    def missed_deadline(self) -> None:
-        """Note that a forwarded request is overdue: it has been answered with TIMEOUT."""
-        self._is_at_rest = False
-
-    def cut_late(self, numbers: Numbers, number: int) -> bool:
-        """Note that the direct road was cut because a request on it is late.
-
-        The worker is at rest again when it has confirmed the end of the road.
-
-        Args:
-            numbers: Of the worker.
-            number: The late request's.
-
-        Returns:
-            Whether it is overdue now. If not, the worker has finished it before the cut, and
-            answers it again when the client asks on the Join stream.
-        """
-        self._is_at_rest = False
-        if numbers.done >= number:
-            return False
-        self._overdue = number
-        return True
-
-    def confirmed(self) -> None:
-        """Note that the worker is at rest: it has finished what was overdue, or is dead."""
-        self._is_at_rest = True
 
 
 class ClientSide:

@@ -29,9 +29,9 @@ from rlmesh_ray.errors import (
     EndpointLostError,
     RemoteEnvError,
 )
-from rlmesh_ray.server import session_worker
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
+from rlmesh_ray.transport import core
 from rlmesh_ray.transport.direct_client import DirectClient
 from tests.loopback.direct_sessions import NOTHING, array, has_road, num_messages, served, session
 from tests.loopback.eventually import eventually
@@ -248,7 +248,7 @@ def test_a_request_that_is_refused_after_many_direct_steps_keeps_no_later_one_aw
     transport: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_worker, "_MOST_AHEAD", 2)
+    monkeypatch.setattr(core, "_MOST_AHEAD", 2)
     with served("CartPole-v1", transport, num_envs=2) as client:
         action = [np.zeros(2, np.int64)]
         for _ in range(8):

@@ -109,7 +109,7 @@ class LanesHost:
 
     def abandon(self) -> None:
         """End the worker whose call was just cancelled, if it had begun; another reset gets one."""
-        if self._worker.process is not None and not self._worker.is_idle:
+        if self._worker.process is not None and not self._worker.endpoint.is_idle:
             # Not in this turn of the loop: who was cancelled still watches its socket.
             self._ending = asyncio.ensure_future(_kill(self._worker.process))
 

@@ -22,7 +22,7 @@ def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
     worker: Any = SimpleNamespace(
         process=SimpleNamespace(lend_tcp=lambda connection: LentRoad((), connection)),
         progress=object(),
-        is_finishing=False,
+        endpoint=SimpleNamespace(is_at_rest=True),
         call_aside=call_aside,
     )
 

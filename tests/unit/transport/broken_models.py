@@ -3,10 +3,10 @@
 Those that say "as it was" were real; some of them the explorer has found.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.core import EndpointSide
 from tests.unit.transport.client_model import ClientModel
 from tests.unit.transport.endpoint_model import EndpointModel, Turn
 from tests.unit.transport.explorer import Move
@@ -85,7 +85,7 @@ class ForgetsToConfirm(EndpointModel):
 
     def judge_overdue(self, number: int) -> None:
         super().judge_overdue(number)
-        self.side.confirmed()
+        self.side.replied()
 
 
 class ForgetsRefusals(EndpointModel):
@@ -96,11 +96,12 @@ class ForgetsRefusals(EndpointModel):
             super()._submit(order)
 
 
-class ForgetsWhatItTold(EndpointModel):
+class ForgetsWhatItTold(EndpointSide):
     """As it was: what the worker has been told and has not read yet counts as not told."""
 
-    def known_done(self, progress: Progress) -> int:
-        return progress.done
+    def tell(self) -> Sequence[int]:
+        self._told = 0
+        return super().tell()
 
 
 class LateCallLeavesRoadOpen(EndpointModel):
@@ -134,18 +135,18 @@ class PartialResetForgives(EndpointModel):
         return super().is_too_late_for(kind) and kind == STEP
 
 
-class CallsAtOnce(EndpointModel):
+class CallsAtOnce(EndpointSide):
     """A call overtakes the steps that were sent before it."""
 
-    def may_call(self, after: int) -> bool:
+    def has_come_to(self, number: int) -> bool:
         return True
 
 
-class RefusedCallsCount(EndpointModel):
+class RefusedCallsCount(EndpointSide):
     """As it was: where a call was refused, all that was sent before it counts as done."""
 
-    def may_call(self, after: int) -> bool:
-        return self.last_passed >= after or super().may_call(after)
+    def has_come_to(self, number: int) -> bool:
+        return max(self._passed_over, default=0) >= number or super().has_come_to(number)
 
 
 class CallsBeforeTheAnswer(ClientModel):
@@ -209,19 +210,18 @@ class ForgetsToStart(EndpointModel):
         is_spare = self.world.spare
         super()._take_worker()
         if is_spare and self.world.session:
-            self.started = self.process
-            self.counting.follow(self.world.worker.progress)
+            self.started, self.progress = self.process, self.world.worker.progress
 
 
 class GivesBusyWorkersBack(EndpointModel):
     """A worker that still owes a reply is given to the next session."""
 
     def release(self) -> None:
-        self.is_idle = True
+        self.side.replied()
         super().release()
 
 
-class BeginsAnywhere(EndpointModel):
+class BeginsAnywhere(EndpointSide):
     """As it was: a new worker begins with whatever number its Reset has."""
 
     def may_start(self, number: int) -> bool:
@@ -234,26 +234,30 @@ class CallsThatWaitAreLate(EndpointModel):
     code_of_waiting = TIMEOUT
 
 
-class CountsWhatItRefused(EndpointModel):
+class CountsWhatItRefused(EndpointSide):
     """As it was: a step that waits too long to be answered again has failed, and counts."""
 
-    def leave_out(self, number: int) -> None:
-        """Leave that to who asks the worker."""
+    def pass_over(self, number: int, *, has_failed: bool = False) -> None:
+        super().pass_over(number)
 
 
 class CountsOverdueSteps(CountsWhatItRefused):
     """A step that has failed for the client is counted when it succeeds after all."""
 
-    def _cut_late(self, number: int) -> None:
-        super()._cut_late(number)
-        self.counting.leave_out(0)
+    def cut_late(self, number: int) -> bool:
+        is_overdue = super().cut_late(number)
+        self._failed = 0
+        return is_overdue
 
 
-class TellsDuringRequests(EndpointModel):
+class TellsDuringRequests(EndpointSide):
     """As it was: what is passed over during a request makes the counts of that final."""
 
-    def may_settle(self) -> bool:
-        return True
+    def tell(self) -> Sequence[int]:
+        is_idle, self._is_idle = self._is_idle, True
+        told = super().tell()
+        self._is_idle = is_idle
+        return told
 
 
 class KeepsTheRoadsBlock(WorkerModel):
@@ -265,5 +269,6 @@ class KeepsTheRoadsBlock(WorkerModel):
 
 
 def with_parts(**parts: type[Any]) -> type[World]:
-    """Return a class of worlds with these parts: ``client``, ``endpoint`` or ``worker``."""
+    """Return a class of worlds with these parts: ``client``, ``endpoint``, its ``side``, or
+    ``worker``."""
     return type("BrokenWorld", (World,), {f"{name}_class": part for name, part in parts.items()})

@@ -30,8 +30,7 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
-from rlmesh_ray.server.session_worker import _MOST_AHEAD, SessionCounting
-from rlmesh_ray.transport.core import EndpointSide
+from rlmesh_ray.server.session_worker import SessionCounting
 from rlmesh_ray.transport.progress import Progress
 from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
@@ -118,22 +117,18 @@ class EndpointModel:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.side = EndpointSide()
-        self.counting = SessionCounting(NUM_LANES)
+        progress = Progress.local(NUM_LANES)
+        self.side = world.side_class(progress)
+        self.counting = SessionCounting(progress, self.side)
         self.session = EnvSession(NUM_LANES, _same_id, self.counting)
         self.turn: Turn | None = None
         self.at_once: tuple[str, int] | None = None
         """What the loop does next, before anything else of the endpoint: a method and a number."""
         # SessionWorker.
         self.process = self.started = 0
-        self.is_idle = True
-        self.last_number = 0
-        self.passed_over: frozenset[int] = frozenset()
-        self.last_told = 0
         # WorkerProcess.
         self.block = self.lent_block = 0
         # EnvHost.
-        self.last_passed = 0
         self.has_late_call = self.is_running = self.is_released = False
         # DirectRoad.
         self.road = 0
@@ -148,6 +143,7 @@ class EndpointModel:
         other.world = world
         other.side = shallow_copy(self.side)
         other.counting = shallow_copy(self.counting)
+        other.counting._endpoint = other.side
         other.session = session = shallow_copy(self.session)
         session._begun = set(session._begun)
         session._ledger = ledger = shallow_copy(session._ledger)
@@ -159,8 +155,7 @@ class EndpointModel:
     def key(self) -> Hashable:
         session = self.session
         return (
-            *vars(self.side).values(),
-            self.counting._left_out,
+            *(value for name, value in vars(self.side).items() if name != "_numbers"),
             self._counted,
             session.state,
             frozenset(session._begun),
@@ -169,13 +164,8 @@ class EndpointModel:
             self.at_once,
             self.process,
             self.started,
-            self.is_idle,
-            self.last_number,
-            self.passed_over,
-            self.last_told,
             self.block,
             self.lent_block,
-            self.last_passed,
             self.has_late_call,
             self.is_running,
             self.is_released,
@@ -188,15 +178,19 @@ class EndpointModel:
     @property
     def _counted(self) -> Hashable:
         """What only this side still knows of a worker that was replaced."""
-        own = self.counting._progress
+        own = self.progress
         if own is self.world.worker.progress:
             return None
         return own.done, own._halves[0].tobytes(), own._halves[1].tobytes()
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> Progress:
         """``SessionWorker.progress``."""
-        return self.counting._progress if self.started else None
+        return self.counting.progress
+
+    @progress.setter
+    def progress(self, progress: Progress) -> None:
+        self.counting.progress = self.side._numbers = progress
 
     # --- what can happen ------------------------------------------------------------------
 
@@ -228,7 +222,7 @@ class EndpointModel:
             return
         if world.requests:
             yield Move(f"endpoint takes a request: {world.requests[0]}", "endpoint", "take_request")
-        if world.call and self.may_call(world.call_after):
+        if world.call and self.side.has_come_to(world.call_after):
             yield Move("endpoint begins the call", "endpoint", "begin_call")
         if world.asks:
             yield Move("endpoint begins to lend a road", "endpoint", "lend")
@@ -250,15 +244,14 @@ class EndpointModel:
             yield Move("a call waits too long for its turn", "endpoint", "refuse_call")
         if turn is not None and turn.is_asked:
             is_aside = turn.task in (LEND, DRAIN, OBSERVE)
-            is_stepping = progress is not None and progress.is_busy
-            if turn.task != OBSERVE or is_stepping:  # an observer has no deadline of its own
+            if turn.task != OBSERVE or progress.is_busy:  # an observer has no deadline of its own
                 name = "miss_aside" if is_aside else "miss_deadline"
                 yield Move(f"the {turn.task} is late", "endpoint", name)
         elif turn is not None and not self.side.is_at_rest:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
         # DeadlineWatch._look, and the first lines of DirectRoad._end_overdue.
-        is_busy = progress is not None and progress.is_busy and world.worker.is_alive
-        if self.is_watched and is_busy and self.is_idle:
+        is_busy = progress.is_busy and world.worker.is_alive
+        if self.is_watched and is_busy and self.side.is_idle:
             yield Move("a direct step is late", "endpoint", "miss_direct")
 
     def go_on_at_once(self) -> None:
@@ -278,7 +271,7 @@ class EndpointModel:
             self._run()
             return
         if isinstance(response, EnvFailed):
-            self._pass_over_by_host(number)
+            self._pass_over(number)
         self._respond(response)
 
     def _run(self) -> None:
@@ -334,13 +327,11 @@ class EndpointModel:
         """The rest of ``EnvHost.run`` and of ``EnvExchange.answer``."""
         assert self.turn is not None
         number, kind = self.turn.number, self.turn.task
-        if self.last_number != number:
-            self._pass_over_by_host(number)
+        failure = outcome if isinstance(outcome, str) else outcome.failure
+        if self.side.last_given != number:
+            self._pass_over(number, has_failed=bool(failure))
         if not self.side.is_at_rest:
             self.cut()
-        failure = outcome if isinstance(outcome, str) else outcome.failure
-        if failure:
-            self.leave_out(number)
         chain: Chain | None = None
         result: EnvOutcome
         if failure:
@@ -367,10 +358,6 @@ class EndpointModel:
     def opens_road(self) -> bool:
         """Tell whether a step may be executed that comes by the direct road."""
         return not self.has_late_call
-
-    def leave_out(self, number: int) -> None:
-        """What has failed for the client does not count, whatever the worker has done."""
-        self.counting.leave_out(number)
 
     def _success(self, kind: str, reply: Reply) -> tuple[EnvOutcome, Chain | None]:
         """Return what the worker's success is to the session; a wrong kind is none."""
@@ -403,18 +390,12 @@ class EndpointModel:
         if not world.is_join_lost and world.client.hears:
             world.responses += (result,)
 
-    def _pass_over_by_host(self, number: int) -> None:
-        """``EnvHost.pass_over``."""
-        self._pass_over(number)
-        self.last_passed = max(number, self.last_passed)
-
     def release(self) -> None:
         """``EnvHost.release``, after the doors were closed."""
         world, turn = self.world, self.turn
         self.is_released = True
         self.session.interrupt(0)
-        progress = self.progress
-        is_busy = bool(self.road) and progress is not None and progress.is_busy
+        is_busy = bool(self.road) and self.progress.is_busy
         self.cut()
         if turn is not None and turn.task == LEND:  # EnvHost.lend_road, afterwards
             world.change_road(turn.road, is_cut=True)
@@ -422,7 +403,7 @@ class EndpointModel:
         world.call, world.asks = 0, ()
         worker = world.worker
         is_alive = bool(self.process) and worker.is_alive
-        if is_alive and self.is_idle and not is_busy:  # WorkerPool._is_cleared
+        if is_alive and self.side.is_idle and not is_busy:  # WorkerPool._is_cleared
             self._submit(Order(CLEAR))
             return
         self.is_retired = True
@@ -457,31 +438,23 @@ class EndpointModel:
         worker, number = self.world.worker, order.number
         assert self.turn is not None
         if self.started != self.process:  # SessionWorker._start
-            if not self.may_start(number):
+            if not self.side.may_start(number):
                 self._answered(self.turn, Reply(order.kind, OUT_OF_ORDER))
                 return
             counts = self.counting.after(number - 1)
             worker.writable_progress().start(number - 1, counts)
             self._submit(Order(START_SESSION))
-            self.started = self.process
-            self.last_told = 0
-            self.passed_over = frozenset(one for one in self.passed_over if one > number - 1)
-            self.counting.follow(worker.progress)
+            self.started, self.counting.progress = self.process, worker.progress
+            self.side.start(number, worker.progress)
         else:
             self._settle_numbers()
-        self.last_number = number
-        self.counting.leave_out(0)
+        self.side.give(number)
         self._ask(order)
-
-    def may_start(self, number: int) -> bool:
-        """Tell whether a new worker may begin with this number: no former one has come so far."""
-        begun = 0 if self.progress is None else self.progress.begun
-        return number > max(self.last_number, begun)
 
     def _ask(self, order: Order) -> None:
         """The first lines of ``SessionWorker.call`` and ``.call_aside``."""
         assert self.turn is not None
-        self.is_idle = False
+        self.side.asked()
         self._submit(order)
         self.turn = self.turn._replace(is_asked=True)
 
@@ -490,34 +463,16 @@ class EndpointModel:
         if worker.is_alive and worker.process == self.process:
             worker.orders += (order,)
 
-    def _pass_over(self, number: int) -> None:
+    def _pass_over(self, number: int, *, has_failed: bool = False) -> None:
         """``SessionWorker.pass_over``."""
-        begun = 0 if self.progress is None else self.progress.begun
-        if number <= max(self.last_number, begun) + _MOST_AHEAD:
-            self.passed_over |= {number}
-            self._settle_numbers()
+        self.side.pass_over(number, has_failed=has_failed)
+        self._settle_numbers()
 
     def _settle_numbers(self) -> None:
         """``SessionWorker.settle_numbers``."""
-        progress = self.progress
-        if not self.passed_over or progress is None or self.started != self.process:
-            return
-        if not self.may_settle():
-            return
-        done = self.known_done(progress)
-        while done + 1 in self.passed_over:
-            done += 1
-            self._submit(Order(PASS_OVER, done))
-            self.last_told = done
-        self.passed_over = frozenset(number for number in self.passed_over if number > done)
-
-    def may_settle(self) -> bool:
-        """Tell whether no request is in progress, whose counts a later number would make final."""
-        return self.is_idle
-
-    def known_done(self, progress: Progress) -> int:
-        """Return how far the worker is when it comes to what it is sent now."""
-        return max(progress.done, self.last_told)
+        if self.started == self.process > 0:
+            for number in self.side.tell():
+                self._submit(Order(PASS_OVER, number))
 
     def take(self) -> None:
         """``SessionWorker.call`` and ``.call_aside``, or ``._finish``, when the reply is there."""
@@ -530,10 +485,10 @@ class EndpointModel:
             self.block = self.lent_block
         elif reply.kind == DETACH:
             self.block = worker.own_block
-        self.is_idle = True
-        if not self.side.is_at_rest:
-            self.side.confirmed()  # the client does not get this one
-            return
+        is_late = not self.side.is_at_rest
+        self.side.replied()
+        if is_late:
+            return  # the client does not get this one
         self.world.require(turn is not None and turn.is_asked, "the worker answers what was asked")
         assert turn is not None
         if turn.task == LEND:
@@ -549,7 +504,7 @@ class EndpointModel:
     def _answered(self, turn: Turn, reply: Reply) -> None:
         """The last lines of ``SessionWorker.request``."""
         if reply.failure:
-            self.counting.leave_out(turn.number)
+            self.side.failed(turn.number)
         if turn.task == CALL:
             self._called(reply)
         else:
@@ -569,17 +524,10 @@ class EndpointModel:
         if self.turn.task != CALL:
             self._complete(TIMEOUT)
             return
-        self._pass_over_by_host(self.turn.number)
+        self._pass_over(self.turn.number)
         self._end_call(self.code_of_waiting)
 
     # --- calls ----------------------------------------------------------------------------
-
-    def may_call(self, after: int) -> bool:
-        """``OpenSession._has_come_to`` and ``EnvHost.has_come_to``."""
-        while after in self.passed_over:
-            after -= 1  # what was refused comes when what was before it has come
-        begun = 0 if self.progress is None else self.progress.begun
-        return max(self.last_number, self.last_told, begun) >= after
 
     def begin_call(self) -> None:
         """``OpenSession._call`` and ``EnvHost.call``."""
@@ -591,7 +539,7 @@ class EndpointModel:
         """``OpenSession._call``, when its turn has not come in time."""
         self.world.spend("deadlines")
         number, self.world.call = self.world.call, 0
-        self._pass_over_by_host(number)
+        self._pass_over(number)
         self._answer_call(Result(number, code=BUSY))
 
     def _called(self, reply: Reply) -> None:
@@ -622,8 +570,7 @@ class EndpointModel:
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
-        is_possible = self.session.state is State.READY and self.progress is not None
-        if not is_possible or not self.side.is_at_rest:
+        if self.session.state is not State.READY or not self.side.is_at_rest:
             world.client.road_comes(client, 0)
             return
         self.cut()
@@ -674,7 +621,6 @@ class EndpointModel:
         """``SessionWorker.call_aside``, when the time is over, and ``DirectRoad.call_aside``."""
         self.world.spend("deadlines")
         self.side.missed_deadline()  # SessionWorker._late
-        assert self.progress is not None
         self.at_once = "cut_aside", self.progress.begun
 
     def cut_aside(self, number: int) -> None:
@@ -690,10 +636,7 @@ class EndpointModel:
             self.world.client.road_comes(turn.number, 0)
 
     def _cut_late(self, number: int) -> None:
-        progress = self.progress
-        assert progress is not None
-        if self.side.cut_late(progress, number):
-            self.counting.leave_out(number)
+        if self.side.cut_late(number):
             self.world.given_up += (self.world.name_of(number),)
 
     def cut(self) -> None:
@@ -706,7 +649,6 @@ class EndpointModel:
     def miss_direct(self) -> None:
         """``DirectRoad._end_overdue``; its worker goes on between what it does."""
         self.world.spend("deadlines")
-        assert self.progress is not None
         self.at_once = "cut_overdue", self.progress.begun
 
     def cut_overdue(self, number: int) -> None:
@@ -715,7 +657,7 @@ class EndpointModel:
 
     def judge_overdue(self, number: int) -> None:
         self._cut_late(number)
-        self.is_idle = False  # SessionWorker.call_in_vain
+        self.side.asked()  # SessionWorker.call_in_vain
         self._submit(Order(DETACH))
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from rlmesh_ray.transport.core import EndpointSide
 from tests.unit.transport.client_model import ClientModel, LyingClient
 from tests.unit.transport.endpoint_model import EndpointModel, Result
 from tests.unit.transport.explorer import Move, shallow_copy
@@ -102,6 +103,8 @@ class World:
     client_class: ClassVar[type[ClientModel]] = ClientModel
     liar_class: ClassVar[type[ClientModel]] = LyingClient
     endpoint_class: ClassVar[type[EndpointModel]] = EndpointModel
+    side_class: ClassVar[type[EndpointSide]] = EndpointSide
+    """What the endpoint decides by."""
     worker_class: ClassVar[type[WorkerModel]] = WorkerModel
     no_rewards: ClassVar[tuple[Any, Any, Any]] = (
         np.zeros(NUM_LANES),

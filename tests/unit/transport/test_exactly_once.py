@@ -139,7 +139,7 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
         ),
         (with_parts(endpoint=broken.ForgetsRefusals), once(RESET, INVALID, STEP), KEPT),
         (
-            with_parts(endpoint=broken.ForgetsWhatItTold),
+            with_parts(side=broken.ForgetsWhatItTold),
             once(RESET, INVALID, INVALID, PARTIAL),
             KEPT,
         ),
@@ -159,9 +159,9 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             once(RESET, CALL, PARTIAL, stubborn=True, deadlines=1),
             NOTHING_BUT_RESET,
         ),
-        (with_parts(endpoint=broken.CallsAtOnce), once(*PIPELINED), "call is not refused"),
+        (with_parts(side=broken.CallsAtOnce), once(*PIPELINED), "call is not refused"),
         (
-            with_parts(endpoint=broken.RefusedCallsCount),
+            with_parts(side=broken.RefusedCallsCount),
             once(RESET, PUSHED, CALL, CALL, STEP, deadlines=1),
             "call is not refused",
         ),
@@ -201,7 +201,7 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             twice(RESET, STEP, lost_streams=1),
             "a session leaves nothing",
         ),
-        (with_parts(endpoint=broken.BeginsAnywhere), twice(RESET, STEP, lies=1, kills=1), TWICE),
+        (with_parts(side=broken.BeginsAnywhere), twice(RESET, STEP, lies=1, kills=1), TWICE),
         (
             with_parts(worker=broken.KeepsTheRoadsBlock),
             twice(RESET, STEP, leaves=1),
@@ -213,17 +213,17 @@ LATE_CALL = once(RESET, STEP, STEP, CALL, STEP, stubborn=True, deadlines=1)
             NOTHING_BUT_RESET,
         ),
         (
-            with_parts(endpoint=broken.CountsWhatItRefused),
+            with_parts(side=broken.CountsWhatItRefused),
             once(RESET, STEP, STEP, deadlines=2),
             COUNTED,
         ),
         (
-            with_parts(endpoint=broken.TellsDuringRequests),
+            with_parts(side=broken.TellsDuringRequests),
             once(RESET, PUSHED, CALL, deadlines=2),
             COUNTED,
         ),
         (
-            with_parts(endpoint=broken.CountsOverdueSteps),
+            with_parts(side=broken.CountsOverdueSteps),
             once(*STEPS, deadlines=1),
             COUNTED,
         ),

@@ -58,18 +58,18 @@ def test_what_the_endpoint_answers_itself_is_passed_over_in_its_turn() -> None:
 
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_done: bool) -> None:
-    endpoint = EndpointSide()
     worker, progress = worker_at(0)
+    endpoint = EndpointSide(progress)
     worker.begin(1)
     if is_done:
         worker.end()
 
-    assert endpoint.cut_late(progress, 1) is not is_done
+    assert endpoint.cut_late(1) is not is_done
     assert endpoint.is_overdue(1) is not is_done
     assert not endpoint.is_overdue(0)
     assert not endpoint.is_overdue(2)
     assert not endpoint.is_at_rest
-    endpoint.confirmed()
+    endpoint.replied()
     assert endpoint.is_at_rest
 
 

@@ -129,9 +129,8 @@ class WorkerModel:
         """Return its progress, which no other world shares."""
         mine = Progress.local(NUM_LANES)
         mine._memory[:] = self.progress._memory
-        counting = self.world.endpoint.counting
-        if counting._progress is self.progress:
-            counting._progress = mine
+        if self.world.endpoint.progress is self.progress:
+            self.world.endpoint.progress = mine
         self.progress = self.side._numbers = mine
         return mine
 
