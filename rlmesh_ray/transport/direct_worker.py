@@ -4,6 +4,7 @@ Only what succeeds is answered here. A step that fails, or is not possible, is h
 client asks for it again on its stream, and the endpoint passes that on with its number.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -18,6 +19,8 @@ from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.tcp import TcpSocket
 from rlmesh_ray.waiting import Signal
 from rlmesh_ray.wire.rlmesh_v1.env import pack_response
+
+_LOG = logging.getLogger(__name__)
 
 _NOTHING = memoryview(bytearray())
 LARGEST = 2**63 - 1
@@ -88,8 +91,13 @@ class DirectWorker:
         self._ledger.follow(episodes)
 
     def close(self) -> None:
-        """End the road. Idempotent."""
+        """Close this process's end, no other's: a fork of this process does, too. Idempotent."""
         self._client.close()
+
+    def _end(self) -> None:
+        # The endpoint has the connection, too: to close it here tells the client nothing.
+        self._client.hang_up()
+        self.close()
 
     def serve(self) -> None:
         """Receive a request, or a part of one, and answer it; at the end of the road, close it."""
@@ -101,13 +109,22 @@ class DirectWorker:
             self._request.num_received = 0
             number, timeout_ms, num_bytes = frames.unpack_request(self._header)
             if num_bytes != self._actions.nbytes:
-                self.close()
+                _LOG.warning(
+                    "a direct connection is closed: step %d has %d bytes of actions, not %d",
+                    number,
+                    num_bytes,
+                    self._actions.nbytes,
+                )
+                self._end()
                 return
             self._client.send(*self._answer(number, min(timeout_ms, LARGEST)))
         except BlockingIOError:
             return  # woken for nothing
-        except OSError:  # the client is gone, or the endpoint has cut the road
-            self.close()
+        except ConnectionError:  # the client is gone, or the endpoint has cut the road
+            self._end()
+        except OSError as error:
+            _LOG.warning("a direct connection is closed: %s", error)
+            self._end()
 
     def _answer(self, number: int, timeout_ms: int) -> tuple[bytes | memoryview, ...]:
         body = self._step(number, timeout_ms, self._load, lambda reply: self._body(number, reply))

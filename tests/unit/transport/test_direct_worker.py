@@ -1,5 +1,7 @@
 """The worker's end of a road, without a worker."""
 
+import errno
+import logging
 import os
 import socket
 import threading
@@ -46,6 +48,8 @@ class Rig:
     progress: Progress
     results: Results
     client_eventfd: int
+    endpoint: socket.socket
+    """The worker's end, as the endpoint has it, too."""
     outcomes: list[StepReply] = field(default_factory=list)
     num_steps: int = 0
     is_open: bool = True
@@ -97,9 +101,10 @@ def _rig() -> Iterator[Rig]:
         tag_arrays=True,
     )
     end.follow(EPISODES)
-    rig = Rig(client, end, progress, results, eventfds[1])
+    rig = Rig(client, end, progress, results, eventfds[1], worker.dup())
     yield rig
     client.close()
+    rig.endpoint.close()
     end.close()
 
 
@@ -188,3 +193,33 @@ def test_a_step_whose_turn_has_not_come_is_handed_over(rig: Rig) -> None:
     rig.is_open = False
 
     assert rig.ask(2**64 - 1) == (2**64 - 1, frames.HANDED_OVER, b"")
+
+
+@pytest.mark.parametrize("fault", ["a wrong size", "a failing socket"])
+def test_a_client_hears_that_the_worker_has_ended_the_connection(
+    rig: Rig, fault: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = 5 if fault == "a wrong size" else 0
+    if not num_bytes:
+
+        def fail(self: EventfdSocket, *parts: bytes | memoryview) -> None:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+        monkeypatch.setattr(EventfdSocket, "send", fail)
+    rig.client.sendall(frames.pack_request(1, 1000, num_bytes))
+
+    rig.end.serve()
+
+    assert rig.client.recv(1) == b""
+    assert rig.end.signal is None
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert ("5 bytes of actions, not 0" if num_bytes else "No buffer space") in record.message
+
+
+def test_a_fork_of_the_worker_leaves_the_connection_to_it(rig: Rig) -> None:
+    rig.end.close()
+
+    rig.endpoint.sendall(b"x")
+
+    assert rig.client.recv(1) == b"x"
