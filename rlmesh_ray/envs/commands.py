@@ -188,6 +188,14 @@ class AttachReply:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachRefused:
+    """Answers AttachCommand where the process lacks something: all is as before, without a road."""
+
+    message: str
+    """What it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
 class DetachReply:
     """Answers DetachCommand; from here on the worker's own block is used."""
 
@@ -208,6 +216,7 @@ Reply = (
     | RenderReply
     | CallReply
     | AttachReply
+    | AttachRefused
     | DetachReply
     | ClearReply
     | RenewReply

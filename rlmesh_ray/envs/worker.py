@@ -21,6 +21,7 @@ from rlmesh_ray.envs.bounded import MAX_BYTES, bounded, encode_reply
 from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.commands import (
     AttachCommand,
+    AttachRefused,
     AttachReply,
     CallCommand,
     ClearCommand,
@@ -146,17 +147,15 @@ class Worker:
 
         assert self._descriptors is not None, "a worker in use has where descriptors come"
         assert self._own_block is not None, "a worker in use has a block"
-        road, *memory = _received_descriptors(self._descriptors, command.num_descriptors)
-        connection = socket.socket(fileno=road)
+        # The endpoint has cut it; what it holds may be needed for the new one.
         self.drop_road()
         self._requests.shut_direct()
-        client: EventfdSocket | TcpSocket
-        if memory:
-            descriptor, *eventfds = memory
-            client, block = EventfdSocket(connection, *eventfds), Block(descriptor, self.contract)
-            os.close(descriptor)
-        else:
-            client, block = TcpSocket(connection), self._own_block
+        try:
+            descriptors = _received_descriptors(self._descriptors, command.num_descriptors)
+            client, shared = _opened(descriptors, self.contract)
+        except OSError as error:
+            return AttachRefused(str(error))
+        block = shared or self._own_block
         self._move_to(block)
         self._road = DirectWorker(
             client,
@@ -414,13 +413,59 @@ def _next(
 
 
 def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
-    """Return the descriptors that come with the next byte."""
-    _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
-    if len(descriptors) < count:
-        raise EOFError("the endpoint is gone")
+    """Return the descriptors that come with the next byte.
+
+    Raises:
+        EOFError: The endpoint is gone.
+        OSError: This process may not have so many descriptors.
+    """
+    data, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+    if len(descriptors) < count:  # the system has dropped the others
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if not data:
+            raise EOFError("the endpoint is gone")
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise OSError(
+            f"the environment's process may open only {limit} files (RLIMIT_NOFILE), and has no "
+            "room for another connection; raise that limit (ulimit -n), or let the environment "
+            "hold fewer files"
+        )
     for descriptor in descriptors:  # else a simulator that the environment starts would hold them
         os.set_inheritable(descriptor, False)
     return list(descriptors)
+
+
+def _opened(
+    descriptors: Sequence[int], contract: EnvContract
+) -> tuple[EventfdSocket | TcpSocket, Block | None]:
+    """Return the worker's end of a road, and the block that its client shares, if it does.
+
+    Args:
+        descriptors: As ``LentRoad`` gives them; owned, also where this fails.
+        contract: What the environment is.
+
+    Raises:
+        OSError: There is not enough of something.
+    """
+    road, *memory = descriptors
+    with contextlib.ExitStack() as owned:
+        connection = owned.enter_context(socket.socket(fileno=road))
+        for descriptor in memory[1:]:
+            owned.callback(os.close, descriptor)
+        if memory:
+            try:
+                block = Block(memory[0], contract)
+            finally:
+                os.close(memory[0])
+            client = EventfdSocket(connection, *memory[1:])
+            owned.pop_all()
+            return client, block
+        tcp = TcpSocket(connection)
+        owned.pop_all()
+        return tcp, None
 
 
 def _adopt(start: Start) -> None:

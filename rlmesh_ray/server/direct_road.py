@@ -7,6 +7,7 @@ import socket
 
 from rlmesh_ray.envs.commands import (
     AttachCommand,
+    AttachRefused,
     AttachReply,
     Command,
     DetachCommand,
@@ -76,7 +77,7 @@ class DirectRoad:
         command = AttachCommand(tag_arrays, road.num_descriptors)
         reply = await self.call_aside(command, timeout_ms)
         if not isinstance(reply, AttachReply):
-            if isinstance(reply, Failure) and reply.kind is FailureKind.RAISED:
+            if isinstance(reply, AttachRefused):
                 self._worker.warn("no direct road for a session: %s", reply.message)
             road.cut()
             return None

@@ -6,6 +6,7 @@ import io
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
 from rlmesh_ray.envs.commands import (
+    AttachCommand,
+    AttachRefused,
     Command,
     Outcome,
     RenderCommand,
@@ -655,6 +658,36 @@ def test_a_failed_start_leaks_no_descriptors() -> None:
         WorkerProcess.start(make_source("CartPol-v1"), policy=Policy.WARN)
 
     assert set(os.listdir("/proc/self/fd")) <= before  # what others have left may be closed
+
+
+@pytest.mark.parametrize("fault", ["too few", "no memory", "no TCP"])
+def test_a_road_that_a_worker_cannot_take_is_refused_and_leaves_nothing(
+    start: Start, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start("CartPole-v1")
+    ask(worker, ResetCommand())
+    send = WorkerProcess._send_descriptors
+
+    def send_wrong(self: WorkerProcess, descriptors: list[int]) -> None:
+        road, *memory = descriptors
+        # Of more than a process has room for, the system gives it the first.
+        send(self, descriptors[:2] if fault == "too few" else [road, road, *memory[1:]])
+
+    if fault != "no TCP":
+        monkeypatch.setattr(WorkerProcess, "_send_descriptors", send_wrong)
+    held = f"/proc/{worker.pid}/fd"
+    before = sorted(os.listdir(held))
+
+    ours, theirs = socket.socketpair()  # no socket that TCP's options fit
+    with ours, theirs:
+        road = worker.lend_tcp(ours) if fault == "no TCP" else worker.lend_shared_memory()
+        reply = ask(worker, AttachCommand(tag_arrays=True, num_descriptors=road.num_descriptors))
+        road.cut()
+
+    assert isinstance(reply, AttachRefused)
+    assert ("RLIMIT_NOFILE" in reply.message) is (fault == "too few")
+    assert sorted(os.listdir(held)) == before
+    assert isinstance(step(worker, [1]), StepReply)
 
 
 @pytest.mark.parametrize("fault", [Fault.NAN, Fault.HANG, Fault.SPIN])

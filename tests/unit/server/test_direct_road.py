@@ -5,32 +5,53 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from rlmesh_ray.envs.commands import AttachCommand, Command
+import pytest
+
+from rlmesh_ray.envs.commands import AttachCommand, AttachRefused, Command, Reply
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.direct_road import DirectRoad
 from rlmesh_ray.transport.lent_road import LentRoad
 
 
-def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
+def lent(reply: Reply | Failure) -> tuple[list[tuple[Command, int]], list[str], bytes]:
+    """Lend a road over TCP to a worker that replies so; return questions, log and client's end."""
     ours, theirs = socket.socketpair()
     asked: list[tuple[Command, int]] = []
+    logged: list[str] = []
 
-    async def call_aside(command: Command, timeout_ms: int) -> Failure:
+    async def call_aside(command: Command, timeout_ms: int) -> Reply | Failure:
         asked.append((command, timeout_ms))
-        return Failure(FailureKind.CRASHED, "")
+        return reply
 
     worker: Any = SimpleNamespace(
         process=SimpleNamespace(lend_tcp=lambda connection: LentRoad((), connection)),
         progress=object(),
         endpoint=SimpleNamespace(is_at_rest=True),
         call_aside=call_aside,
+        warn=lambda message, *values: logged.append(message % values),
     )
 
     async def lend() -> None:
         assert await DirectRoad(worker).lend(45_000, ours, tag_arrays=True) is None
 
     asyncio.run(lend())
+    with theirs:
+        return asked, logged, theirs.recv(1)
+
+
+def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
+    asked, _, received = lent(Failure(FailureKind.CRASHED, ""))
 
     assert asked == [(AttachCommand(tag_arrays=True, num_descriptors=1), 45_000)]
-    with theirs:
-        assert theirs.recv(1) == b""
+    assert received == b""
+
+
+@pytest.mark.parametrize(
+    ("reply", "logged"),
+    [
+        (AttachRefused("no room"), ["no direct road for a session: no room"]),
+        (Failure(FailureKind.RAISED, "told already"), []),
+    ],
+)
+def test_the_log_says_once_why_there_is_no_road(reply: Reply | Failure, logged: list[str]) -> None:
+    assert lent(reply)[1] == logged
