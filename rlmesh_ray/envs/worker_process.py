@@ -180,13 +180,18 @@ class WorkerProcess:
         Raises:
             OSError: There is not enough of something, or the worker is gone.
         """
-        with contextlib.ExitStack() as owned:
+        with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
             block = memory.create_block(self.contract)
             owned.callback(os.close, block)
             ours, theirs = socket.socketpair()
             owned.enter_context(theirs)
-            eventfds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2)]
+            given.enter_context(ours)
+            eventfds: list[int] = []
+            for _ in range(2):
+                eventfds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+                given.callback(os.close, eventfds[-1])
             road = LentRoad([os.dup(block), *eventfds], ours)
+            given.pop_all()
             try:
                 self._lent_block = Block(block, self.contract)
                 self._send_descriptors([theirs.fileno(), block, *eventfds])

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import errno
 import io
 import os
 import select
@@ -658,6 +659,28 @@ def test_a_failed_start_leaks_no_descriptors() -> None:
         WorkerProcess.start(make_source("CartPol-v1"), policy=Policy.WARN)
 
     assert set(os.listdir("/proc/self/fd")) <= before  # what others have left may be closed
+
+
+@pytest.mark.parametrize(("name", "num_made"), [("eventfd", 0), ("eventfd", 1), ("dup", 0)])
+def test_a_road_that_descriptors_run_out_for_keeps_none(
+    start: Start, name: str, num_made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start("CartPole-v1")
+    make, made = getattr(os, name), []
+
+    def make_few(*args: int) -> int:
+        if len(made) == num_made:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        made.append(make(*args))
+        return int(made[-1])
+
+    monkeypatch.setattr(os, name, make_few)
+    before = sorted(os.listdir("/proc/self/fd"))
+
+    with pytest.raises(OSError, match="Too many open files"):
+        worker.lend_shared_memory()
+
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("fault", ["too few", "no memory", "no TCP"])
