@@ -51,8 +51,13 @@ def checked_address(
     return parsed
 
 
-def check_exposure(address: Address, token: TokenSource | None) -> None:
+def check_exposure(address: Address, token: TokenSource | None, what: str = "") -> None:
     """Refuse to listen where strangers could reach an endpoint without a token.
+
+    Args:
+        address: Where.
+        token: What calls must carry.
+        what: Which option names it, before the address; empty: it is the endpoint's address.
 
     Raises:
         AddressError: ``address`` is not loopback and there is no token.
@@ -60,8 +65,9 @@ def check_exposure(address: Address, token: TokenSource | None) -> None:
     if token or address.is_local:
         return
     raise AddressError(
-        f"{address} can be reached from other machines: give a token (token=…, --token-file), "
-        "listen on 127.0.0.1, or let everybody in (open_to_strangers=True, --open-to-strangers)"
+        f"{what}{address} can be reached from other machines: give a token (token=…, "
+        "--token-file), listen on 127.0.0.1, or let everybody in (open_to_strangers=True, "
+        "--open-to-strangers)"
     )
 
 

@@ -1,16 +1,34 @@
 """What EnvServer's options may be."""
 
+import errno
+import logging
 import socket
+from collections.abc import Sequence
+from typing import Any
 
 from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import TCP, whole
 from rlmesh_ray.protocol.address import Address, parse_address, speaks_dm_env_rpc
-from rlmesh_ray.server.access import check_exposure
+from rlmesh_ray.server.access import check_exposure, is_wildcard
 from rlmesh_ray.transport import tcp
+
+_LOG = logging.getLogger(__name__)
 
 DEFAULT_MAX_SESSIONS = 16
 DEFAULT_STEP_GRACE_S = 5.0
+
+_LOOPBACK = (
+    (socket.AF_INET, ("127.0.0.1",)),
+    (socket.AF_INET6, ("::1",)),
+)
+_EVERY_INTERFACE = ((socket.AF_INET6, ("::",)), (socket.AF_INET, ("0.0.0.0",)))
+_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+_MOST_PORTS = 20
+"""Of those that the system names: so many are tried until one is free at every address."""
+
+_Place = tuple[socket.AddressFamily, tuple[Any, ...]]
+"""Family, and where ``socket.bind`` takes a port after the first item."""
 
 
 def resets_itself(autoreset: str) -> bool:
@@ -75,15 +93,28 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
     if data_advertise is not None and not 0 < whole("data_advertise", data_advertise) < 2**16:
         raise ConfigurationError(f"data_advertise={data_advertise!r} must be a port, 1 to 65535")
     if data_address is not None:
-        parsed = parse_address(data_address)
-        if parsed.path or speaks_dm_env_rpc(data_address):
-            raise AddressError(f"data_address={data_address!r} must be HOST:PORT")
-        if parsed == address and parsed.port:
-            raise AddressError(f"data_address={data_address!r} must be another port than address")
+        parsed = _parsed_data_address(data_address, address)
         if not open_to_strangers:
-            check_exposure(parsed, token)
+            check_exposure(parsed, token, "data_address (--data-address) ")
         return parsed
     return None if obstacle else Address(address.host, 0)
+
+
+def _parsed_data_address(data_address: str, address: Address) -> Address:
+    parsed = parse_address(data_address)
+    if parsed.path or speaks_dm_env_rpc(data_address):
+        raise AddressError(f"data_address={data_address!r} must be HOST:PORT")
+    is_same_host = _meet(parsed, address)
+    if is_same_host and parsed.port and parsed.port == address.port:
+        raise AddressError(f"data_address={data_address!r} must be another port than address")
+    if not is_same_host:
+        _LOG.warning(
+            "clients that find the endpoint at %s will not find data_address %s (--data-address): "
+            "they dial the port of the latter at the host of the former",
+            address,
+            parsed,
+        )
+    return parsed
 
 
 def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: bool) -> str:
@@ -97,30 +128,95 @@ def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: b
     return "" if tcp.IS_POSSIBLE else "this system cannot"
 
 
-def bound_socket(address: Address) -> socket.socket:
-    """Return a socket that listens at ``address``.
+def bound_sockets(address: Address) -> tuple[socket.socket, ...]:
+    """Return sockets that listen where gRPC would listen at ``address``, all at the same port.
+
+    That is every address of a name; for ``0.0.0.0`` and ``[::]`` every interface, IPv4 and IPv6.
 
     Raises:
         AddressError: It is in use, or not this machine's.
     """
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(where)
-            bound.listen()
-        except BaseException:
-            bound.close()
-            raise
+        num_left = 1 if address.port else _MOST_PORTS
+        places = _places(address)
+        while True:
+            num_left -= 1
+            try:
+                return _bound(places, address.port, is_one_enough=is_wildcard(address))
+            except OSError as error:
+                # A port that is free at the first address may be taken at the second.
+                if error.errno != errno.EADDRINUSE or not num_left:
+                    raise
     except OSError as error:
         raise AddressError(
             f"cannot listen at {address} for direct TCP connections: {error}; name another "
             "data_address (--data-address)"
         ) from error
-    return bound
+
+
+def _bound(
+    places: Sequence[_Place], port: int, *, is_one_enough: bool
+) -> tuple[socket.socket, ...]:
+    bound: list[socket.socket] = []
+    missing = OSError("it has no address")
+    try:
+        for family, (host, *scope) in places:
+            try:
+                bound.append(_listening(family, (host, port, *scope)))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                missing = error  # a machine without IPv6, for instance
+                continue
+            if is_one_enough:
+                break
+            port = bound[0].getsockname()[1]
+        if not bound:
+            raise missing
+    except BaseException:
+        for each in bound:
+            each.close()
+        raise
+    return tuple(bound)
+
+
+def _listening(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "::")
+        listener.bind(where)
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _places(address: Address) -> Sequence[_Place]:
+    """Return where to listen for ``address``.
+
+    Raises:
+        OSError: Its host is no name that is known.
+    """
+    if is_wildcard(address):
+        return _EVERY_INTERFACE
+    if address.host == "localhost":  # whatever this machine's table says, as gRPC does
+        return _LOOPBACK
+    found = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
+    return [(family, (where[0], *where[2:])) for family, _, _, _, where in found]
+
+
+def _meet(one: Address, other: Address) -> bool:
+    """Tell whether ``one`` and ``other`` have an IP address in common, as far as that is known."""
+    if is_wildcard(one) or is_wildcard(other) or one.host == other.host:
+        return True
+    try:
+        hosts, others = ({where[0] for _, where in _places(each)} for each in (one, other))
+    except OSError:  # listening there will fail, and say why
+        return True
+    return bool(hosts & others)
 
 
 def checked_sessions(wanted: int | None, possible: int | None) -> int:

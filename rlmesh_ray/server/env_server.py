@@ -22,7 +22,7 @@ from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_calls import EnvCalls, checked_names
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
-    bound_socket,
+    bound_sockets,
     checked_data_address,
     checked_sessions,
     resets_itself,
@@ -298,8 +298,8 @@ class EnvServer:
             return Broker(has_shared_memory=False)
         listener = None
         if self._data_address is not None:
-            bound = bound_socket(self._data_address)
-            port = self._data_advertise or bound.getsockname()[1]
+            bound = bound_sockets(self._data_address)
+            port = self._data_advertise or bound[0].getsockname()[1]
             name = f"{self._endpoint.endpoint_id}/{secrets.token_hex(8)}"
             listener = TcpListener(bound, port, name)
         has_shared_memory = SHARED_MEMORY in self._transports and can_seal()

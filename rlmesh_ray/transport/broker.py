@@ -15,7 +15,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from rlmesh_ray.protocol import capabilities
@@ -39,8 +39,8 @@ _TICKET_S = 30.0
 class TcpListener:
     """Where clients connect over TCP."""
 
-    socket: socket.socket
-    """Bound."""
+    sockets: Sequence[socket.socket]
+    """Bound, to the same port of several addresses."""
     port: int
     """What clients are told: another one where it is mapped."""
     endpoint: str
@@ -105,14 +105,17 @@ class Broker:
             listener.bind(shared_memory.SOCKET_PREFIX + self._name.encode())
             self._doors.append(Door(listener, self._greet_neighbour, "shared memory"))
         if self._listener is not None:
-            self._doors.append(Door(self._listener.socket, self._greet_remote, "direct TCP"))
-            host, port = self._listener.socket.getsockname()[:2]
-            _LOG.info("steps over TCP come to %s, port %d", host, port)
+            sockets = self._listener.sockets
+            hosts = " and ".join(each.getsockname()[0] for each in sockets)
+            port = sockets[0].getsockname()[1]
+            self._doors += [Door(each, self._greet_remote, "direct TCP") for each in sockets]
+            _LOG.info("steps over TCP come to %s, port %d", hosts, port)
 
     def abandon(self) -> None:
         """Let go of the port; instead of ``start``, or after it."""
         if self._listener is not None:
-            self._listener.socket.close()
+            for each in self._listener.sockets:
+                each.close()
 
     async def stop(self) -> None:
         """Listen no more, and end all roads after the steps that are in progress. Idempotent."""

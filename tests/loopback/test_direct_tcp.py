@@ -1,5 +1,7 @@
 """Who gets a TCP connection to a worker, who does not, and what happens then."""
 
+import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -20,7 +22,10 @@ from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.address import Address
 from rlmesh_ray.protocol.gateway_routes import Target
+from rlmesh_ray.server import env_options
+from rlmesh_ray.server.env_options import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.server.tls import ServerTls
 from rlmesh_ray.spaces.block import Block
@@ -353,8 +358,11 @@ def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> 
         ({"data_address": "unix:/x"}, AddressError, "must be HOST:PORT"),
         ({"data_address": "nowhere"}, AddressError, "HOST:PORT"),
         ({"data_address": "dm_env_rpc://127.0.0.1:7"}, AddressError, "must be HOST:PORT"),
-        ({"data_address": "0.0.0.0:0"}, AddressError, "give a token"),
+        ({"data_address": "0.0.0.0:0"}, AddressError, "^data_address .*0.0.0.0:0 .*give a token"),
         ({"data_address": "127.0.0.1:7", "address": "127.0.0.1:7"}, AddressError, "another port"),
+        ({"data_address": "localhost:7", "address": "127.0.0.1:7"}, AddressError, "another port"),
+        ({"data_address": "[::1]:7", "address": "localhost:7"}, AddressError, "another port"),
+        ({"data_address": "127.0.0.1:7", "address": "tcp://localhost:7"}, AddressError, "another"),
         ({"data_address": "127.0.0.1:7", "address": "unix:/x"}, ConfigurationError, "unix socket"),
         ({"transport": "tcp", "address": "unix:/x"}, ConfigurationError, "at a unix socket"),
         ({"data_advertise": 70000}, ConfigurationError, "1 to 65535"),
@@ -381,6 +389,112 @@ def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() ->
         where = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(AddressError, match="name another data_address"):
             EnvServer(Lifelike, data_address=where).start()
+
+
+@pytest.mark.parametrize(
+    ("address", "data_address", "is_told"),
+    [
+        ("127.0.0.1:0", "[::1]:0", True),
+        ("127.0.0.1:0", "localhost:0", False),
+        ("localhost:0", "127.0.0.1:0", False),
+        ("[::1]:0", "0.0.0.0:0", False),
+    ],
+)
+def test_a_data_address_at_another_host_is_in_the_log(
+    address: str, data_address: str, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    EnvServer(Lifelike, address=address, data_address=data_address, open_to_strangers=True)
+
+    assert any("will not find data_address" in each.message for each in caplog.records) is is_told
+
+
+def test_the_data_port_may_be_that_of_the_endpoint_at_another_address() -> None:
+    where = EnvServer(Lifelike, address="127.0.0.1:7", data_address="127.0.0.2:7")._data_address
+
+    assert str(where) == "127.0.0.2:7"
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"),
+    [
+        ("0.0.0.0", ("127.0.0.1", "::1")),
+        ("::", ("127.0.0.1", "::1")),
+        ("localhost", ("127.0.0.1", "::1")),
+        ("127.0.0.1", ("127.0.0.1",)),
+        ("::1", ("::1",)),
+    ],
+)
+def test_the_data_port_is_open_where_grpc_listens(address: str, hosts: tuple[str, ...]) -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    sockets = bound_sockets(Address(address, 0))
+    (port,) = {each.getsockname()[1] for each in sockets}
+
+    reached = []
+    for host in ("127.0.0.1", "::1"):
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection((host, port)).close()
+            reached.append(host)
+    for each in sockets:
+        each.close()
+
+    assert tuple(reached) == hosts
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("code", [errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
+def test_a_machine_without_ipv6_listens_at_what_it_has(
+    host: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = env_options._listening
+
+    def listen_without(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+        if family is socket.AF_INET6:
+            raise OSError(code, os.strerror(code))
+        return listen(family, where)
+
+    monkeypatch.setattr(env_options, "_listening", listen_without)
+
+    (bound,) = bound_sockets(Address(host, 0))
+
+    with bound:
+        assert bound.family is socket.AF_INET
+
+
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_free_port_is_free_at_every_address_of_a_name(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = env_options._listening
+    refused: list[Any] = []
+
+    def listen_sometimes(family: socket.AddressFamily, where: tuple[Any, ...]) -> socket.socket:
+        if where[1]:  # the port that was free at the first address
+            if len(refused) < times:
+                refused.append(where)
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            where = ("127.0.0.2", where[1])
+        return listen(socket.AF_INET, where)
+
+    monkeypatch.setattr(env_options, "_listening", listen_sometimes)
+    if times > 1:
+        with pytest.raises(AddressError, match="Address already in use"):
+            bound_sockets(Address("localhost", 0))
+        return
+    sockets = bound_sockets(Address("localhost", 0))
+
+    assert len(sockets) == 2
+    assert len({each.getsockname()[1] for each in sockets}) == 1
+    for each in sockets:
+        each.close()
 
 
 def test_clients_connect_where_the_operator_says() -> None:

@@ -666,13 +666,14 @@ def test_a_road_that_descriptors_run_out_for_keeps_none(
     start: Start, name: str, num_made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = start("CartPole-v1")
-    make, made = getattr(os, name), []
+    make = getattr(os, name)
+    made: list[int] = []
 
     def make_few(*args: int) -> int:
         if len(made) == num_made:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         made.append(make(*args))
-        return int(made[-1])
+        return made[-1]
 
     monkeypatch.setattr(os, name, make_few)
     before = sorted(os.listdir("/proc/self/fd"))
