@@ -9,10 +9,12 @@ from rlmesh_ray.credentials.token_file import TokenSource
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
+    EndpointClosedError,
     EndpointError,
     EndpointLostError,
     RemoteProtocolError,
 )
+from rlmesh_ray.options import require_seconds, whole
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire import observe_v1 as wire
 from rlmesh_ray.wire.observe_v1 import ObservedSession
@@ -39,7 +41,7 @@ class EndpointObserver:
 
     Raises:
         AddressError: The address is malformed.
-        ConfigurationError: A file for TLS cannot be used.
+        ConfigurationError: ``timeout_s`` is no number of seconds, or a file for TLS cannot be used.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class EndpointObserver:
         tls: ClientTlsSource | None = None,
         timeout_s: float = 10.0,
     ) -> None:
+        require_seconds("timeout_s", timeout_s)
         self._dial = Dial(address, token, tls, timeout_s)
         self._channel = self._dial.open()
+        self._is_closed = False
 
     def sessions(self) -> tuple[ObservedSession, ...]:
         """Return the open sessions of this package's and rlmesh's protocols, the oldest first.
@@ -59,6 +63,7 @@ class EndpointObserver:
         Raises:
             CapacityError: The endpoint is asked too often.
             ConfigurationError: It lets nobody observe.
+            EndpointClosedError: This observer is closed.
             EndpointError: It does not answer, or refuses; the message says why.
         """
         try:
@@ -79,10 +84,15 @@ class EndpointObserver:
             CapacityError: The session is asked too often, or by others just now.
             CodecError: There is no such lane in any session.
             EndpointLostError: No such session is open.
-            ConfigurationError: The endpoint lets nobody observe.
+            ConfigurationError: The endpoint lets nobody observe, or an argument is of a wrong type.
+            EndpointClosedError: This observer is closed.
             EndpointError: There is no picture, or no answer; the message says why.
         """
-        data = wire.pack_render(session, lane)
+        if not isinstance(session, str):
+            raise ConfigurationError(
+                f"session={session!r:.40} must be the name of a session, as sessions() tells it"
+            )
+        data = wire.pack_render(session, whole("lane", lane))
         try:
             return wire.parse_picture(self._ask(wire.RENDER, data))
         except CodecError as error:
@@ -90,10 +100,13 @@ class EndpointObserver:
 
     def close(self) -> None:
         """Let go of the endpoint. Idempotent."""
+        self._is_closed = True
         self._channel.close()
 
     def _ask(self, path: str, data: bytes) -> bytes:
         dial = self._dial
+        if self._is_closed:
+            raise EndpointClosedError("this observer is closed; make another one", dial.address)
         try:
             reply: bytes = self._channel.unary_unary(path)(
                 data, timeout=dial.timeout_s, metadata=dial.metadata
