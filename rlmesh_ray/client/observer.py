@@ -37,7 +37,8 @@ class EndpointObserver:
         address: Where the endpoint listens.
         token: What to show, of any role: a ``probe``'s is enough.
         tls: Files for TLS.
-        timeout_s: How long to wait for an answer. A picture waits for a step that is in progress.
+        timeout_s: How long to wait for an answer. A picture waits for a step that is in progress,
+            and with steps over TCP until the client has read a large answer.
 
     Raises:
         AddressError: The address is malformed.

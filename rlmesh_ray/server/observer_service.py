@@ -103,7 +103,10 @@ class _Observed:
     async def draw(self, lane: int) -> bytes | _Refusal:
         """Return a picture of a lane, when its turn has come."""
         if self._turns.is_observed:
-            return _exhausted("a picture of this session is being rendered; ask again after it")
+            return _exhausted(
+                "a picture of this session is being rendered, or waits for its turn; ask again "
+                "after it"
+            )
         if self._clock() < self._not_before_s:
             return _exhausted(
                 f"pictures take a session {MOST_SHARE:.0%} of its time at most; ask less often"
