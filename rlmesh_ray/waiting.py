@@ -48,7 +48,8 @@ def spins(spin: bool | None = None) -> bool:
     """Tell whether waits may look again and again.
 
     Args:
-        spin: What the user says; None: as ``RLMESH_RAY_SPIN`` says, and yes without it.
+        spin: What the user says; None: as ``RLMESH_RAY_SPIN`` says, and yes where that is unset or
+            empty.
 
     Raises:
         ConfigurationError: ``spin`` is neither True, False nor None, or it is None and
@@ -57,7 +58,7 @@ def spins(spin: bool | None = None) -> bool:
     require_flag("spin", spin, may_be_none=True)
     if spin is not None:
         return spin and hasattr(os, "sched_yield")
-    told = os.environ.get(SPIN_VARIABLE, "1")
+    told = os.environ.get(SPIN_VARIABLE) or "1"
     if told not in {"0", "1"}:
         raise ConfigurationError(
             f"{SPIN_VARIABLE}={told!r}: 0 has every wait sleep at once; 1, as without it, "

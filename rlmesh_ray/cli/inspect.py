@@ -136,6 +136,7 @@ def _tell_sessions(console: Console, address: str, sessions: "Sequence[ObservedS
         table.add_column(column, overflow="fold")
     for column in ("lanes", "steps", "episodes", "at step", "reward"):
         table.add_column(column, justify="right", overflow="fold")
+    console.event("sessions", address=address, count=len(sessions))
     for session in sessions:
         console.event("session", address=address, **asdict(session))
         table.add_row(

@@ -402,7 +402,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
         env = RemoteVectorEnv(server.address)
         env.reset(seed=1)
         env.step(np.zeros(2, np.int64))
-        (event,) = events(here("inspect", server.address, "--sessions", "--json").stdout)
+        number, event = events(here("inspect", server.address, "--sessions", "--json").stdout)
         text = here("inspect", server.address, "--sessions").stdout
         env.close()
     both = here("inspect", "127.0.0.1:1", "--sessions", "--health", code=2).stderr
@@ -410,6 +410,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
         refused = here("inspect", model.address, "--sessions", code=1).stderr
 
     assert "no session is open" in nobody
+    assert number["count"] == 1
     assert event["event"] == "session"
     assert event["address"] == server.address
     assert event["step_counts"] == [1, 1]

@@ -177,7 +177,14 @@ def test_when_nothing_is_left_to_do_the_looking_ends_as_without(clock: Clock) ->
 
 @pytest.mark.parametrize(
     ("variable", "spin", "looks"),
-    [("0", None, False), ("1", False, False), ("1", None, True), ("0", True, True)],
+    [
+        ("0", None, False),
+        ("1", False, False),
+        ("1", None, True),
+        ("0", True, True),
+        ("", None, True),
+        ("", False, False),
+    ],
 )
 def test_without_spin_every_wait_sleeps_at_once(
     variable: str, spin: bool | None, looks: bool, monkeypatch: pytest.MonkeyPatch
