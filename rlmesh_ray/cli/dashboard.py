@@ -36,9 +36,9 @@ class Panel:
     width: int = 8
 
 
-def _now(metric: Metric) -> str:
+def _now(metric: Metric, by: str = "endpoint_id") -> str:
     # For a moment after a restart the former process's values are there, too.
-    return f"max by (endpoint_id) ({metric.exported}{_SELECTOR})"
+    return f"max by ({by}) ({metric.exported}{_SELECTOR})"
 
 
 def _rate(metric: Metric, by: str = "endpoint_id") -> str:
@@ -111,6 +111,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Episodes a second", (Query(_rate(metrics.ENV_EPISODES), _BY_ENDPOINT),), unit="ops"
             ),
             Panel("Resets a second", (Query(_rate(metrics.ENV_RESETS), _BY_ENDPOINT),), unit="ops"),
+            Panel(
+                "Sessions by what their steps travel by",
+                (
+                    Query(
+                        _now(metrics.TRANSPORTS, "endpoint_id, transport"),
+                        f"{{{{transport}}}} {_BY_ENDPOINT}",
+                    ),
+                ),
+            ),
         ),
     ),
     (

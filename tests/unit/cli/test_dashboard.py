@@ -7,7 +7,8 @@ import pytest
 
 from rlmesh_ray.cli.dashboard import render
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.server.metrics import ALL_METRICS, Kind
+from rlmesh_ray.server import metrics
+from rlmesh_ray.server.metrics import ALL_METRICS, HistogramMetric, Kind
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,6 +36,20 @@ def test_the_dashboard_asks_for_nothing_that_is_not_fed() -> None:
 
     assert asked
     assert asked <= fed
+
+
+def test_whatever_is_fed_is_shown() -> None:
+    shown = {name for each in expressions() for name in re.findall(r"\bray_\w+", each)}
+    # Batches are counted by the histogram of their rows, too; the log tells of deviations.
+    left_out = {metrics.BATCHES.exported, metrics.DEVIATIONS.exported}
+    parts = {
+        part.exported
+        for each in vars(metrics).values()
+        if isinstance(each, HistogramMetric)
+        for part in each.metrics
+    }
+
+    assert {metric.exported for metric in ALL_METRICS} - parts - shown == left_out
 
 
 def test_counters_are_only_shown_as_rates() -> None:
