@@ -94,9 +94,17 @@ class DirectRoad:
         return road
 
     async def track(self, episodes: tuple[Episode | None, ...]) -> None:
-        """Have steps of ``episodes`` executed over the road, from now on."""
-        if self._is_there:
-            await self._worker.tell(TrackCommand(episodes))
+        """Have steps of ``episodes`` executed over the road, from now on.
+
+        A worker that does not read what it is told loses the road: with half a command it would
+        wait for the rest, which goes with the next request on the stream, and has its deadline.
+        """
+        if self._is_there and not await self._worker.tell(TrackCommand(episodes)):
+            self._worker.warn(
+                "the session's steps become messages: its environment's process, which should be "
+                "idle, does not read what it is told"
+            )
+            self.cut()
 
     def shut(self) -> None:
         """Have all steps that come over the road handed over, until ``track``."""

@@ -81,7 +81,7 @@ class EnvExchange:
         road = await self.host.lend_road(timeout_ms, connection, tag_arrays=self._tag_arrays)
         if road is not None:
             await self.host.track(self._session.episodes)
-        return road
+        return None if road is None or road.is_cut else road
 
     def interrupt(self) -> None:
         """Take notice that the stream has ended, in whatever way."""

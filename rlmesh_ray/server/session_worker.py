@@ -29,6 +29,8 @@ _LONGEST_LOOK_S = 1e-3
 """So long the loop may do nothing but wait for a worker, where it has nobody else to serve."""
 
 _SENDING_PAUSE_S = 1e-3
+_LONGEST_SENDING_S = 1.0
+"""So long an idle worker may take to read what it is told: a request's answer waits for that."""
 
 _LONGEST_ASIDE_S = 60.0
 """So long a picture for an observer may take after a step that was late."""
@@ -263,14 +265,21 @@ class SessionWorker:
         self._finishing = asyncio.ensure_future(self._finish(worker, longest_aside_s))
         return self.timed_out(message, timeout_ms)
 
-    async def tell(self, command: Command) -> None:
-        """Send an idle worker what has no reply; return when it has left."""
-        worker = self.require()
+    async def tell(self, command: Command) -> bool:
+        """Send an idle worker what has no reply; return whether it has left soon.
+
+        What has not leaves before the next command.
+        """
+        worker, loop = self.require(), asyncio.get_running_loop()
         worker.submit(command)
+        until_s = loop.time() + _LONGEST_SENDING_S
         # What is larger than the socket's buffer leaves only as the worker reads.
         while worker.is_sending and worker.fileno() >= 0:
+            if loop.time() >= until_s:
+                return False
             await asyncio.sleep(_SENDING_PAUSE_S)
             worker.advance()
+        return True
 
     def call_in_vain(self, command: Command) -> None:
         """Have ``command`` done after what the worker is busy with; nobody waits for either."""

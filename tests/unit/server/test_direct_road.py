@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.envs.commands import AttachCommand, AttachRefused, Command, Reply
+from rlmesh_ray.envs.commands import (
+    AttachCommand,
+    AttachRefused,
+    AttachReply,
+    Command,
+    Reply,
+    TrackCommand,
+)
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.direct_road import DirectRoad
 from rlmesh_ray.transport.lent_road import LentRoad
+from rlmesh_ray.transport.progress import Progress
 
 
 def lent(reply: Reply | Failure) -> tuple[list[tuple[Command, int]], list[str], bytes]:
@@ -55,3 +63,44 @@ def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
 )
 def test_the_log_says_once_why_there_is_no_road(reply: Reply | Failure, logged: list[str]) -> None:
     assert lent(reply)[1] == logged
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_worker_that_does_not_read_which_episodes_run_loses_the_road(has_left: bool) -> None:
+    ours, theirs = socket.socketpair()
+    told: list[Command] = []
+    logged: list[str] = []
+
+    async def call_aside(command: Command, timeout_ms: int) -> Reply:
+        return AttachReply()
+
+    async def tell(command: Command) -> bool:
+        told.append(command)
+        return has_left
+
+    worker: Any = SimpleNamespace(
+        process=SimpleNamespace(lend_tcp=lambda connection: LentRoad((), connection)),
+        progress=Progress.local(1),
+        endpoint=SimpleNamespace(is_at_rest=True),
+        counts=SimpleNamespace(transport="grpc"),
+        call_aside=call_aside,
+        tell=tell,
+        warn=logged.append,
+    )
+
+    async def track() -> None:
+        road = DirectRoad(worker)
+        lent = await road.lend(1000, ours, tag_arrays=True)
+        assert lent is not None
+        await road.track((None,))
+        await road.track((None,))
+
+        assert lent.is_cut is not has_left
+        assert worker.counts.transport == ("tcp" if has_left else "grpc")
+        road.cut()
+
+    asyncio.run(track())
+    theirs.close()
+
+    assert told == [TrackCommand((None,))] * (2 if has_left else 1)
+    assert len(logged) == (0 if has_left else 1)

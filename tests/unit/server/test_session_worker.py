@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.envs.commands import RenderCommand, RenderReply
+from rlmesh_ray.envs.commands import RenderCommand, RenderReply, TrackCommand
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.server import session_worker
 from rlmesh_ray.server.counts import EnvCounts
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.server.session_worker import SessionWorker
@@ -18,11 +19,12 @@ from rlmesh_ray.transport.progress import Progress
 class BusyWorker:
     """A worker at a step, which replies to nothing as long as nobody says so."""
 
-    is_sending = False
     has_reply = False
     contract = SimpleNamespace(num_envs=1)
 
-    def __init__(self) -> None:
+    def __init__(self, num_pieces: int = 0) -> None:
+        self.num_pieces = num_pieces
+        """Of the command, that have not left; one does each time that it is asked to go on."""
         self.progress = Progress.local(1)
         self._ours, self._theirs = socket.socketpair()
         self.was_killed = False
@@ -33,7 +35,12 @@ class BusyWorker:
     def submit(self, command: object) -> None:
         """Take it, and do nothing."""
 
+    @property
+    def is_sending(self) -> bool:
+        return self.num_pieces > 0
+
     def advance(self) -> bool:
+        self.num_pieces = max(0, self.num_pieces - 1)
         return self.has_reply
 
     def reply(self) -> None:
@@ -49,16 +56,21 @@ class BusyWorker:
         self._theirs.close()
 
 
+def session_of(process: Any) -> SessionWorker:
+    pool: Any = SimpleNamespace(
+        counts=EnvCounts(), num_sessions=1, failures=FailureLog(), spin=False
+    )
+    session = SessionWorker(pool, 0.0, 1)
+    session.process = process
+    return session
+
+
 def asked_aside(*, begins_later: bool, replies: bool) -> tuple[Any, BusyWorker]:
     """Ask for a picture without a deadline during a step of 20 ms; return the answer."""
 
     async def run() -> tuple[Any, BusyWorker]:
-        pool: Any = SimpleNamespace(
-            counts=EnvCounts(), num_sessions=1, failures=FailureLog(), spin=False
-        )
-        session = SessionWorker(pool, 0.0, 1)
-        process: Any = BusyWorker()
-        session.process = process
+        process = BusyWorker()
+        session = session_of(process)
 
         def begin() -> None:
             process.progress.begin(1, 20)
@@ -97,3 +109,20 @@ def test_who_waits_behind_a_step_has_its_own_answer(begins_later: bool) -> None:
     answer, _ = asked_aside(begins_later=begins_later, replies=True)
 
     assert answer == RenderReply(b"png")
+
+
+@pytest.mark.parametrize(
+    ("num_pieces", "longest_s", "has_left"), [(0, 0.0, True), (3, 60.0, True), (3, 0.0, False)]
+)
+def test_who_does_not_read_what_it_is_told_is_waited_for_no_longer_than_that(
+    num_pieces: int, longest_s: float, has_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_worker, "_LONGEST_SENDING_S", longest_s)
+    process = BusyWorker(num_pieces)
+
+    async def tell() -> bool:
+        return await session_of(process).tell(TrackCommand(()))
+
+    assert asyncio.run(tell()) is has_left
+    assert process.is_sending is not has_left
+    process.kill()
