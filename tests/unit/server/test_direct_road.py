@@ -15,8 +15,10 @@ from rlmesh_ray.envs.commands import (
     Reply,
     TrackCommand,
 )
+from rlmesh_ray.protocol.env_rules import State
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.direct_road import DirectRoad
+from rlmesh_ray.server.env_exchange import EnvExchange
 from rlmesh_ray.transport.lent_road import LentRoad
 from rlmesh_ray.transport.progress import Progress
 
@@ -104,3 +106,25 @@ def test_a_worker_that_does_not_read_which_episodes_run_loses_the_road(has_left:
 
     assert told == [TrackCommand((None,))] * (2 if has_left else 1)
     assert len(logged) == (0 if has_left else 1)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_road_that_is_cut_while_its_worker_is_told_is_not_lent(is_cut: bool) -> None:
+    ours, theirs = socket.socketpair()
+    road = LentRoad((), ours)
+
+    async def lend_road(*_: object, tag_arrays: bool) -> LentRoad:
+        return road
+
+    async def track(_: object) -> None:
+        if is_cut:
+            road.cut()
+
+    session: Any = SimpleNamespace(state=State.READY, episodes=(None,))
+    host: Any = SimpleNamespace(lend_road=lend_road, track=track)
+    dialect: Any = SimpleNamespace(frames=None, rules=SimpleNamespace(ends_when_abandoned=False))
+    exchange = EnvExchange(session, host, dialect, tag_arrays=True)
+
+    assert asyncio.run(exchange.lend_road(1000, ours)) is (None if is_cut else road)
+    road.cut()
+    theirs.close()
