@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
+from rlmesh_ray.options import SHARED_MEMORY
 from rlmesh_ray.transport.frames import DirectSocket
 from rlmesh_ray.waiting import Signal
 
@@ -67,6 +68,8 @@ class EventfdSocket(DirectSocket):
         eventfd: The descriptor of our own; owned.
         peer_eventfd: Of the other end's; owned.
     """
+
+    transport = SHARED_MEMORY
 
     def __init__(self, connection: socket.socket, eventfd: int, peer_eventfd: int) -> None:
         super().__init__(connection)

@@ -352,7 +352,9 @@ def test_a_road_that_was_lost_is_replaced_but_not_for_ever(transport: str) -> No
             road._worker.hang_up()
             assert array(client.step(NOTHING)).item() == count
         for _ in range(2):  # this client insists on one
-            with pytest.raises(EndpointLostError, match=r"lost \(4 times\); leave transport"):
+            with pytest.raises(
+                EndpointLostError, match=r"lost again and again \(4 times\); leave transport"
+            ):
                 client.step(NOTHING)
         client.reset()
         client.step(NOTHING)
