@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import struct
+import weakref
 from dataclasses import dataclass
 from typing import Self
 
@@ -75,6 +76,9 @@ class EventfdSocket(DirectSocket):
         super().__init__(connection)
         self._eventfd = eventfd
         self._peer_eventfd = peer_eventfd
+        # Also where nobody closes it: a socket closes itself then, and a number does not.
+        self._let_go = weakref.finalize(self, _close_all, eventfd, peer_eventfd)
+        self._let_go.atexit = False
 
     @property
     def signal(self) -> Signal | None:
@@ -103,7 +107,10 @@ class EventfdSocket(DirectSocket):
 
     def close(self) -> None:
         """Close this end. Idempotent."""
-        if self.is_open:
-            self.connection.close()
-            os.close(self._eventfd)
-            os.close(self._peer_eventfd)
+        self.connection.close()
+        self._let_go()
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
