@@ -30,6 +30,7 @@ _NO_TCP = (
     "it takes no direct TCP connections (it was told not to, its spaces hold text, it uses TLS, it "
     "listens at a unix socket, or a gateway stands before it)"
 )
+_AGAIN = " (it is tried again after a pause)"
 _told: set[tuple[str, str]] = set()
 """Addresses of endpoints to which steps go as messages, and kinds of reasons that were logged."""
 
@@ -164,7 +165,7 @@ class RoadKeeper:
             self._why_none = (
                 f"the direct connection was lost again and again ({_MOST_LOST + 1} times)"
             )
-            self._tell(logging.WARNING, self._why_none, "lost")
+            self._tell(logging.WARNING, f"{self._why_none}{_AGAIN}", "lost")
 
     def _try(self) -> None:
         if self._name:
@@ -225,7 +226,7 @@ class RoadKeeper:
             self._num_failed = min(self._num_failed + 1, 10)
             self._due_s = time.monotonic() + pause_s
             self._state, self._why_none = _State.WAITING, why
-        self._tell(logging.WARNING, why, "failed")
+        self._tell(logging.WARNING, f"{why}{_AGAIN}", "failed")
 
     def _tell(self, level: int, why: str, kind: str) -> None:
         """Log why steps are messages: of each address and kind of reason, once."""
