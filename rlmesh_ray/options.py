@@ -8,6 +8,8 @@ from typing import Any
 from rlmesh_ray.errors import ConfigurationError
 
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
+_LONGEST_S = 1e15
+"""In milliseconds, a protocol's whole number still holds it."""
 _TRANSPORTS = {
     "auto": frozenset({SHARED_MEMORY, TCP}),
     SHARED_MEMORY: frozenset({SHARED_MEMORY}),
@@ -110,7 +112,9 @@ def seconds_problem(
         except OverflowError:  # an integer above every float
             seconds = math.inf
     is_enough = seconds >= 0 if may_be_zero else seconds > 0
-    if is_enough and (may_be_endless or seconds < math.inf):
+    if is_enough and (may_be_endless or seconds <= _LONGEST_S):
         return ""
+    if is_enough and seconds < math.inf:
+        return f"must be at most {_LONGEST_S:g} seconds"
     kind = "number of seconds" if may_be_endless else "finite number of seconds"
     return f"must be a {kind}{', 0 or more' if may_be_zero else ' above 0'}"

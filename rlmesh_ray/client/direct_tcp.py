@@ -1,7 +1,7 @@
 """Asks an endpoint, by gRPC, for what lets a direct TCP connection in."""
 
 from rlmesh_ray.client.channel import Dial, Metadata, translate
-from rlmesh_ray.errors import CodecError, EndpointClosedError, RemoteProtocolError
+from rlmesh_ray.errors import CodecError, EndpointClosedError, EndpointError, RemoteProtocolError
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
 from rlmesh_ray.wire import transport_v1 as wire
@@ -31,7 +31,12 @@ def ask_for_ticket(
     except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
         raise EndpointClosedError("the session is closed", dial.address) from error
     except grpc.RpcError as error:
-        raise translate(error, dial.address, is_open=True) from error
+        code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+        if code is grpc.StatusCode.UNAVAILABLE:
+            raise translate(error, dial.address, is_open=True) from error
+        details = error.details() if isinstance(error, grpc.Call) else error
+        reason = f"the endpoint lets none in ({code.name}: {details})"
+        raise EndpointError(reason, dial.address) from error
     try:
         return Ticket(*wire.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
     except CodecError as error:

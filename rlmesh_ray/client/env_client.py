@@ -13,7 +13,7 @@ from rlmesh_ray.client.channel import Dial, Metadata
 from rlmesh_ray.client.direct_tcp import ask_for_ticket
 from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms, naming_own_limit
 from rlmesh_ray.client.env_handshake import connect, shake_hands
-from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.join_stream import JoinStream, naming_limit
 from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
 from rlmesh_ray.client.results import ResetResult, StepResult
 from rlmesh_ray.errors import (
@@ -52,6 +52,8 @@ T = TypeVar("T")
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
 _PART_ON_ROAD = 0.95
 """Of the time for a step. A worker that does not come to it has no deadline of the endpoint's."""
+_LONGEST_ALLOWANCE_S = 1.0
+"""So long after a step's time is up the endpoint is heard, which had little of it left."""
 _STREAM_PERIOD_S = 0.25
 """So often a client that steps on a direct road looks whether its stream has ended."""
 _NO_SENSE = "the answer does not fit the contract: {}"
@@ -258,12 +260,12 @@ class EnvClient:
         self._settle()
         if request_id in self._kept:
             return _told(self._kept.pop(request_id))
-        return self._receive_step(request_id)
+        return self._receive_step(request_id, self._timeout_s)
 
-    def _receive_step(self, request_id: str) -> StepResult:
+    def _receive_step(self, request_id: str, timeout_s: float) -> StepResult:
         """Wait for the result of a step that was sent on the stream."""
         try:
-            done = self._exchange.receive(request_id, StepDone, self._timeout_s)
+            done = self._exchange.receive(request_id, StepDone, timeout_s)
         except RemoteEnvError:
             self._roads.lanes_were_lost()
             raise
@@ -298,8 +300,10 @@ class EnvClient:
             left_s = max(end_s - time.monotonic(), (1 - _PART_ON_ROAD) * self._timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
             self._send_on_stream(str(numbers.ask_on_join()), road.action, timeout_ms)
+            patience_s = left_s + min(_LONGEST_ALLOWANCE_S, self._timeout_s)
             try:
-                return self._receive_step(request_id)
+                with naming_limit(self._timeout_s, self.address):
+                    return self._receive_step(request_id, patience_s)
             except RemoteEnvError as error:
                 error.message = naming_own_limit(error.message, timeout_ms, self._timeout_s)
                 raise

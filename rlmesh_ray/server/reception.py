@@ -5,7 +5,7 @@ A service keeps a Reception and says what differs: its name, its frames, its cap
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -37,6 +37,11 @@ _REFUSAL = (
 
 Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None]]
 """Serves a session, and writes its responses itself: a generator costs each of them more."""
+
+
+def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
+    """Tell whether a call has been passed on by a gateway."""
+    return capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ())
 
 
 class HandshakeFrames(Protocol):
@@ -137,7 +142,12 @@ class Reception:
         if isinstance(offer, CodecError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(offer))
             raise AssertionError("abort raises")
-        return frames.pack_answer(self._answers[generation](offer))
+        answer = self._answers[generation](offer)
+        if came_through_gateway(context):
+            told = {**answer.capabilities}
+            told.pop(capabilities.DIRECT_TCP, None)  # the port is at another host
+            answer = replace(answer, capabilities=told)
+        return frames.pack_answer(answer)
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Stop the endpoint, after the answer, if the operator allows it."""

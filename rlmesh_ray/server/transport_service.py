@@ -5,6 +5,7 @@ from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.env_calls import session_id_of
 from rlmesh_ray.server.error_text import parsed
+from rlmesh_ray.server.reception import came_through_gateway
 from rlmesh_ray.transport.broker import Broker
 from rlmesh_ray.wire import transport_v1 as wire
 
@@ -32,7 +33,7 @@ class TransportService:
         if isinstance(timeout_ms, CodecError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(timeout_ms))
             raise AssertionError("abort raises")
-        if capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ()):
+        if came_through_gateway(context):
             message = "a gateway, which takes no direct connections, stands before this endpoint"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
             raise AssertionError("abort raises")

@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.options import SHARED_MEMORY
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.block import Block, Results, size_bytes
 from rlmesh_ray.spaces.contract import EnvContract
@@ -57,7 +57,7 @@ class DirectClient:
         self._block = block
         self._contract = contract
         self._number = 0
-        is_shared = isinstance(worker, EventfdSocket)
+        is_shared = worker.transport == SHARED_MEMORY
         # What the worker does not share travels with the frames.
         self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else block.travelling
         self._header = memoryview(bytearray(frames.ANSWER_BYTES))
@@ -70,7 +70,7 @@ class DirectClient:
     @property
     def transport(self) -> str:
         """What steps travel by: a value of ``RemoteEnv``'s option."""
-        return SHARED_MEMORY if isinstance(self._worker, EventfdSocket) else TCP
+        return self._worker.transport
 
     @classmethod
     def open_shared_memory(
@@ -138,8 +138,10 @@ class DirectClient:
             OSError: There is none to be had.
         """
         # The worker is at one step at most, and then has as long to take the connection.
-        timeout_s = 2 * timeout_ms / 1000 if timeout_ms else _LONGEST_ATTACH_S
-        worker = tcp.dial(host, port, ticket, timeout_s)
+        attach_s = (
+            min(2 * timeout_ms / 1000, _LONGEST_ATTACH_S) if timeout_ms else _LONGEST_ATTACH_S
+        )
+        worker = tcp.dial(host, port, ticket, attach_s)
         if timeout_ms:
             worker.limit_sending(timeout_ms / 1000)
         return cls(worker, Block(-1, contract), contract, spin)

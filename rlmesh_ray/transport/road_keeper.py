@@ -1,8 +1,10 @@
 """When a session uses a direct road, and which."""
 
+import enum
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from rlmesh_ray.errors import ConfigurationError, EndpointLostError, RlmeshError
@@ -15,20 +17,40 @@ from rlmesh_ray.transport.direct_client import DirectClient, is_within_reach
 
 _LOG = logging.getLogger(__name__)
 
-_MOST_LOST = 3
-"""So many roads of a session may be lost between two Resets; then it goes on with messages."""
-_DIAL_PAUSE_S = 10.0
-"""So long a session that has tried to connect in vain does not try again."""
+_MOST_LOST, _LOSSES_S = 3, 10.0
+"""So many roads of a session are replaced at once within so long, or since a Reset."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+"""After a try in vain; each one after the next in vain is twice as long."""
 _ASK_TIMEOUT_S = 5.0
-_told: set[str] = set()
-"""Addresses of endpoints that take no direct connection, of which the log has told."""
+_NO_MEMORY = (
+    "its shared memory cannot be had from here (it is on another machine or in another container, "
+    "or descriptors are short)"
+)
+_NO_TCP = (
+    "it takes no direct TCP connections (it was told not to, its spaces hold text, it uses TLS, it "
+    "listens at a unix socket, or a gateway stands before it)"
+)
+_AGAIN = " (it is tried again after a pause)"
+_told: set[tuple[str, str]] = set()
+"""Addresses of endpoints to which steps go as messages, and kinds of reasons that were logged."""
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    """For lanes, and for the time to try."""
+    DIALING = enum.auto()
+    """A thread is at it."""
+    OPEN = enum.auto()
+    CLOSED = enum.auto()
+    """For good."""
 
 
 class RoadKeeper:
-    """Opens a road for a session as soon as there can be one, and a few times after it was lost.
+    """Opens a road for a session as soon as there can be one, and again after it was lost.
 
     Over shared memory it is there for the next step. TCP connections are opened by a thread, unless
-    they are insisted on, so that no step waits for them.
+    they are insisted on, so that no step waits for them. After a try in vain, and where roads are
+    lost again and again, it is tried again after a pause.
 
     Args:
         offered: The endpoint's capabilities.
@@ -64,22 +86,26 @@ class RoadKeeper:
         self._ask = ask
         self._spin = spin
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
-        can_dial = TCP in wanted and tcp.IS_POSSIBLE
-        self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if can_dial else 0
         self._host = parse_address(address).host
+        can_dial = TCP in wanted and tcp.IS_POSSIBLE and self._host
+        self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if can_dial else 0
         self._is_required = len(wanted) == 1
         if self._is_required:
             _require(transport, self._name, self._port, address)
-        self._is_wanted = bool(self._name or (self._port and self._host))
+        self._state = _State.WAITING
+        self._has_lanes = False
         self._road: DirectClient | None = None
-        self._is_worth_a_try = self._was_reset = False
-        self._num_lost = 0
-        self._dial_again_s = 0.0
-        self._obstacle = ""
-        # What the thread that dials leaves here.
-        self._dialed: DirectClient | None = None
-        self._dialing: threading.Thread | None = None
+        self._due_s = 0.0
+        self._why_none = ""
+        self._num_failed = 0
+        """Tries in vain since the last road."""
+        self._lost_s: deque[float] = deque(maxlen=_MOST_LOST)
+        # Of changes of the state, of which some are the dialing thread's, and some anybody's.
         self._lock = threading.Lock()
+        if not (self._name or self._port):
+            self._state = _State.CLOSED
+            if wanted and session_id:
+                self._tell(logging.INFO, f"it offers no shared memory, and {_NO_TCP}", "offer")
 
     @property
     def is_open(self) -> bool:
@@ -93,13 +119,17 @@ class RoadKeeper:
 
     def lanes_were_reset(self) -> None:
         """Note that the session has a worker, and perhaps another one than before."""
-        self._is_worth_a_try = self._is_wanted
-        self._was_reset = True
-        self._num_lost = 0
+        if self._road is not None and not self._road.is_open:
+            self._lose()
+        self._has_lanes = True
+        self._lost_s.clear()
+        # Episodes may be short, and what was tried in vain is not tried with each of them.
+        if self._is_required or not self._num_failed:
+            self._due_s = 0.0
 
     def lanes_were_lost(self) -> None:
         """Note that the lanes want a reset: the endpoint says so, and gives no road meanwhile."""
-        self._is_worth_a_try = self._was_reset = False
+        self._has_lanes = False
 
     def road(self) -> DirectClient | None:
         """Return a road to use now; None: there is none.
@@ -107,25 +137,37 @@ class RoadKeeper:
         Raises:
             EndpointLostError: There must be one, and the endpoint has not given it.
         """
-        if self._road is not None and not self._road.is_open:
-            self._road = None
-            self._num_lost += 1
-            self._is_worth_a_try = self._is_wanted and self._num_lost <= _MOST_LOST
-        if self._road is None and self._dialed is not None:
-            with self._lock:
-                self._road, self._dialed = self._dialed, None
-            self._is_worth_a_try = False
-        if self._road is None and self._is_worth_a_try:
-            self._is_worth_a_try = False
-            self._road = self._open()
-        if self._road is None and self._is_required and self._was_reset and self._is_wanted:
-            why = self._obstacle or f"the way of steps was lost ({self._num_lost} times)"
+        road = self._road
+        if road is not None:
+            if road.is_open:
+                return road
+            self._lose()
+        if self._state is _State.WAITING and self._has_lanes and time.monotonic() >= self._due_s:
+            self._try()
+        if self._is_required and self._state is _State.WAITING and self._has_lanes:
             remedy = "leave transport out to use what there is"
-            raise EndpointLostError(f"{why}; {remedy}", self._address)
+            raise EndpointLostError(f"{self._why_none}; {remedy}", self._address)
         return self._road
 
-    def _open(self) -> DirectClient | None:
-        road = None
+    def _lose(self) -> None:
+        """Note that the road has ended. Where the lanes were lost with it, that is no wonder."""
+        now_s = time.monotonic()
+        with self._lock:
+            if self._state is not _State.OPEN:
+                return
+            self._state, self._road, self._due_s = _State.WAITING, None, now_s
+            if not self._has_lanes:
+                return
+            if len(self._lost_s) == _MOST_LOST:
+                self._due_s = max(now_s, self._lost_s[0] + _LOSSES_S)
+            self._lost_s.append(now_s)
+        if self._due_s > now_s:
+            self._why_none = (
+                f"the direct connection was lost again and again ({_MOST_LOST + 1} times)"
+            )
+            self._tell(logging.WARNING, f"{self._why_none}{_AGAIN}", "lost")
+
+    def _try(self) -> None:
         if self._name:
             road = DirectClient.open_shared_memory(
                 self._name,
@@ -134,69 +176,73 @@ class RoadKeeper:
                 self._contract,
                 self._spin,
             )
-            if road is None:
-                self._obstacle = "the endpoint has given no shared memory, which it offers"
-        if road is not None or not (self._port and self._host):
-            return road
-        if self._is_required:
+            if road is not None:
+                self._opened(road)
+                return
+        if not self._port:
+            self._failed(_NO_MEMORY if self._is_required else f"{_NO_MEMORY}, and {_NO_TCP}")
+        elif self._is_required:
+            self._dial()
+        else:
+            with self._lock:
+                if self._state is not _State.WAITING:
+                    return
+                self._state = _State.DIALING
             try:
-                return self._dial()
-            except (OSError, RlmeshError) as error:
-                self._obstacle = _cannot_connect(self._host, self._port, error)
-        elif time.monotonic() >= self._dial_again_s and not (
-            self._dialing and self._dialing.is_alive()
-        ):
-            self._dialing = threading.Thread(
-                target=self._dial_meanwhile, name="rlmesh-ray-dial", daemon=True
-            )
-            self._dialing.start()
-        return None
+                threading.Thread(target=self._dial, name="rlmesh-ray-dial", daemon=True).start()
+            except RuntimeError as error:
+                self._failed(f"no direct TCP connection: {error}")
 
-    def _dial(self) -> DirectClient:
-        return DirectClient.open_tcp(
-            self._host,
-            self._port,
-            self._ask(_ASK_TIMEOUT_S),
-            self._timeout_ms,
-            self._contract,
-            self._spin,
-        )
-
-    def _dial_meanwhile(self) -> None:
+    def _dial(self) -> None:
         try:
-            road = self._dial()
-        except (OSError, RlmeshError) as error:
-            self._dial_again_s = time.monotonic() + _DIAL_PAUSE_S
-            if self._is_wanted and self._address not in _told:
-                _told.add(self._address)
-                _LOG.warning(
-                    "steps go to %s as gRPC messages, which are slower: %s",
-                    self._address,
-                    _cannot_connect(self._host, self._port, error),
-                )
-            return
+            road = DirectClient.open_tcp(
+                self._host,
+                self._port,
+                self._ask(_ASK_TIMEOUT_S),
+                self._timeout_ms,
+                self._contract,
+                self._spin,
+            )
+        except Exception as error:  # noqa: BLE001  # whatever it is, steps can go as messages
+            is_known = isinstance(error, (OSError, RlmeshError))
+            why = str(error) if is_known else f"{type(error).__name__}: {error}"
+            self._failed(f"no direct TCP connection to {self._host}, port {self._port}: {why}")
+        else:
+            self._opened(road)
+
+    def _opened(self, road: DirectClient) -> None:
         with self._lock:
-            if self._is_wanted:
-                self._dialed = road
+            if self._state is not _State.CLOSED:
+                self._state, self._road = _State.OPEN, road
+                self._why_none, self._num_failed = "", 0
                 return
         road.close()
+
+    def _failed(self, why: str) -> None:
+        with self._lock:
+            if self._state is _State.CLOSED:
+                return
+            pause_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed, _LONGEST_PAUSE_S)
+            self._num_failed = min(self._num_failed + 1, 10)
+            self._due_s = time.monotonic() + pause_s
+            self._state, self._why_none = _State.WAITING, why
+        self._tell(logging.WARNING, f"{why}{_AGAIN}", "failed")
+
+    def _tell(self, level: int, why: str, kind: str) -> None:
+        """Log why steps are messages: of each address and kind of reason, once."""
+        if not self._is_required and (self._address, kind) not in _told:
+            _told.add((self._address, kind))
+            _LOG.log(
+                level, "steps go to %s as gRPC messages, which are slower: %s", self._address, why
+            )
 
     def close(self) -> None:
         """End the road. Idempotent."""
         with self._lock:
-            self._is_wanted = self._is_worth_a_try = False
-            dialed, self._dialed = self._dialed, None
-        for road in (self._road, dialed):
-            if road is not None:
-                road.close()
-
-
-def _cannot_connect(host: str, port: int, error: Exception) -> str:
-    return (
-        f"no direct TCP connection to {host}, port {port}: {error}. Its operator can name a port "
-        "that you reach at that host (--data-address, --data-advertise), or offer none "
-        "(--transport)"
-    )
+            self._state = _State.CLOSED
+            road, self._road = self._road, None
+        if road is not None:
+            road.close()
 
 
 def _port(text: str) -> int:
@@ -209,9 +255,7 @@ def _require(transport: str, name: str, port: int, address: str) -> None:
     if transport == TCP:
         if not port:
             raise ConfigurationError(
-                f"{address} takes no direct TCP connections: it was told not to, its spaces hold "
-                "text, it uses TLS, or it listens at a unix socket; leave transport out to use "
-                "what it has"
+                f"transport='tcp' at {address}: {_NO_TCP}; leave transport out to use what it has"
             )
         return
     if not name:

@@ -12,9 +12,11 @@ import contextlib
 import os
 import socket
 import struct
+import weakref
 from dataclasses import dataclass
 from typing import Self
 
+from rlmesh_ray.options import SHARED_MEMORY
 from rlmesh_ray.transport.frames import DirectSocket
 from rlmesh_ray.waiting import Signal
 
@@ -68,10 +70,15 @@ class EventfdSocket(DirectSocket):
         peer_eventfd: Of the other end's; owned.
     """
 
+    transport = SHARED_MEMORY
+
     def __init__(self, connection: socket.socket, eventfd: int, peer_eventfd: int) -> None:
         super().__init__(connection)
         self._eventfd = eventfd
         self._peer_eventfd = peer_eventfd
+        # Also where nobody closes it: a socket closes itself then, and a number does not.
+        self._let_go = weakref.finalize(self, _close_all, eventfd, peer_eventfd)
+        self._let_go.atexit = False
 
     @property
     def signal(self) -> Signal | None:
@@ -100,7 +107,10 @@ class EventfdSocket(DirectSocket):
 
     def close(self) -> None:
         """Close this end. Idempotent."""
-        if self.is_open:
-            self.connection.close()
-            os.close(self._eventfd)
-            os.close(self._peer_eventfd)
+        self.connection.close()
+        self._let_go()
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

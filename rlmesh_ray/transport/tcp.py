@@ -21,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+from rlmesh_ray.options import TCP
 from rlmesh_ray.transport.frames import DirectSocket, send_all
 from rlmesh_ray.waiting import Signal
 
@@ -34,6 +35,12 @@ ACCEPTED = b"\1"
 _GREETING = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
 GREETING_BYTES = _GREETING.size
 _DIAL_TIMEOUT_S = 1.0
+_SHORTEST_DIAL_S = 0.001
+"""0.0 would not wait at all."""
+_OTHER_PORT = (
+    "its operator can name a port that is reached at that host (--data-address, --data-advertise), "
+    "or offer none (--transport)"
+)
 # As gRPC's keepalive: another end that is gone is noticed although nothing says so.
 _LIVELINESS = {
     "TCP_KEEPIDLE": 10,
@@ -95,6 +102,8 @@ class TcpSocket(DirectSocket):
         connection: Connected, in blocking mode; owned.
     """
 
+    transport = TCP
+
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,14 +153,14 @@ def dial(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
     Raises:
         OSError: It cannot be reached, or it is another one.
     """
-    connection = socket.create_connection((host, port), _DIAL_TIMEOUT_S)
+    connection = _connected(host, port)
     try:
         nonce = secrets.token_bytes(NONCE_BYTES)
         connection.sendall(_GREETING.pack(PROTOCOL, ticket.ticket_id, nonce))
         answer = _received(connection, NONCE_BYTES + PROOF_BYTES)
         endpoint_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not hmac.compare_digest(proof, ticket.proof(b"endpoint", nonce, endpoint_nonce)):
-            raise ConnectionRefusedError(f"what listens at port {port} is another endpoint")
+            raise ConnectionRefusedError(f"what listens there is another endpoint; {_OTHER_PORT}")
         connection.sendall(ticket.proof(b"client", nonce, endpoint_nonce))
         connection.settimeout(timeout_s)
         if _received(connection, len(ACCEPTED)) != ACCEPTED:
@@ -161,6 +170,34 @@ def dial(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
     except BaseException:
         connection.close()
         raise
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    """Return a connection to one of the addresses of ``host``; they share the time.
+
+    Raises:
+        OSError: None can be reached in time.
+    """
+    end_s = time.monotonic() + _DIAL_TIMEOUT_S
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        while True:
+            family, kind, protocol, _, address = addresses.pop(0)
+            # Those that say nothing leave some time for the others.
+            part_s = max(end_s - time.monotonic(), 0.0) / (1 + len(addresses))
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(max(part_s, _SHORTEST_DIAL_S))
+                connection.connect(address)
+            except OSError:
+                connection.close()
+                if not addresses:
+                    raise
+            else:
+                connection.settimeout(_DIAL_TIMEOUT_S)
+                return connection
+    except OSError as error:
+        raise ConnectionError(f"{error}; {_OTHER_PORT}") from error
 
 
 def _received(connection: socket.socket, size: int) -> bytes:

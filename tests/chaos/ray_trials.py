@@ -250,9 +250,6 @@ class PredictingClient:
             return False
         return True
 
-    def begin_anew(self) -> None:
-        """Do nothing: each session is a new one."""
-
     def close(self) -> None:
         """Do nothing: no session is open."""
 

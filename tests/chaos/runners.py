@@ -56,19 +56,13 @@ class RunnerClient:
             warnings.simplefilter("ignore", ConfigurationWarning)
             config = configure(config, place, lockstep=lockstep, step_timeout_s=timeout_s)
             self._runner = config.env_runner_cls(config=config, worker_index=0, num_workers=0)
-        self._must_reset = False
 
     def advance(self) -> bool:
         """Sample a little; return whether that brought anything."""
-        must_reset, self._must_reset = self._must_reset, False
-        chunks = self._runner.sample(num_timesteps=_NUM_STEPS, force_reset=must_reset)
+        chunks = self._runner.sample(num_timesteps=_NUM_STEPS)
         for chunk in chunks:
             self._episodes.tell(chunk)
         return any(map(len, chunks))
-
-    def begin_anew(self) -> None:
-        """Have the next ``advance`` reset all lanes."""
-        self._must_reset = True
 
     def failures(self) -> list[str]:
         """Return the names of the metrics that count what has broken, not what has moved."""

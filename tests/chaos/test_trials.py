@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rlmesh_ray.transport.road_keeper import RoadKeeper
+from tests.chaos import driver
 from tests.chaos.trials import ROWS, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -32,3 +34,13 @@ def test_no_step_is_lost_doubled_or_stitched(name: str, num_trials: int, tmp_pat
     assert verdict.violations == []
     assert verdict.num_faults == num_trials
     assert verdict.num_steps > 0
+
+
+def test_a_row_whose_steps_take_no_direct_road_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LIMIT_S", 2.0)
+    monkeypatch.setattr(RoadKeeper, "road", lambda _: None)
+
+    with pytest.raises(TimeoutError, match="no step took a direct road"):
+        run(ROWS_BY_NAME["cut_road-vector-shared_memory"], 1, 1, tmp_path)

@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlmesh_ray.options import SHARED_MEMORY, TCP
+from rlmesh_ray.transport import road_keeper
 from rlmesh_ray.transport.direct_client import DirectClient
 from tests.chaos.chain_variants import give_order
 from tests.chaos.driver import Driver
@@ -72,20 +73,27 @@ class OpenRoads:
     def watched(self) -> Iterator["OpenRoads"]:
         """Take notice of all that are opened meanwhile."""
         begin: Any = DirectClient.__init__
+        losses_s = road_keeper._LOSSES_S
 
         def noting(road: DirectClient, *arguments: Any, **named: Any) -> None:
             begin(road, *arguments, **named)
             self._known.add(road)
 
         DirectClient.__init__ = noting  # type: ignore[method-assign,assignment]
+        road_keeper._LOSSES_S = 0.0  # faults come more often than in life
         try:
             yield self
         finally:
             DirectClient.__init__ = begin  # type: ignore[method-assign]
+            road_keeper._LOSSES_S = losses_s
 
-    def are_open(self) -> bool:
-        """Tell whether there is any."""
-        return any(road.is_open for road in list(self._known))
+    def num_sent(self) -> dict[DirectClient, int]:
+        """Return the number of the last step that each open one has sent."""
+        return {road: road._number for road in list(self._known) if road.is_open}
+
+    def are_used(self, since: Mapping[DirectClient, int]) -> bool:
+        """Tell whether a step was sent over any since ``num_sent`` was asked."""
+        return any(number > since.get(road, 0) for road, number in self.num_sent().items())
 
     def cut(self) -> None:
         """Cut them all, as the endpoint does, whatever their clients are doing."""
@@ -150,10 +158,8 @@ class Trials:
             address = self._endpoint.address if self._link else self._proxy.address
             client = make(address)
             with Driver(self._row.name, client) as driver:
-                if self._row.road != GRPC:
-                    driver.wait(self._roads.are_open, "no direct road was opened")
                 for _ in range(num_trials):
-                    self._try(client, driver)
+                    self._try(driver)
                 driver.see_answers(_LAST_LOOKS)
 
     def _make_endpoint(self) -> Endpoint:
@@ -171,11 +177,11 @@ class Trials:
             options["allow_calls"] = ("look", "mark")
         return Endpoint(env, link=self._link, **options)
 
-    def _try(self, client: Client, driver: Driver) -> None:
+    def _try(self, driver: Driver) -> None:
         driver.see_answers(1)
-        if self._row.fault in {"cut_road", "calls"}:
-            client.begin_anew()  # brings another road
-            driver.wait(self._roads.are_open, "no direct road was opened")
+        if self._row.road != GRPC:
+            before = self._roads.num_sent()
+            driver.wait(lambda: self._roads.are_used(before), "no step took a direct road")
         threading.Event().wait(self._random.uniform(0.0, 0.02))
         began_s = time.monotonic()
         self._inject[self._row.fault]()

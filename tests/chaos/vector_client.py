@@ -31,9 +31,6 @@ class Client(Protocol):
     def advance(self) -> bool:
         """Take some steps, or reset what was lost; return whether that was answered."""
 
-    def begin_anew(self) -> None:
-        """Have the next ``advance`` reset all lanes; for any thread."""
-
     def close(self) -> None:
         """Leave the endpoint."""
 
@@ -84,10 +81,6 @@ class VectorClient:
             threading.Event().wait(_PAUSE_S)
             return False
         return True
-
-    def begin_anew(self) -> None:
-        """Have the next ``advance`` reset all lanes."""
-        self._must_reset = True
 
     def close(self) -> None:
         """End the session, if there is one."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from rlmesh_ray import EnvServer, RemoteEnv
 from rlmesh_ray.client import env_client
 from rlmesh_ray.client.channel import Dial
 from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.client.join_stream import no_answer
 from rlmesh_ray.errors import (
     CodecError,
     EndpointError,
     EndpointLostError,
+    EndpointTimeoutError,
     RemoteEnvError,
 )
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
@@ -168,6 +171,33 @@ def test_a_worker_that_does_not_come_to_a_step_misses_its_deadline(transport: st
         client.close()
 
 
+def test_a_step_that_nobody_answers_takes_its_time_and_a_second_at_most(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1e6
+
+    def receive(road: DirectClient, timeout_s: float) -> None:
+        nonlocal now_s
+        now_s += timeout_s
+        road.close()
+
+    def hear_nothing(timeout_s: float) -> bytes:
+        nonlocal now_s
+        now_s += timeout_s
+        raise no_answer(timeout_s, "")
+
+    with served(Lifelike, transport, step_timeout_s=100.0) as client:
+        client.step(NOTHING)
+        monkeypatch.setattr(env_client, "time", SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch.setattr(DirectClient, "receive", receive)
+        monkeypatch.setattr(client._stream, "receive", hear_nothing)
+        with pytest.raises(EndpointTimeoutError, match="no answer within 100 s"):
+            client.step(NOTHING)
+        monkeypatch.undo()
+
+    assert 100.0 <= now_s - 1e6 <= 101.0
+
+
 def test_who_sends_while_another_thread_receives_waits_for_it(
     transport: str, tmp_path: Path
 ) -> None:
@@ -184,7 +214,7 @@ def test_who_sends_while_another_thread_receives_waits_for_it(
 
 
 def test_a_timeout_may_be_as_long_as_somebody_likes(transport: str) -> None:
-    with served(Lifelike, transport, step_timeout_s=1e9) as client:
+    with served(Lifelike, transport, step_timeout_s=1e15) as client:
         assert array(client.step(NOTHING)).item() == 1
         assert has_road(client)
 
@@ -322,7 +352,9 @@ def test_a_road_that_was_lost_is_replaced_but_not_for_ever(transport: str) -> No
             road._worker.hang_up()
             assert array(client.step(NOTHING)).item() == count
         for _ in range(2):  # this client insists on one
-            with pytest.raises(EndpointLostError, match=r"lost \(4 times\); leave transport"):
+            with pytest.raises(
+                EndpointLostError, match=r"lost again and again \(4 times\); leave transport"
+            ):
                 client.step(NOTHING)
         client.reset()
         client.step(NOTHING)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import secrets
@@ -19,6 +20,7 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.direct_tcp import ask_for_ticket
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
@@ -284,7 +286,7 @@ def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixtur
         client.step(NOTHING)
         return bool(caplog.messages)
 
-    with caplog.at_level(logging.WARNING, "rlmesh_ray.transport.road_keeper"):
+    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.road_keeper"):
         assert eventually(has_told)
         client.reset()
         client.step(NOTHING)
@@ -322,10 +324,28 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
     with (
         EnvServer(Lifelike, transport="tcp") as server,
         GatewayServer(lambda: [Target("one", 1, server.address)]) as gateway,
+        caplog.at_level(logging.INFO, "rlmesh_ray.transport.road_keeper"),
     ):
+        with pytest.raises(ConfigurationError, match="a gateway stands before it"):
+            EnvClient(Dial(gateway.address), transport="tcp")
         message = assert_steps_are_messages(EnvClient(Dial(gateway.address)), caplog)
 
-    assert "a gateway, which takes no direct connections" in message
+    assert "a gateway stands before it" in message
+
+
+def test_who_is_let_in_by_no_endpoint_is_told_why_and_of_no_port() -> None:
+    with EnvServer(Lifelike) as server:
+        client = EnvClient(Dial(server.address), transport="tcp")
+        client._roads._ask = functools.partial(
+            ask_for_ticket, client._dial, client._channel, (("rlmesh-ray-gateway", "1"),), 1000
+        )
+        client.reset()
+        with pytest.raises(EndpointError, match=r"lets none in .*: a gateway") as caught:
+            client.step(NOTHING)
+        client.close()
+
+    assert "--data-address" not in str(caught.value)
+    assert "the session broke" not in str(caught.value)
 
 
 @needs_openssl

@@ -90,7 +90,7 @@ def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
         client = EnvClient(Dial(server.address), transport="shared_memory")
         client._roads._session_id = "0" * 32
         client.reset()
-        with pytest.raises(EndpointError, match="has given no shared memory"):
+        with pytest.raises(EndpointError, match="shared memory cannot be had"):
             client.step(NOTHING)
         client.close()
 

@@ -71,6 +71,12 @@ def test_seconds_are_finite_unless_they_may_be_endless(value: object) -> None:
         require_seconds("wait_s", value)
 
 
+def test_more_seconds_than_a_message_holds_are_refused() -> None:
+    require_seconds("wait_s", 1e15)
+    with pytest.raises(ConfigurationError, match=r"^wait_s=1e\+17 must be at most 1e\+15 seconds$"):
+        require_seconds("wait_s", 1e17)
+
+
 def test_no_time_at_all_is_enough_where_it_may_be() -> None:
     require_seconds("wait_s", 0, may_be_zero=True)
     with pytest.raises(ConfigurationError, match=r"above 0$"):

@@ -288,7 +288,7 @@ class ClientModel:
     # --- RoadKeeper -----------------------------------------------------------------------
 
     def _find_road(self) -> None:
-        """``RoadKeeper.road``."""
+        """``RoadKeeper.road``, without what it tries after a pause."""
         if self.has_lost_road:
             self.has_lost_road = False
             self.num_lost += 1

@@ -1,5 +1,6 @@
 """The client's end of a road, with nothing but the test at the other end."""
 
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -118,3 +119,27 @@ def test_a_worker_that_is_gone_leaves_the_answer_to_the_stream(ends: Ends) -> No
 
     assert ends.road.receive(60.0) is None
     assert not ends.road.is_open
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["dropped", "closed"])
+def test_a_road_that_is_closed_or_that_nobody_keeps_leaves_no_eventfd(is_closed: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        eventfds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+        end = EventfdSocket(ours, *eventfds)
+        if is_closed:
+            for _ in range(2):
+                end.close()
+            assert not any(map(is_open, eventfds))
+        del end
+        gc.collect()
+
+        assert not any(map(is_open, eventfds))

@@ -1,0 +1,69 @@
+"""Whom a client connects to, with a network and a clock of the test's own."""
+
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.transport import tcp
+
+
+class Network:
+    """Hosts that say nothing, but for one of their addresses."""
+
+    SOCK_STREAM = socket.SOCK_STREAM
+
+    def __init__(self, num_silent: int, *, has_last: bool) -> None:
+        self.now_s = 50.0
+        self.num_silent, self.has_last = num_silent, has_last
+        self.made: list[Socket] = []
+
+    def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
+        return [(2, 1, 6, "", (f"{host}{at}", port)) for at in range(self.num_silent + 1)]
+
+    def socket(self, *_: int) -> "Socket":
+        self.made.append(Socket(self))
+        return self.made[-1]
+
+
+class Socket:
+    """Takes its time, all of it."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.timeout_s = 0.0
+        self.is_closed = False
+
+    def settimeout(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+
+    def connect(self, _: Any) -> None:
+        is_last = len(self.network.made) > self.network.num_silent
+        if not (is_last and self.network.has_last):
+            self.network.now_s += self.timeout_s
+            raise TimeoutError("timed out")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("has_last", [False, True], ids=["none", "the last"])
+@pytest.mark.parametrize("num_silent", [0, 1, 9])
+def test_all_addresses_of_a_host_share_a_second(
+    num_silent: int, has_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(num_silent, has_last=has_last)
+    monkeypatch.setattr(tcp, "socket", network)
+    monkeypatch.setattr(tcp, "time", SimpleNamespace(monotonic=lambda: network.now_s))
+    if has_last:
+        connection: Any = tcp._connected("host", 7)
+        assert connection is network.made[-1]
+        assert not network.made[-1].is_closed
+        assert network.made[-1].timeout_s == 1.0
+    else:
+        with pytest.raises(ConnectionError, match=r"timed out; .*--data-advertise"):
+            tcp._connected("host", 7)
+        assert network.now_s == pytest.approx(51.0, abs=0.01)
+    assert len(network.made) == num_silent + 1
+    assert all(each.is_closed for each in network.made[:-1])
