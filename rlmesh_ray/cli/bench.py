@@ -39,7 +39,8 @@ _TRANSPORTS = {"shared memory": SHARED_MEMORY, "TCP": TCP, "gRPC messages": "grp
 _NUM_BATCHES = 64
 """Of actions that are drawn beforehand."""
 _SEED = 1
-_QUIET_LOAD = 0.7
+_QUIET_LOAD = 0.35
+"""A core, above which the rates are those of a busy machine."""
 
 EnvArgument = Annotated[
     str,
@@ -105,7 +106,7 @@ def bench(
     search_current_folder(env)
     console: Console = context.obj
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if load > _QUIET_LOAD:
+    if load > _QUIET_LOAD * (os.cpu_count() or 1):
         console.say(
             f"Other programs keep this machine busy (load average {load:.1f}); the rates will be "
             "too low, those of endpoints most of all.",
