@@ -313,7 +313,7 @@ def test_killed_endpoints_never_end_the_runner_s_actor() -> None:
 @pytest.mark.slow
 def test_recovery_is_measured_and_told_as_json() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "rlmesh_ray", "bench", "recovery", "--kills", "2", "--json"],
+        [sys.executable, "-m", "benchmarks", "recovery", "--kills", "2", "--json"],
         capture_output=True, text=True, timeout=280, check=True,
     )  # fmt: skip
 
