@@ -42,7 +42,7 @@ class Rival(enum.StrEnum):
     RELEASED = Side.RELEASED.value
 
 
-class Anybody(enum.StrEnum):
+class AnyRival(enum.StrEnum):
     """Whom one can compare with in any subject."""
 
     NOOP = Rival.NOOP.value
@@ -77,8 +77,8 @@ VsOption = Annotated[
         "uvloop, or with the released rlmesh; repeatable.",
     ),
 ]
-AnybodyOption = Annotated[
-    list[Anybody] | None,
+AnyRivalOption = Annotated[
+    list[AnyRival] | None,
     typer.Option(
         "--vs",
         help="Compare with these only, in the subjects that know them; repeatable. The subjects "
@@ -120,7 +120,7 @@ MostStepsOption = Annotated[
 @app.callback(invoke_without_command=True)
 def everything(
     context: typer.Context,
-    vs: AnybodyOption = None,
+    vs: AnyRivalOption = None,
     quick: QuickFlag = False,
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
@@ -138,7 +138,7 @@ def everything(
     return None
 
 
-def _everything(context: typer.Context, vs: list[Anybody] | None, *, quick: bool) -> int:
+def _everything(context: typer.Context, vs: list[AnyRival] | None, *, quick: bool) -> int:
     """Measure subject after subject, until one is interrupted; return the last exit code."""
     peers, runners, rivals = _known(Peer, vs), _known(SamplingRival, vs), _known(Rival, vs)
     # What is missing is said before anything is measured.
@@ -160,7 +160,7 @@ def _everything(context: typer.Context, vs: list[Anybody] | None, *, quick: bool
 
 
 def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
-    """Return whom a subject knows of those that are named; None: nobody is named."""
+    """Return the members of ``kind`` among ``names``; None where no names are given."""
     if names is None:
         return None
     values = {each.value: each for each in kind}

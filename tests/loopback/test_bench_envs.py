@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks.cli.commands import Anybody, Rival, _known, app
+from benchmarks.cli.commands import AnyRival, Rival, _known, app
 from benchmarks.sampling.plan import Rival as SamplingRival
 from benchmarks.stepping.plan import Peer
 from rlmesh_ray.cli.console import Console
@@ -112,9 +112,9 @@ def test_a_peer_that_is_missing_is_said_first(
 def test_everybody_is_known_to_some_subject() -> None:
     subjects = (Peer, SamplingRival, Rival)
 
-    named = {each.value for kind in subjects for each in _known(kind, Anybody) or ()}
+    named = {each.value for kind in subjects for each in _known(kind, AnyRival) or ()}
 
-    assert named == {each.value for each in Anybody} == {each for kind in subjects for each in kind}
+    assert named == {each.value for each in AnyRival} == {each for kind in subjects for each in kind}
 
 
 def test_a_peer_of_another_subject_is_refused(capsys: Capture) -> None:
