@@ -114,7 +114,8 @@ def test_everybody_is_known_to_some_subject() -> None:
 
     named = {each.value for kind in subjects for each in _known(kind, AnyRival) or ()}
 
-    assert named == {each.value for each in AnyRival} == {each for kind in subjects for each in kind}
+    known = {each for kind in subjects for each in kind}
+    assert named == {each.value for each in AnyRival} == known
 
 
 def test_a_peer_of_another_subject_is_refused(capsys: Capture) -> None:
