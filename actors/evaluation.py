@@ -13,19 +13,19 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.calls import await_start
-from rlmesh_ray.actors.evaluation_worker import EvaluationWorker, Summary, shares_of
-from rlmesh_ray.actors.lasting import lasting
-from rlmesh_ray.client.evaluation import (
-    Episode,
+from rlmesh_ray.actors.durable_args import durable
+from rlmesh_ray.actors.evaluation_worker import ChunkSummary, EvaluationWorker, split_endpoints
+from rlmesh_ray.actors.ray_calls import await_start
+from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
+from rlmesh_ray.evaluation import (
+    EndpointCounters,
+    EpisodeResult,
+    EvaluationOptions,
     EvaluationResult,
     Loss,
-    Options,
     Schedule,
-    Tally,
     check_seeds,
 )
-from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
 
 _POLL_S = 0.5
 _END_S = 5.0
@@ -43,7 +43,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     num_cpus: float = 1.0,
     token: str | None = None,
     model_token: str | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: Callable[[EpisodeResult], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     env_timeout_s: float = 60.0,
     model_timeout_s: float = 60.0,
@@ -84,7 +84,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         RlmeshError: Otherwise as ``evaluate``.
     """
     check_seeds(episodes, seed)
-    options = Options(
+    options = EvaluationOptions(
         seed=seed,
         token=token,
         model_token=token if model_token is None else model_token,
@@ -95,33 +95,35 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
         reconnect_timeout_s=reconnect_timeout_s,
         max_interruptions=max_interruptions,
     )
-    shares = shares_of(env, model, num_workers)
+    shares = split_endpoints(env, model, num_workers)
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
     silent = replace(options, on_episode=None, on_loss=None)
     worker_class: Any = EvaluationWorker
     if callable(model):  # held until the end: a worker that dies begins again with it
-        kept_policy = lasting("the policy", model)
-        shares = [(own, kept_policy) for own, _ in shares]
+        durable_policy = durable("the policy", model)
+        shares = [(own, durable_policy) for own, _ in shares]
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
     try:
         starting = [worker.ready.remote() for worker in workers]
         await_start(starting, "workers", {"CPU": num_cpus}, start_timeout_s)
-        return _Fan(workers, range(episodes), options).run()
+        return _EvaluationCoordinator(workers, range(episodes), options).run()
     finally:
         for worker in workers:
             ray.kill(worker)
 
 
-class _Fan:
+class _EvaluationCoordinator:
     """Hands chunks to the workers and gathers what comes back."""
 
-    def __init__(self, workers: Sequence[Any], indices: Sequence[int], options: Options) -> None:
+    def __init__(
+        self, workers: Sequence[Any], indices: Sequence[int], options: EvaluationOptions
+    ) -> None:
         self._workers = list(workers)
         self._options = options
         self._schedule = Schedule(indices)
         self._num_episodes = len(indices)
-        self._finished: list[Episode] = []
-        self._tally = Tally()
+        self._finished: list[EpisodeResult] = []
+        self._tally = EndpointCounters()
         self._keys = itertools.count()
         self._losses = [0] * len(self._workers)
         self._causes: dict[int, Exception] = {}
@@ -174,8 +176,8 @@ class _Fan:
         else:
             self._note(chunk, news)
 
-    def _note(self, chunk: "_Chunk", news: list[Episode | Loss] | Summary) -> None:
-        if isinstance(news, Summary):
+    def _note(self, chunk: "_Chunk", news: list[EpisodeResult | Loss] | ChunkSummary) -> None:
+        if isinstance(news, ChunkSummary):
             if news.failure is not None:
                 self._schedule.lose(chunk.key)
                 self._causes[chunk.worker] = news.failure

@@ -8,23 +8,23 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.evaluation import Episode, Loss, Options, evaluate_indices
-from rlmesh_ray.client.evaluation.sites import Directory, directory_of, is_fleet, token_at
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.errors import AccessDeniedError, ConfigurationError, EndpointError
+from rlmesh_ray.evaluation import EpisodeResult, EvaluationOptions, Loss, evaluate_indices
+from rlmesh_ray.evaluation.session_sources import EndpointDirectory, is_fleet, resolver_of, token_at
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class FleetEndpoint:
     """One endpoint of a fleet, as a fleet of its own; travels to a worker and finds it there."""
 
-    fleet: Directory
+    fleet: EndpointDirectory
     token: TokenSource | None
-    place: int
+    index: int
 
     @property
-    def directory(self) -> Directory:
+    def resolver(self) -> EndpointDirectory:
         """Where it is."""
         return self
 
@@ -37,11 +37,11 @@ class Share:
         Raises:
             EndpointUnreachableError: It is away.
         """
-        return self.fleet.address(self.place)
+        return self.fleet.address(self.index)
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ChunkSummary:
     """The end of a chunk."""
 
     failure: EndpointError | None
@@ -52,7 +52,7 @@ class Summary:
 class EvaluationWorker:
     """Runs chunks of episodes at its own endpoints."""
 
-    def __init__(self, env: Any, model: Any, options: Options) -> None:
+    def __init__(self, env: Any, model: Any, options: EvaluationOptions) -> None:
         self._env = env
         self._model = model
         self._options = options
@@ -62,15 +62,17 @@ class EvaluationWorker:
         """Answer."""
         return True
 
-    def run(self, indices: Sequence[int]) -> Iterator[list[Episode | Loss] | Summary]:
+    def run(self, indices: Sequence[int]) -> Iterator[list[EpisodeResult | Loss] | ChunkSummary]:
         """Run episodes; yield what has happened since the last time, and a summary at the end."""
-        news: queue.SimpleQueue[Episode | Loss | Summary | BaseException] = queue.SimpleQueue()
+        news: queue.SimpleQueue[EpisodeResult | Loss | ChunkSummary | BaseException] = (
+            queue.SimpleQueue()
+        )
         thread = threading.Thread(target=self._evaluate, args=(indices, news), daemon=True)
         thread.start()
         while True:
-            batch: list[Episode | Loss] = []
+            batch: list[EpisodeResult | Loss] = []
             one = news.get()
-            while isinstance(one, (Episode, Loss)):
+            while isinstance(one, (EpisodeResult, Loss)):
                 batch.append(one)
                 if news.empty():
                     break
@@ -79,12 +81,12 @@ class EvaluationWorker:
                 yield batch
             if isinstance(one, BaseException):
                 raise one
-            if isinstance(one, Summary):
+            if isinstance(one, ChunkSummary):
                 yield one
                 return
 
     def _evaluate(self, indices: Sequence[int], news: "queue.SimpleQueue[Any]") -> None:
-        def note(episode: Episode) -> None:
+        def note(episode: EpisodeResult) -> None:
             self._has_worked = True
             news.put(episode)
 
@@ -94,16 +96,16 @@ class EvaluationWorker:
         )
         try:
             evaluate_indices(self._env, self._model, indices, options)
-            news.put(Summary(None))
+            news.put(ChunkSummary(None))
         except AccessDeniedError as error:
             news.put(error)
         except EndpointError as error:
-            news.put(Summary(error))
+            news.put(ChunkSummary(error))
         except BaseException as error:  # noqa: BLE001  # raised again where Ray sees it
             news.put(error)
 
 
-def shares_of(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, Any]]:
+def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, Any]]:
     """Return the endpoints of each worker: its own of the environment, all of the model.
 
     Raises:
@@ -119,30 +121,30 @@ def shares_of(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, 
     count = len(envs) if num_workers is None else num_workers
     if count < 1:
         raise ConfigurationError(f"num_workers={count} must be at least 1")
-    shares = []
+    assignments = []
     num_before = 0
-    for place in range(count):
-        own = envs[place::count] or [envs[place % len(envs)]]
+    for index in range(count):
+        own = envs[index::count] or [envs[index % len(envs)]]
         if models is None:
-            shares.append((own, model))
+            assignments.append((own, model))
             continue
         # Each worker begins with another one, so that together they load all of them evenly.
         first = num_before % len(models)
-        shares.append((own, models[first:] + models[:first]))
+        assignments.append((own, models[first:] + models[:first]))
         num_before += len(own)
-    return shares
+    return assignments
 
 
 def _parts(endpoints: Any) -> list[Any]:
     """Return one part for each endpoint; each can be sent to another process."""
     if isinstance(endpoints, (list, tuple)):
         return [part for one in endpoints for part in _parts(one)]
-    if isinstance(endpoints, (str, Dial)):
+    if isinstance(endpoints, (str, ConnectOptions)):
         return [endpoints]
     if is_fleet(endpoints):
-        fleet = directory_of(endpoints)
+        fleet = resolver_of(endpoints)
         places = range(len(fleet))
-        return [Share(fleet, token_at(endpoints, place), place) for place in places]
+        return [FleetEndpoint(fleet, token_at(endpoints, index), index) for index in places]
     raise ConfigurationError(
         f"{type(endpoints).__name__} cannot be sent to other processes; give a fleet or addresses"
     )

@@ -7,14 +7,15 @@ from typing import Any, Protocol, Self
 
 import ray
 
-from rlmesh_ray.actors.calls import answer, stop_actor
-from rlmesh_ray.actors.directory import FleetDirectory
-from rlmesh_ray.actors.gateway_service import GatewayActor, Listing
+from rlmesh_ray.actors.gateway_actor import EndpointQuery, GatewayActor
 from rlmesh_ray.actors.named_model_fleet import NamedModelFleet
 from rlmesh_ray.actors.pool import EnvPool
-from rlmesh_ray.client.tls import ClientTlsSource
-from rlmesh_ray.credentials.ray_files import RayTls
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.actors.ray_calls import get_result, stop_actor
+from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.ray_credentials import RayTls
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_store import TokenStore
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,
@@ -22,10 +23,9 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
 )
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.server.access import TlsSource, check_exposure
+from rlmesh_ray.server.bind_policy import TlsSource, check_exposure
 from rlmesh_ray.server.env_service import SERVICE as ENV_SERVICE
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.known_tokens import KnownTokens
 from rlmesh_ray.server.model_service import SERVICE as MODEL_SERVICE
 
 _ASK_TIMEOUT_S = 10.0
@@ -38,7 +38,7 @@ class EnvironmentFleet(Protocol):
     """What an EnvFleet is to a gateway."""
 
     @property
-    def directory(self) -> FleetDirectory:
+    def resolver(self) -> FleetResolver:
         """Where its endpoints are."""
 
 
@@ -98,7 +98,7 @@ class Gateway:
         options = {"scheduling_strategy": "DEFAULT", **options}
         actor_class: Any = GatewayActor
         self._actor = actor_class.options(**options).remote(
-            listing_of(fleet),
+            query_for(fleet),
             address,
             token,
             tls,
@@ -112,7 +112,7 @@ class Gateway:
                     f"the gateway did not start in {start_timeout_s:g} s: no node that "
                     "actor_options allow (the head node, if they say nothing) has room for it"
                 )
-            self._address = str(answer(starting))
+            self._address = str(get_result(starting))
         except BaseException:
             self.stop()
             raise
@@ -130,7 +130,7 @@ class Gateway:
         """
         if self._actor is None:
             raise EndpointUnreachableError("the gateway has been stopped", self._address)
-        found: Health = answer(self._actor.health.remote(), _ASK_TIMEOUT_S)
+        found: Health = get_result(self._actor.health.remote(), _ASK_TIMEOUT_S)
         return found
 
     def stop(self) -> None:
@@ -151,22 +151,22 @@ class Gateway:
         self.stop()
 
 
-def listing_of(fleet: object) -> Listing:
+def query_for(fleet: object) -> EndpointQuery:
     """Return how to list the endpoints of a fleet.
 
     Raises:
         ConfigurationError: It is none, or has been stopped.
     """
     if isinstance(fleet, NamedModelFleet):
-        return Listing(f"model/{fleet.name}", MODEL_SERVICE, token=fleet.token)
+        return EndpointQuery(f"model/{fleet.name}", MODEL_SERVICE, token=fleet.token)
     if isinstance(fleet, EnvPool):
-        return Listing(fleet.fleet, ENV_SERVICE, secret=fleet.clients_secret)
-    directory = getattr(fleet, "directory", None)
-    if not isinstance(directory, FleetDirectory):
+        return EndpointQuery(fleet.fleet, ENV_SERVICE, secret=fleet.client_secret)
+    resolver = getattr(fleet, "resolver", None)
+    if not isinstance(resolver, FleetResolver):
         raise ConfigurationError(
             f"a gateway is for an EnvFleet, EnvPool or ModelFleet, not for {fleet!r:.200}"
         )
-    return Listing(directory.fleet, ENV_SERVICE, secret=directory.secret)
+    return EndpointQuery(resolver.fleet, ENV_SERVICE, secret=resolver.secret)
 
 
 def _check_address(address: str, token: TokenSource | None, open_to_strangers: bool) -> None:
@@ -174,7 +174,7 @@ def _check_address(address: str, token: TokenSource | None, open_to_strangers: b
     if not open_to_strangers:
         check_exposure(parsed, token)
     if isinstance(token, str):  # a file lies on the gateway's node, and need not lie here
-        KnownTokens(token)
+        TokenStore(token)
     if not parsed.port:
         raise AddressError(
             f"{address} would be another port after each restart; name HOST:PORT with a port that "

@@ -8,12 +8,12 @@ from typing import Any, Self
 
 import ray
 
-from rlmesh_ray.actors.calls import await_start
-from rlmesh_ray.actors.lasting import lasting
-from rlmesh_ray.actors.model_service import ModelReplica
+from rlmesh_ray.actors.durable_args import durable
+from rlmesh_ray.actors.model_actor import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
-from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, shared_registry
-from rlmesh_ray.actors.weights import FleetRecord, start_keeper
+from rlmesh_ray.actors.ray_calls import await_start
+from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
+from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointUnreachableError,
@@ -88,9 +88,9 @@ class ModelFleet(NamedModelFleet):
         places = _places(num_replicas, addresses)
         endpoint_ids = tuple(f"{name}/{index}" for index in range(num_replicas))
         record = FleetRecord(endpoint_ids, token or secrets.token_urlsafe(32))
-        self._policy = lasting("the policy", policy)
+        self._policy = durable("the policy", policy)
         self._registry = shared_registry()
-        self._kept = _start_keeper(name, record)
+        self._kept = _start_store(name, record)
         self._endpoint_ids = endpoint_ids
         options = {
             "num_cpus": num_cpus,
@@ -186,9 +186,9 @@ def _places(num_replicas: int, addresses: Sequence[str] | None) -> list[str | No
     return list(addresses)
 
 
-def _start_keeper(name: str, record: FleetRecord) -> Any:
+def _start_store(name: str, record: FleetRecord) -> Any:
     try:
-        return start_keeper(actor_name(name), record)
+        return start_weight_store(actor_name(name), record)
     except ValueError as error:
         raise ConfigurationError(
             f"a model fleet called {name!r} runs in this cluster; choose another name, or use that "

@@ -5,10 +5,10 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.calls import answer, answers, outcomes
-from rlmesh_ray.actors.directory import FleetDirectory
-from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, find_registry
-from rlmesh_ray.actors.weights import FleetRecord, offer
+from rlmesh_ray.actors.ray_calls import get_outcomes, get_result, get_results
+from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
+from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, find_registry
+from rlmesh_ray.actors.weight_store import FleetRecord, offer
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
 from rlmesh_ray.server.health import Health
 
@@ -60,13 +60,13 @@ class NamedModelFleet:
         """Where the replicas are that take new sessions; those that restart may be missing."""
         registry = find_registry()
         ids = self._record().endpoint_ids
-        records = answers([registry.lookup.remote(endpoint_id) for endpoint_id in ids])
+        records = get_results([registry.lookup.remote(endpoint_id) for endpoint_id in ids])
         return [str(record.address) for record in records if record is not None]
 
     @property
-    def directory(self) -> FleetDirectory:
+    def resolver(self) -> FleetResolver:
         """Where each of the replicas is; each keeps its place while it restarts, or is drained."""
-        return FleetDirectory(self._record().endpoint_ids)
+        return FleetResolver(self._record().endpoint_ids)
 
     @property
     def actors(self) -> list[Any]:
@@ -76,7 +76,7 @@ class NamedModelFleet:
     @property
     def policy_version(self) -> int:
         """The version that all replicas act with, or have for when they have restarted."""
-        return int(answer(self._keeper().accepted_version.remote()))
+        return int(get_result(self._store().accepted_version.remote()))
 
     def set_weights(
         self, weights: object, version: int | None = None, *, timeout_s: float = 120.0
@@ -99,18 +99,18 @@ class NamedModelFleet:
             EndpointTimeoutError: A replica has not taken them up in time; it will when it can.
             EndpointUnreachableError: The fleet has been stopped, or a replica is gone for good.
         """
-        keeper = self._keeper()
-        offered = int(answer(offer(keeper, weights, version), timeout_s))
-        acting = self._try(keeper, offered, timeout_s)
-        if acting > offered and acting > self._newest_version(keeper):
+        store = self._store()
+        offered = int(get_result(offer(store, weights, version), timeout_s))
+        acting = self._try(store, offered, timeout_s)
+        if acting > offered and acting > self._newest_version(store):
             # The keeper was restarted and has begun to count anew.
-            offered = int(answer(offer(keeper, weights, None, acting), timeout_s))
-            acting = self._try(keeper, offered, timeout_s)
+            offered = int(get_result(offer(store, weights, None, acting), timeout_s))
+            acting = self._try(store, offered, timeout_s)
         return acting
 
     def health(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> list[Health]:
         """Ask every replica whether it can serve; one that does not answer in time cannot."""
-        told = outcomes([actor.health.remote() for actor in self.actors], timeout_s)
+        told = get_outcomes([actor.health.remote() for actor in self.actors], timeout_s)
         return [
             Health(is_serving=False, reason=str(health))
             if isinstance(health, Exception)
@@ -134,7 +134,7 @@ class NamedModelFleet:
             ConfigurationError: There is no such replica.
         """
         actors = self.actors if replica is None else [self._actor(replica)]
-        return all(answers([actor.drain.remote(timeout_s) for actor in actors]))
+        return all(get_results([actor.drain.remote(timeout_s) for actor in actors]))
 
     def restart(self, replica: int, *, drain_timeout_s: float = 0.0) -> None:
         """Drain one replica, end its process and wait until it serves again.
@@ -148,10 +148,10 @@ class NamedModelFleet:
         """
         self.drain(drain_timeout_s, replica=replica)
         actor = self._actor(replica)
-        former = answer(actor.describe.remote())["pid"]
+        former = get_result(actor.describe.remote())["pid"]
         ray.kill(actor, no_restart=False)
         # Ray kills in its own time: the process that answers first may still be the former one.
-        while answer(actor.describe.remote())["pid"] == former:
+        while get_result(actor.describe.remote())["pid"] == former:
             time.sleep(POLL_S)
 
     def _actor(self, replica: int) -> Any:
@@ -164,27 +164,27 @@ class NamedModelFleet:
             )
         return actors[replica]
 
-    def _try(self, keeper: Any, offered: int, timeout_s: float) -> int:
+    def _try(self, store: Any, offered: int, timeout_s: float) -> int:
         """Have the replicas take up an offer; return the newest version that acts."""
-        tried = outcomes([actor.follow.remote() for actor in self.actors], timeout_s)
+        tried = get_outcomes([actor.follow.remote() for actor in self.actors], timeout_s)
         versions = [outcome for outcome in tried if isinstance(outcome, int)]
         errors = [outcome for outcome in tried if isinstance(outcome, Exception)]
         if versions or not isinstance(errors[0], PolicyError | ConfigurationError):
             # What one replica can act with, all can; some may have to restart first.
-            answer(keeper.accept.remote(offered), timeout_s)
+            get_result(store.accept.remote(offered), timeout_s)
         else:
-            answer(keeper.reject.remote(offered), timeout_s)
+            get_result(store.reject.remote(offered), timeout_s)
         if errors:
             raise errors[0]
         return max(versions)
 
-    def _newest_version(self, keeper: Any) -> int:
-        newest = answer(keeper.newest.remote())
+    def _newest_version(self, store: Any) -> int:
+        newest = get_result(store.newest.remote())
         return int(newest[0].version) if newest else 0
 
-    def _keeper(self) -> Any:
+    def _store(self) -> Any:
         return find_actor(self.name)
 
     def _record(self) -> FleetRecord:
-        record: FleetRecord = answer(self._keeper().record.remote())
+        record: FleetRecord = get_result(self._store().record.remote())
         return record

@@ -8,21 +8,21 @@ from typing import Any, Self
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.calls import answer, stop_actor
-from rlmesh_ray.actors.directory import FleetDirectory, ask_registry
-from rlmesh_ray.actors.ledger import EndpointRecord
-from rlmesh_ray.actors.pool_service import PoolActor, PoolFacts
-from rlmesh_ray.actors.registry import REGISTRY_NAMESPACE, shared_registry
-from rlmesh_ray.client.tls import ClientTlsSource
-from rlmesh_ray.credentials.token_file import TokenSource, shown_token
+from rlmesh_ray.actors.pool_actor import PoolActor, PoolInfo
+from rlmesh_ray.actors.ray_calls import get_result, stop_actor
+from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver, call_registry
+from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource, client_token_of
+from rlmesh_ray.auth.tokens import derive_token
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointTimeoutError,
     EndpointUnreachableError,
 )
-from rlmesh_ray.protocol.attendance import checked_name, fleet_of
-from rlmesh_ray.protocol.token import derive_token
-from rlmesh_ray.server.access import TlsSource
+from rlmesh_ray.protocol.pool_membership import checked_name, fleet_name_of_pool
+from rlmesh_ray.server.bind_policy import TlsSource
 
 _POLL_S = 0.2
 _ANSWER_S = 30.0
@@ -70,12 +70,12 @@ class EnvPool:
         endpoint_tls: ClientTlsSource | None = None,
     ) -> None:
         checked_name(name, "name")
-        secret = None if token is None else shown_token(token)
+        secret = None if token is None else client_token_of(token)
         shared_registry()
         actor_class: Any = PoolActor
         try:
             actor = actor_class.options(
-                name=fleet_of(name),
+                name=fleet_name_of_pool(name),
                 namespace=REGISTRY_NAMESPACE,
                 # Where the address is.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(
@@ -98,7 +98,9 @@ class EnvPool:
             ConfigurationError: The cluster has none.
         """
         try:
-            actor = ray.get_actor(fleet_of(checked_name(name, "name")), REGISTRY_NAMESPACE)
+            actor = ray.get_actor(
+                fleet_name_of_pool(checked_name(name, "name")), REGISTRY_NAMESPACE
+            )
         except ValueError as error:
             raise ConfigurationError(
                 f"the cluster has no pool {name!r}; start it: rlmesh-ray pool {name}"
@@ -112,7 +114,7 @@ class EnvPool:
         self.name = name
         self._actor = actor
         try:
-            self._facts: PoolFacts = answer(actor.facts.remote(), _ANSWER_S)
+            self._info: PoolInfo = get_result(actor.info.remote(), _ANSWER_S)
         except BaseException:
             self.stop()
             raise
@@ -120,12 +122,12 @@ class EnvPool:
     @property
     def address(self) -> str:
         """Where endpoints dial the registrar."""
-        return self._facts.address
+        return self._info.address
 
     @property
     def endpoint_tls(self) -> ClientTlsSource | None:
         """How its endpoints are dialed."""
-        return self._facts.endpoint_tls
+        return self._info.endpoint_tls
 
     @property
     def endpoints(self) -> tuple[EndpointRecord, ...]:
@@ -134,24 +136,24 @@ class EnvPool:
         Raises:
             EndpointUnreachableError: The registry of the cluster does not answer, or is gone.
         """
-        found: tuple[EndpointRecord, ...] = ask_registry("members", self.fleet)
+        found: tuple[EndpointRecord, ...] = call_registry("members", self.fleet)
         return found
 
     @property
     def fleet(self) -> str:
         """What the cluster's registry calls it."""
-        return fleet_of(self.name)
+        return fleet_name_of_pool(self.name)
 
     @property
-    def clients_secret(self) -> str | None:
+    def client_secret(self) -> str | None:
         """From which ``derive_token`` makes the token of each endpoint, by its id in the registry.
 
         It registers nobody. None: the pool has no token.
         """
-        return self._facts.secret
+        return self._info.secret
 
     @property
-    def directory(self) -> FleetDirectory:
+    def resolver(self) -> FleetResolver:
         """How runners find its endpoints: those that are there now, and others later.
 
         Raises:
@@ -164,7 +166,7 @@ class EnvPool:
                 "and wait for them: EnvPool.wait()",
                 self.address,
             )
-        return FleetDirectory(ids, self.fleet, self.clients_secret)
+        return FleetResolver(ids, self.fleet, self.client_secret)
 
     def wait(self, num_endpoints: int = 1, timeout_s: float = 60.0) -> Self:
         """Block until so many endpoints are there; return the pool.
@@ -186,7 +188,7 @@ class EnvPool:
     @property
     def command(self) -> str:
         """What starts an endpoint on another machine, in outline."""
-        token = " --pool-token-file FILE" if self._facts.secret else ""
+        token = " --pool-token-file FILE" if self._info.secret else ""
         pool = f"{self.name}@{self.address}"
         return f"rlmesh-ray serve-env ENV --address HOST:0 --register {pool}{token}"
 
@@ -211,7 +213,7 @@ class EnvPool:
         self.stop()
 
 
-def tokens_of(directory: FleetDirectory) -> list[str | None]:
+def tokens_of(resolver: FleetResolver) -> list[str | None]:
     """Return what the endpoints of a pool want to see, in the order of its directory."""
-    secret = directory.secret
-    return [secret and derive_token(secret, each) for each in directory.endpoint_ids]
+    secret = resolver.secret
+    return [secret and derive_token(secret, each) for each in resolver.endpoint_ids]

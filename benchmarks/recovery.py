@@ -11,10 +11,10 @@ import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.env_runner import NUM_ENV_STEP_FAILURES_LIFETIME
 
-from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.errors import EndpointLostError
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 
 _TIMESTEPS = 64
 """Of each call of ``sample``: about ten milliseconds, which is how exact the figures are."""

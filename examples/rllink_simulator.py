@@ -11,8 +11,8 @@ import os
 
 import gymnasium
 
-from rlmesh_ray.client.rllink import RLlinkClient
-from rlmesh_ray.client.rllink_agent import LocalAgent
+from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
+from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
 from rlmesh_ray.errors import EndpointLostError
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

@@ -18,7 +18,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import RemoteModel
 from rlmesh_ray.actors import ModelFleet
-from rlmesh_ray.rllib import serve_latest
+from rlmesh_ray.rllib import publish_weights
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--env", default="CartPole-v1", help="a Gymnasium id")
@@ -68,7 +68,7 @@ def main(arguments: argparse.Namespace) -> None:
         checkpoint = algorithm.save_to_path(folder)
         with ModelFleet(checkpoint, name="learner", num_replicas=arguments.replicas) as fleet:
             print("serving on", ", ".join(fleet.addresses))
-            serve_latest(algorithm, fleet)
+            publish_weights(algorithm, fleet)
             outside = OutsideProgram(fleet.addresses[0], fleet.token, arguments.env)
             outside.start()
             for iteration in range(1, arguments.iterations + 1):

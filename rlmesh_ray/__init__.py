@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING
 from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:
-    from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
-    from rlmesh_ray.client.evaluation import EvaluationResult, evaluate
+    from rlmesh_ray.auth.token_file import TokenFile
     from rlmesh_ray.client.remote_env import RemoteEnv
     from rlmesh_ray.client.remote_model import RemoteModel, Slots
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
-    from rlmesh_ray.credentials.token_file import TokenFile
+    from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+    from rlmesh_ray.evaluation import EvaluationResult, evaluate
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DmEnvRpcSettings": "rlmesh_ray.client.dm_env_rpc.settings",
+    "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",
     "EnvServer": "rlmesh_ray.server.env_server",
-    "EvaluationResult": "rlmesh_ray.client.evaluation",
+    "EvaluationResult": "rlmesh_ray.evaluation",
     "ModelServer": "rlmesh_ray.server.model_server",
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
     "Slots": "rlmesh_ray.client.remote_model",
-    "TokenFile": "rlmesh_ray.credentials.token_file",
-    "evaluate": "rlmesh_ray.client.evaluation",
+    "TokenFile": "rlmesh_ray.auth.token_file",
+    "evaluate": "rlmesh_ray.evaluation",
 }
 
 __all__ = [

@@ -20,7 +20,7 @@ BATCH_BOUNDS_ROWS = tuple(2**power for power in range(13))
 """From 1 to 4096."""
 
 
-class Slots(Protocol):
+class CounterArray(Protocol):
     """Integers: a list, or a view of memory."""
 
     def __iter__(self) -> Iterator[int]: ...
@@ -85,52 +85,52 @@ class Histogram:
         )
 
 
-class Buckets:
+class HistogramCounter:
     """A histogram that is being counted, in whole numbers.
 
     Args:
         bounds: See ``Histogram``.
-        slots: Where to count, ``num_slots`` of them, zeros at first; default: in a list.
+        counters: Where to count, ``num_counters`` of them, zeros at first; default: in a list.
     """
 
-    __slots__ = ("_bounds", "_slots")
+    __slots__ = ("_bounds", "_counters")
 
-    def __init__(self, bounds: tuple[int, ...], slots: Slots | None = None) -> None:
+    def __init__(self, bounds: tuple[int, ...], counters: CounterArray | None = None) -> None:
         self._bounds = bounds
-        self._slots: Slots = [0] * num_slots(bounds) if slots is None else slots
+        self._counters: CounterArray = [0] * num_counters(bounds) if counters is None else counters
 
     def add(self, value: int) -> None:
         """Count one value."""
-        slots = self._slots
-        slots[bisect_left(self._bounds, value)] += 1
-        slots[-1] += value
+        counters = self._counters
+        counters[bisect_left(self._bounds, value)] += 1
+        counters[-1] += value
 
     def read(self) -> tuple[int, ...]:
         """Return the slots as they are: one a bucket, and the sum of the values."""
-        return tuple(self._slots)
+        return tuple(self._counters)
 
-    def take_over(self, slots: Iterable[int]) -> None:
+    def merge(self, counters: Iterable[int]) -> None:
         """Count what another one with the same bounds has counted, as ``read`` returned it."""
-        for index, value in enumerate(slots):
-            self._slots[index] += value
+        for index, value in enumerate(counters):
+            self._counters[index] += value
 
 
-def num_slots(bounds: Sequence[int]) -> int:
-    """Return how many integers ``Buckets`` need."""
+def num_counters(bounds: Sequence[int]) -> int:
+    """Return how many integers ``HistogramCounter`` need."""
     return len(bounds) + 2
 
 
 def histogram_of(
     bounds: Sequence[int], readings: Iterable[Sequence[int]], unit: int = 1
 ) -> Histogram:
-    """Return the sum of what several ``Buckets`` with the same bounds have counted.
+    """Return the sum of what several ``HistogramCounter`` with the same bounds have counted.
 
     Args:
         bounds: Theirs.
         readings: What their ``read`` returned.
         unit: How many of theirs make one: ``NS_PER_S`` turns nanoseconds into seconds.
     """
-    sums = [0] * num_slots(bounds)
+    sums = [0] * num_counters(bounds)
     for reading in readings:
         sums = [one + other for one, other in zip(sums, reading, strict=True)]
     *counts, total = sums

@@ -18,7 +18,7 @@ _TRANSPORTS = {
 }
 
 
-def whole(name: str, value: object) -> int:
+def as_int(name: str, value: object) -> int:
     """Return a whole number, one of numpy's too, as a plain integer.
 
     Raises:
@@ -29,30 +29,30 @@ def whole(name: str, value: object) -> int:
     return int(value)
 
 
-def whole_seed(value: object) -> int:
+def as_seed(value: object) -> int:
     """Return a seed as a plain integer.
 
     Raises:
         ConfigurationError: It is no whole number, or below 0.
     """
-    seed = whole("seed", value)
+    seed = as_int("seed", value)
     if seed < 0:
         raise ConfigurationError(f"seed={seed} must be 0 or more")
     return seed
 
 
-def require_flag(name: str, value: object, *, may_be_none: bool = False) -> None:
+def require_flag(name: str, value: object, *, allow_none: bool = False) -> None:
     """Make sure that an option is True or False.
 
     Raises:
         ConfigurationError: It is not.
     """
-    if not isinstance(value, bool) and not (may_be_none and value is None):
-        choices = "True, False or None" if may_be_none else "True or False"
+    if not isinstance(value, bool) and not (allow_none and value is None):
+        choices = "True, False or None" if allow_none else "True or False"
         raise ConfigurationError(f"{name}={value!r:.40} must be {choices}")
 
 
-def checked_transport(transport: object) -> frozenset[str]:
+def allowed_transports(transport: object) -> frozenset[str]:
     """Return what steps may travel by, besides gRPC messages.
 
     Raises:
@@ -75,7 +75,7 @@ def require_count(name: str, value: object) -> None:
         raise ConfigurationError(f"{name}={value!r} must be a whole number, 1 or more")
 
 
-def require_options(options: object) -> dict[str, Any]:
+def as_reset_options(options: object) -> dict[str, Any]:
     """Return a reset's options as a new dict; None: none.
 
     Raises:
@@ -89,20 +89,20 @@ def require_options(options: object) -> dict[str, Any]:
 
 
 def require_seconds(
-    name: str, value: object, *, may_be_zero: bool = False, may_be_endless: bool = False
+    name: str, value: object, *, allow_zero: bool = False, allow_infinite: bool = False
 ) -> None:
     """Make sure that an option is a number of seconds: finite and above 0, unless told otherwise.
 
     Raises:
         ConfigurationError: It is not.
     """
-    problem = seconds_problem(value, may_be_zero=may_be_zero, may_be_endless=may_be_endless)
+    problem = seconds_problem(value, allow_zero=allow_zero, allow_infinite=allow_infinite)
     if problem:
         raise ConfigurationError(f"{name}={value!r} {problem}")
 
 
 def seconds_problem(
-    value: object, *, may_be_zero: bool = False, may_be_endless: bool = False
+    value: object, *, allow_zero: bool = False, allow_infinite: bool = False
 ) -> str:
     """Return what is wrong with a number of seconds, as the end of a sentence; empty: nothing."""
     seconds = math.nan  # which no comparison lets pass
@@ -111,10 +111,10 @@ def seconds_problem(
             seconds = float(value)
         except OverflowError:  # an integer above every float
             seconds = math.inf
-    is_enough = seconds >= 0 if may_be_zero else seconds > 0
-    if is_enough and (may_be_endless or seconds <= _LONGEST_S):
+    is_enough = seconds >= 0 if allow_zero else seconds > 0
+    if is_enough and (allow_infinite or seconds <= _LONGEST_S):
         return ""
     if is_enough and seconds < math.inf:
         return f"must be at most {_LONGEST_S:g} seconds"
-    kind = "number of seconds" if may_be_endless else "finite number of seconds"
-    return f"must be a {kind}{', 0 or more' if may_be_zero else ' above 0'}"
+    kind = "number of seconds" if allow_infinite else "finite number of seconds"
+    return f"must be a {kind}{', 0 or more' if allow_zero else ' above 0'}"

@@ -14,7 +14,7 @@ from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.client.same_step import require_same_step, same_step
 from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
 from rlmesh_ray.spaces.batch import stack, unflatten
-from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.spaces.vector_infos import lane_info
 
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices

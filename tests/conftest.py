@@ -5,7 +5,7 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
-import rlmesh_ray.rpc  # noqa: F401  # before any test loads gRPC, which only users do otherwise
+import rlmesh_ray.grpc_setup  # noqa: F401  # before any test loads gRPC, which only users do otherwise
 
 # Machines are busy: how long an example takes, or to draw one, says nothing. Which are drawn
 # depends on the test alone, so that what fails once fails again.

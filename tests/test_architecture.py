@@ -8,106 +8,78 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# part -> (parts of rlmesh_ray it may import, heavy third parties it may import)
+_SERVER = {
+    "errors",
+    "options",
+    "spaces",
+    "protocol",
+    "auth",
+    "wire",
+    "envs",
+    "models",
+    "polling",
+    "histogram",
+    "grpc_setup",
+    "transport",
+}
+_CLIENT = {
+    "errors",
+    "options",
+    "spaces",
+    "protocol",
+    "auth",
+    "wire",
+    "polling",
+    "grpc_setup",
+    "transport",
+}
+_RLLIB = {
+    "errors",
+    "options",
+    "spaces",
+    "protocol",
+    "auth",
+    "wire",
+    "server",
+    "client",
+    "actors",
+    "models",
+    "polling",
+}
+
+# room -> (what of rlmesh_ray it may import, which heavy third parties). A room is a module or a
+# folder, and may import itself; of two rooms that hold a module, the inner one has the rule.
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "options": ({"errors"}, set()),
-    "waiting": ({"errors", "options"}, set()),
+    "polling": ({"errors", "options"}, set()),
     "histogram": (set(), set()),
-    "rpc": (set(), {"grpc"}),
+    "grpc_setup": (set(), {"grpc"}),
     "spaces": ({"errors"}, {"gymnasium"}),
-    "protocol": ({"errors"}, set()),
-    "credentials": ({"errors", "protocol"}, set()),
+    "protocol": ({"errors", "dialects/released/protocol"}, set()),
+    "auth": ({"errors", "protocol", "grpc_setup"}, set()),
     "wire": ({"errors", "spaces", "protocol"}, set()),
     "envs": (
-        {"errors", "options", "spaces", "protocol", "wire", "waiting", "histogram", "transport"},
+        {"errors", "options", "spaces", "protocol", "wire", "polling", "histogram", "transport"},
         {"gymnasium"},
     ),
     "transport": (
-        {"errors", "options", "histogram", "spaces", "protocol", "wire", "waiting"},
+        {"errors", "options", "histogram", "spaces", "protocol", "wire", "polling"},
         {"asyncio"},
     ),
     "models": ({"errors", "spaces", "protocol"}, {"torch"}),
-    "server": (
-        {
-            "errors",
-            "options",
-            "spaces",
-            "protocol",
-            "credentials",
-            "wire",
-            "envs",
-            "models",
-            "waiting",
-            "histogram",
-            "rpc",
-            "transport",
-        },
-        {"asyncio"},
-    ),
-    "client": (
-        {
-            "errors",
-            "options",
-            "spaces",
-            "protocol",
-            "credentials",
-            "wire",
-            "waiting",
-            "rpc",
-            "transport",
-        },
+    "server": (_SERVER | {"dialects"}, {"asyncio"}),
+    "client": (_CLIENT | {"dialects"}, {"asyncio", "gymnasium"}),
+    "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),
+    "evaluation": (
+        {"errors", "options", "spaces", "protocol", "auth", "client"},
         {"asyncio", "gymnasium"},
     ),
-    "sb3": ({"errors", "spaces", "client"}, {"stable_baselines3"}),
-    "actors": (
-        {
-            "errors",
-            "options",
-            "spaces",
-            "protocol",
-            "credentials",
-            "client",
-            "server",
-            "envs",
-            "models",
-            "histogram",
-        },
-        {"asyncio", "ray"},
-    ),
-    "rllib": (
-        {
-            "errors",
-            "options",
-            "spaces",
-            "protocol",
-            "credentials",
-            "wire",
-            "server",
-            "client",
-            "actors",
-            "models",
-            "waiting",
-        },
-        {"gymnasium", "ray", "torch"},
-    ),
+    "actors": (_SERVER | {"client", "server", "evaluation"}, {"asyncio", "ray"}),
+    "rllib": (_RLLIB | {"dialects"}, {"gymnasium", "ray", "torch"}),
     "compliance": ({"errors", "spaces", "protocol", "wire", "client"}, set()),
     "cli": (
-        {
-            "errors",
-            "options",
-            "histogram",
-            "spaces",
-            "protocol",
-            "credentials",
-            "envs",
-            "client",
-            "server",
-            "models",
-            "actors",
-            "rllib",
-            "compliance",
-        },
+        _SERVER | {"client", "server", "actors", "rllib", "compliance", "evaluation", "dialects"},
         {"ray"},
     ),
     "testing": (
@@ -125,41 +97,76 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"gymnasium", "grpc"},
     ),
     "__main__": ({"cli"}, set()),
+    "dialects": (_SERVER | {"server", "dialects"}, set()),
 }
+
+# A dialect is built as the core is: each layer of it may import what the core's layer may, that
+# layer itself, and these layers of its own dialect. No server knows a client, or a client a server.
+_DIALECT_LAYERS: dict[str, tuple[set[str], set[str], set[str]]] = {
+    "protocol": ({"errors", "protocol"}, set(), set()),
+    "wire": ({"errors", "spaces", "protocol", "wire"}, {"protocol"}, set()),
+    "server": (_SERVER | {"server"}, {"protocol", "wire"}, {"asyncio"}),
+    "client": (_CLIENT | {"client"}, {"protocol", "wire"}, {"asyncio", "gymnasium"}),
+    "runner": (_RLLIB | {"rllib"}, {"server", "wire"}, {"gymnasium", "ray", "torch"}),
+}
+DIALECTS = sorted(
+    path.name
+    for path in (ROOT / "rlmesh_ray" / "dialects").iterdir()
+    if path.is_dir() and path.name != "__pycache__"
+)
+for _dialect in DIALECTS:
+    for _layer, (_core, _own, _heavy) in _DIALECT_LAYERS.items():
+        RULES[f"dialects/{_dialect}/{_layer}"] = (
+            _core | {f"dialects/{_dialect}/{each}" for each in _own},
+            _heavy,
+        )
+
 HEAVY = {"asyncio", "grpc", "gymnasium", "ray", "stable_baselines3", "torch"}
-# These may import what their room may not; nobody loads them but inside functions.
+# These may import what their room may not; they are loaded inside functions only.
 LAZY_MODULES = {
-    ("client", "direct_call.py"): {"grpc"},
-    ("models", "rllib_actors.py"): {"ray"},
-    ("models", "rllib_bare_forward.py"): {"ray"},
-    ("models", "rllib_checkpoint.py"): {"ray"},
-    ("models", "rllib_drawing.py"): {"ray"},
-    ("models", "rllib_forward.py"): {"ray"},
-    ("models", "rllib_policy.py"): {"ray"},
+    "client/single_threaded_call.py": {"grpc"},
+    "models/rllib/inference.py": {"ray"},
+    "models/fast_path/module_forward.py": {"ray"},
+    "models/rllib/checkpoint.py": {"ray"},
+    "models/fast_path/action_sampling.py": {"ray"},
+    "models/rllib/forward.py": {"ray"},
+    "models/rllib/policy.py": {"ray"},
 }
 IO = {"logging", "os", "random", "select", "socket", "subprocess", "threading", "time"}
 STANDARD_LIBRARY_ONLY = {"grpc", "gymnasium", "numpy", "google", "cloudpickle", "PIL", "rich"}
 
 
-def modules(part: str) -> list[Path]:
-    if part == "actors":
-        return sorted((ROOT / "actors").rglob("*.py"))
-    single = ROOT / "rlmesh_ray" / f"{part}.py"
-    package = ROOT / "rlmesh_ray" / part
-    return [single] if single.exists() else sorted(package.rglob("*.py"))
+def room_of(name: str) -> str:
+    """Return the innermost room of a module, given its name below the package, as a path."""
+    rooms = [room for room in RULES if f"{name}/".startswith(f"{room}/")]
+    assert rooms, f"no rule for {name}"
+    return max(rooms, key=len)
 
 
-def imports(part: str) -> Iterator[tuple[Path, list[str]]]:
-    for path in modules(part):
-        if "_pb" in path.parts:
-            continue
+def product_modules() -> Iterator[tuple[str, Path]]:
+    """Each module with its name below rlmesh_ray, or that of actors, as a path."""
+    for folder, above in (("rlmesh_ray", ROOT / "rlmesh_ray"), ("actors", ROOT)):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(above).with_suffix("").as_posix().removesuffix("/__init__")
+            if "_pb" not in path.parts and name != "__init__":
+                yield name, path
+
+
+def modules(room: str) -> list[Path]:
+    return [path for name, path in product_modules() if room_of(name) == room]
+
+
+def imports(room: str) -> Iterator[tuple[Path, list[str]]]:
+    for path in modules(room):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield path, alias.name.split(".")
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: relative import"
-                yield path, (node.module or "").split(".")
+                module = (node.module or "").split(".")
+                for alias in node.names:
+                    yield path, [*module, alias.name]
 
 
 def top_level_imports(path: Path) -> set[str]:
@@ -173,45 +180,84 @@ def top_level_imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("part", RULES)
-def test_part_imports_only_what_it_may(part: str) -> None:
-    ours, third_party = RULES[part]
+def is_within(name: str, rooms: set[str]) -> bool:
+    return any(f"{name}/".startswith(f"{room}/") for room in rooms)
 
-    for path, (top, *rest) in imports(part):
-        if top == "rlmesh_ray" and rest:
-            assert rest[0] in ours | {part}, f"{path} imports rlmesh_ray.{rest[0]}"
+
+@pytest.mark.parametrize("room", RULES)
+def test_room_imports_only_what_it_may(room: str) -> None:
+    ours, third_party = RULES[room]
+
+    for path, (top, *rest) in imports(room):
+        if top == "rlmesh_ray" and rest and rest != ["__version__"]:
+            name = "/".join(rest)
+            assert is_within(name, ours | {room}), f"{path} imports rlmesh_ray.{'.'.join(rest)}"
         assert top not in {"benchmarks", "tests"}, f"{path} imports {top}, which is not installed"
         if top in HEAVY:
-            allowed = third_party | LAZY_MODULES.get((part, path.name), set())
+            name = path.relative_to(ROOT).as_posix().removeprefix("rlmesh_ray/")
+            allowed = third_party | LAZY_MODULES.get(name, set())
             assert top in allowed, f"{path} imports {top}"
 
 
-@pytest.mark.parametrize(("part", "name"), LAZY_MODULES)
-def test_modules_with_heavy_imports_are_loaded_on_demand_only(part: str, name: str) -> None:
-    module = f"rlmesh_ray.{part}.{name.removesuffix('.py')}"
+@pytest.mark.parametrize("lazy", LAZY_MODULES)
+def test_modules_with_heavy_imports_are_loaded_on_demand_only(lazy: str) -> None:
+    module = f"rlmesh_ray.{lazy.removesuffix('.py').replace('/', '.')}"
 
-    heavy = LAZY_MODULES[part, name]
-    lazy = {ROOT / "rlmesh_ray" / part / name for part, name in LAZY_MODULES}
-    for path in set((ROOT / "rlmesh_ray").rglob("*.py")) - lazy:
-        room = path.relative_to(ROOT / "rlmesh_ray").parts[0].removesuffix(".py")
-        if room in RULES and heavy <= RULES[room][1]:
-            continue  # whoever loads it has loaded that already
+    for name, path in product_modules():
+        if f"{name}.py" in LAZY_MODULES or LAZY_MODULES[lazy] <= RULES[room_of(name)][1]:
+            continue  # has loaded what is heavy already
         assert module not in top_level_imports(path), f"{path} imports {module} at once"
 
 
-@pytest.mark.parametrize("part", ["errors", "spaces", "protocol", "wire"])
-def test_core_does_no_io(part: str) -> None:
-    for path, (top, *_) in imports(part):
+SANS_IO = [
+    "errors",
+    "spaces",
+    "protocol",
+    "wire",
+    *(f"dialects/{dialect}/{layer}" for dialect in DIALECTS for layer in ("protocol", "wire")),
+]
+
+
+@pytest.mark.parametrize("room", SANS_IO)
+def test_core_does_no_io(room: str) -> None:
+    for path, (top, *_) in imports(room):
         assert top not in IO, f"{path} imports {top}"
 
 
-@pytest.mark.parametrize("part", ["errors", "protocol"])
-def test_the_heart_needs_only_the_standard_library(part: str) -> None:
-    for path, (top, *_) in imports(part):
+@pytest.mark.parametrize(
+    "room", ["errors", "protocol", *(f"dialects/{dialect}/protocol" for dialect in DIALECTS)]
+)
+def test_the_heart_needs_only_the_standard_library(room: str) -> None:
+    for path, (top, *_) in imports(room):
         assert top not in STANDARD_LIBRARY_ONLY, f"{path} imports {top}"
 
 
-def test_every_part_has_a_rule() -> None:
-    parts = {p.stem for p in (ROOT / "rlmesh_ray").iterdir() if p.suffix in {"", ".py"}}
+def test_every_module_has_a_rule() -> None:
+    for name, _ in product_modules():
+        room_of(name)
 
-    assert parts - {"__init__", "__pycache__"} == set(RULES)
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_dialect_is_built_in_the_layers_that_have_rules(dialect: str) -> None:
+    folder = ROOT / "rlmesh_ray" / "dialects" / dialect
+    layers = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
+
+    assert layers <= set(_DIALECT_LAYERS)
+
+
+UNIT_TESTS = sorted((ROOT / "tests" / "unit").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
+def test_a_unit_test_stands_where_its_module_stands_and_begins_with_its_name(path: Path) -> None:
+    folder = path.parent.relative_to(ROOT / "tests" / "unit")
+    package = ROOT if folder.parts[:1] == ("actors",) else ROOT / "rlmesh_ray"
+    room = package / folder
+    name = path.stem.removeprefix("test_")
+
+    assert room.is_dir(), f"there is no {room.relative_to(ROOT)}"
+    modules = {each.stem for each in room.iterdir() if each.suffix in {"", ".py"}}
+    names = (modules - {"__init__", "__pycache__"}) | {room.name}  # the room's name: all of it
+    assert any(f"{name}_".startswith(f"{each}_") for each in names), (
+        f"no module of {room.relative_to(ROOT)} has a name that {path.name} begins with"
+    )

@@ -19,7 +19,7 @@ MAY_SLEEP = {
     "peers/test_javascript_client.py",
     "ray/autoscaled_fleet.py",
 }
-MAY_SHARE_CHANNELS = {"golden/relay.py", "loopback/ports.py", "loopback/test_rpc.py"}
+MAY_SHARE_CHANNELS = {"golden/relay.py", "loopback/ports.py", "loopback/test_grpc_setup.py"}
 GUARD = "unit/conftest.py"
 
 

@@ -25,13 +25,13 @@ from benchmarks.learning.plan import LearningPlan, Task
 from benchmarks.sampling.plan import Rival as SamplingRival
 from benchmarks.serving.plan import Plan, Side, Workload
 from benchmarks.stepping.plan import Peer, SteppingPlan, rows_of
-from rlmesh_ray.cli.commands import Command, CommandGroup
+from rlmesh_ray.cli.help_format import ReadableCommand, ReadableCommandGroup
 from rlmesh_ray.cli.local_ray import require_rllib
-from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
 
 T = TypeVar("T", bound=enum.StrEnum)
 
-app = typer.Typer(cls=CommandGroup, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=ReadableCommandGroup, add_completion=False, pretty_exceptions_enable=False)
 
 
 class Rival(enum.StrEnum):
@@ -167,13 +167,13 @@ def _known(kind: type[T], names: Iterable[str] | None) -> list[T] | None:
     return [values[str(name)] for name in names if str(name) in values]
 
 
-app.command(cls=Command)(sampling)
-app.command(cls=Command)(stepping)
-app.command(cls=Command)(growth)
-app.command(cls=Command)(scaling)
+app.command(cls=ReadableCommand)(sampling)
+app.command(cls=ReadableCommand)(stepping)
+app.command(cls=ReadableCommand)(growth)
+app.command(cls=ReadableCommand)(scaling)
 
 
-@app.command(cls=Command)
+@app.command(cls=ReadableCommand)
 def serving(  # noqa: PLR0913  # the command line; every option stands alone
     context: typer.Context,
     vs: VsOption = None,
@@ -219,7 +219,7 @@ def serving(  # noqa: PLR0913  # the command line; every option stands alone
     return report.follow(measure(plan, bench, report.note))
 
 
-@app.command(cls=Command)
+@app.command(cls=ReadableCommand)
 def learning(
     context: typer.Context,
     only: TasksOption = None,
@@ -249,7 +249,7 @@ def learning(
     return report.follow(compare(plan, report.note))
 
 
-@app.command(cls=Command)
+@app.command(cls=ReadableCommand)
 def recovery(
     context: typer.Context,
     kills: KillsOption = 20,

@@ -19,7 +19,7 @@ from benchmarks.growth.plan import Axis, GrowthPlan
 from benchmarks.sampling.plan import Rival, SamplingPlan
 from benchmarks.stepping.plan import Peer, Row, SteppingPlan, rows_of
 from rlmesh_ray.cli.local_ray import require_rllib
-from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
 
 if TYPE_CHECKING:
     from benchmarks.findings import Finding, Measurement

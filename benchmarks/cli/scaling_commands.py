@@ -10,7 +10,7 @@ from benchmarks.cli.findings_view import FindingsReport
 from benchmarks.cli.options import QuickFlag, RepetitionsOption, SecondsOption
 from benchmarks.scaling.plan import ControlSize, Part, ScalingPlan, Simulation
 from rlmesh_ray.cli.local_ray import require_rllib
-from rlmesh_ray.cli.options import DebugFlag, JsonFlag
+from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

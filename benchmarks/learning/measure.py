@@ -30,7 +30,7 @@ class Sampler(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a run stood after an iteration; see ``rllib.training.Progress``."""
+    """Where a run stood after an iteration; see ``rllib.training.TrainingProgress``."""
 
     iteration: int
     env_steps: int

@@ -23,8 +23,8 @@ from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from benchmarks.measured_process import only_for_the_parent
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.training import Progress, train
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.training import TrainingProgress, train
 
 _CARTPOLE = "CartPole-v1"
 _PENDULUM = "Pendulum-v1"
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
     parent.flush()
 
 
-def _say(parent: TextIO, progress: Progress) -> None:
+def _say(parent: TextIO, progress: TrainingProgress) -> None:
     mean = progress.return_mean
     fields = {**asdict(progress), "return_mean": None if math.isnan(mean) else mean}
     parent.write(json.dumps(fields) + "\n")

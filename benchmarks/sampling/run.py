@@ -19,8 +19,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
 from benchmarks.measured_process import only_for_the_parent
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 
 _LOGICAL_CPUS = 2
 _SEED = 1

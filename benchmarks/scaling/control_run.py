@@ -24,12 +24,12 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from benchmarks.measured_process import only_for_the_parent
 from benchmarks.scaling.nodes import ACTOR_CPUS, HostedEndpoints, ray_nodes
 from benchmarks.scaling.rate_run import start_runners
-from rlmesh_ray.actors.fleet import EnvFleet
-from rlmesh_ray.actors.registry import shared_registry
-from rlmesh_ray.credentials.ray_files import RayTls
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.plan import PLAN_KEY
+from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.actors.registry.registry_actor import shared_registry
+from rlmesh_ray.auth.ray_credentials import RayTls
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 
 _HOSTS = 2
 """Actors that share the endpoints."""
@@ -167,7 +167,7 @@ def _rollout(factory: Callable[..., Any], task: _Task, cluster: Cluster) -> dict
         config = configure(config, hosted.addresses, token=hosted.token, tls=RayTls())
         # As a fleet's: the runner looks each of them up.
         plan = config.env_config[PLAN_KEY]
-        config.env_config[PLAN_KEY] = replace(plan, directory=hosted.directory)
+        config.env_config[PLAN_KEY] = replace(plan, resolver=hosted.resolver)
         configured_s = time.monotonic()
         (runner,) = start_runners(config, 1, RolloutRunner)
         pid = ray.get(runner.process.remote())["pid"]

@@ -22,12 +22,12 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from benchmarks.measured_process import only_for_the_parent
 from benchmarks.scaling.nodes import ACTOR_CPUS, ray_nodes
 from benchmarks.scaling.rate_run import start_runners
-from rlmesh_ray.actors.fleet import EnvFleet
+from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.errors import EndpointLostError
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.lane_group import GroupBatch
-from rlmesh_ray.rllib.runner_lanes import Lanes
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.runner.session_group import GroupBatch
+from rlmesh_ray.rllib.runner.slot_state import SlotState
 
 _PATIENCE_S = 100.0
 
@@ -60,17 +60,17 @@ class WatchedRunner(RLMeshEnvRunner):
     _back_s: dict[int, float]
     """When they gave their first step."""
 
-    def _add_resets(self, lanes: Lanes, arrived: GroupBatch) -> None:
+    def _add_resets(self, lanes: SlotState, arrived: GroupBatch) -> None:
         super()._add_resets(lanes, arrived)
         if self._renewed is not None:
             self._renewed.update(lanes.sessions)
 
-    def _add_steps(self, lanes: Lanes, arrived: GroupBatch) -> None:
+    def _add_steps(self, lanes: SlotState, arrived: GroupBatch) -> None:
         super()._add_steps(lanes, arrived)
         now_s = time.monotonic()
         for session in lanes.sessions:
             if self._where is not None:
-                self._where[session] = endpoint = self._seats.endpoint_of(session)
+                self._where[session] = endpoint = self._assignments.endpoint_of(session)
                 self._since_s.setdefault(endpoint, time.time())
             if self._steps is not None:
                 self._steps.append((now_s, session))
@@ -95,7 +95,7 @@ class WatchedRunner(RLMeshEnvRunner):
         self._where, self._since_s = where, {}
         self._sample_until(
             lambda: (
-                len(where) == len(self._seats.endpoints)
+                len(where) == len(self._assignments.endpoints)
                 and len(set(where.values())) == num_endpoints
             ),
             fragment,
@@ -110,7 +110,7 @@ class WatchedRunner(RLMeshEnvRunner):
 
         Args:
             stroke: Loses an endpoint; returns at once.
-            endpoint: What it is called; see ``Seats.endpoint_of``.
+            endpoint: What it is called; see ``SessionAssignments.endpoint_of``.
             fragment: Vector steps of each session in a call of ``sample``.
             watch_s: How long is sampled before the stroke, and after the first of those steps.
 
@@ -128,8 +128,8 @@ class WatchedRunner(RLMeshEnvRunner):
         self._sample_for(watch_s, fragment)
         lost = [
             session
-            for session in range(len(self._seats.endpoints))
-            if self._seats.endpoint_of(session) == endpoint
+            for session in range(len(self._assignments.endpoints))
+            if self._assignments.endpoint_of(session) == endpoint
         ]
         self._renewed = set()
         struck_s = time.monotonic()
@@ -153,7 +153,8 @@ class WatchedRunner(RLMeshEnvRunner):
         while not is_there():
             if time.monotonic() > until_s:
                 where = [
-                    self._seats.endpoint_of(each) for each in range(len(self._seats.endpoints))
+                    self._assignments.endpoint_of(each)
+                    for each in range(len(self._assignments.endpoints))
                 ]
                 raise EndpointLostError(
                     f"after {_PATIENCE_S:.0f} s the sessions are not where they should be, but at "
@@ -192,7 +193,7 @@ def main() -> None:
         for _ in range(task.repetitions):
             ray.get(runner.settle.remote(count, fragment))
             stroke = partial(ray.kill, fleet.actors[0], no_restart=False)
-            lost_id = fleet.directory.endpoint_ids[0]
+            lost_id = fleet.resolver.endpoint_ids[0]
             say(lost=ray.get(runner.watch.remote(stroke, lost_id, fragment, task.watch_s)))
         for _ in range(task.repetitions):
             fleet.scale(count - 1)

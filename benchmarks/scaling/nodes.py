@@ -16,9 +16,9 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlmesh_ray.actors.directory import FleetDirectory
-from rlmesh_ray.actors.registry import find_registry, shared_registry
-from rlmesh_ray.credentials.ray_files import RayTls
+from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
+from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
+from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.env_server import EnvServer
 
@@ -172,7 +172,7 @@ class HostedEndpoints:
         self.registry = shared_registry()
         name = secrets.token_hex(4)
         self.endpoint_ids = tuple(f"{name}-{index}" for index in range(num_hosts * each))
-        self.directory = FleetDirectory(self.endpoint_ids, name)
+        self.resolver = FleetResolver(self.endpoint_ids, name)
         actor_class: Any = EndpointHost
         options = {"num_cpus": ACTOR_CPUS, "scheduling_strategy": "SPREAD"}
         self.actors = [

@@ -28,10 +28,10 @@ from benchmarks.scaling.nodes import (
     endpoints_by_node,
     ray_nodes,
 )
-from rlmesh_ray.actors.fleet import EnvFleet
-from rlmesh_ray.credentials.ray_files import RayTls
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
+from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.auth.ray_credentials import RayTls
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _pid(_: Any) -> int:
 
 
 def _why_one_by_one(runner: Any) -> str | None:
-    why: str | None = runner.why_one_by_one
+    why: str | None = runner.fast_path_disabled_reason
     return why
 
 

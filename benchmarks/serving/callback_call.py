@@ -13,7 +13,7 @@ from typing import Any
 from grpc._common import CYGRPC_STATUS_CODE_TO_STATUS_CODE
 from grpc._cython import cygrpc
 
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
 
 _KINDS = cygrpc.OperationType
 _NO_FLAGS = 0

@@ -14,8 +14,8 @@ from rlmesh_ray.protocol.messages import ConfigureRoute, Predict, PredictContext
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
+from rlmesh_ray.wire.protobuf import parse
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
-from rlmesh_ray.wire.rlmesh_v1.frames import parse
 
 SERVICE = "rlmesh.model.v1.ModelService"
 JOIN = f"/{SERVICE}/Join"

@@ -2,10 +2,10 @@
 
 from benchmarks.control import stay
 from benchmarks.serving.mlp import mlp
-from rlmesh_ray.server.heap import settle_heap
+from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.server.model_server import ModelServer
 
 if __name__ == "__main__":
     with ModelServer(mlp()) as server:
-        settle_heap()
+        freeze_heap()
         stay(server.address)

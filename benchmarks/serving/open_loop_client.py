@@ -19,7 +19,7 @@ from benchmarks.serving.frames import DIALECTS, JOIN
 from benchmarks.serving.open_loop import Arrival, OpenRoute, schedule
 from benchmarks.serving.streams import BadAnswerError, Tally, now_s
 from rlmesh_ray.errors import CodecError, RemoteModelError
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
 
 _TIMEOUT_S = 30.0
 

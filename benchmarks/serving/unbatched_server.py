@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from benchmarks.control import stay
 from benchmarks.serving.frames import SERVICE
 from benchmarks.serving.mlp import mlp
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import ConfigureRoute, Predict, Predicted, RouteConfigured
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.attention import attentive
-from rlmesh_ray.server.heap import settle_heap
-from rlmesh_ray.server.loop import new_event_loop
+from rlmesh_ray.server.busy_poll import busy_polled
+from rlmesh_ray.server.event_loop import new_event_loop
+from rlmesh_ray.server.gc_tuning import freeze_heap
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
@@ -30,7 +30,7 @@ async def _join(
     requests: AsyncIterator[bytes], _context: grpc.aio.ServicerContext
 ) -> AsyncIterator[bytes]:
     contracts: dict[str, EnvContract] = {}
-    async for data in attentive(requests, lambda: True):
+    async for data in busy_polled(requests, lambda: True):
         match wire.parse_request(data):
             case ConfigureRoute(contract=EnvContract() as contract) as request:
                 contracts[request.context.route_id] = contract
@@ -56,7 +56,7 @@ async def _serve() -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    settle_heap()
+    freeze_heap()
     await asyncio.to_thread(stay, f"127.0.0.1:{port}")
     await server.stop(None)
 

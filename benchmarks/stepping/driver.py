@@ -11,14 +11,14 @@ from benchmarks.serving.frames import JOIN
 from benchmarks.stepping.environments import local_vector
 from benchmarks.stepping.specs import Drive, Way
 from benchmarks.stepping.stopwatch import Step, time_in_bulk, time_steps, time_threads
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
-from rlmesh_ray.client.evaluation import evaluate
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.client.remote_env import RemoteEnv
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.evaluation import evaluate
 from rlmesh_ray.protocol import messages
-from rlmesh_ray.wire.rlmesh_v1.step_frames import pack_step
+from rlmesh_ray.wire.rlmesh_v1.fast_step_codec import pack_step
 
 _SEED = 0
 _NUM_ACTIONS = 256
@@ -119,8 +119,10 @@ def _single_step(env: gymnasium.Env[Any, Any]) -> Step:
 
 
 def _echo(drive: Drive) -> Step:
-    dial = Dial(drive.addresses[0], timeout_s=_PATIENCE_S)
-    stream = JoinStream(dial.open(), JOIN, dial.metadata, dial.address)
+    connect_options = ConnectOptions(drive.addresses[0], timeout_s=_PATIENCE_S)
+    stream = JoinStream(
+        connect_options.open(), JOIN, connect_options.metadata, connect_options.address
+    )
     frame = pack_step(messages.Step("1", bytes(drive.num_envs * _ACTION_BYTES), 1000))
 
     def step() -> int:

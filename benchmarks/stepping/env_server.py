@@ -8,7 +8,7 @@ from benchmarks.control import stay
 from benchmarks.stepping.environments import environment
 from benchmarks.stepping.specs import Hosting
 from rlmesh_ray.server.env_server import EnvServer
-from rlmesh_ray.server.heap import settle_heap
+from rlmesh_ray.server.gc_tuning import freeze_heap
 
 if __name__ == "__main__":
     hosting = Hosting.from_line(sys.argv[1])
@@ -20,5 +20,5 @@ if __name__ == "__main__":
             env_kwargs=hosting.env_kwargs,
             address=address,
         ) as server:
-            settle_heap()
+            freeze_heap()
             stay(server.address)

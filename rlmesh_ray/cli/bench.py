@@ -21,7 +21,7 @@ from rich.table import Table
 
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
-from rlmesh_ray.cli.options import (
+from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
     DebugFlag,
     EnvKwargs,
@@ -29,7 +29,7 @@ from rlmesh_ray.cli.options import (
     parse_env_kwargs,
     search_current_folder,
 )
-from rlmesh_ray.cli.seconds import above_zero
+from rlmesh_ray.cli.options.duration_params import positive_s
 from rlmesh_ray.errors import ConfigurationError, RlmeshError
 from rlmesh_ray.options import SHARED_MEMORY, TCP
 from rlmesh_ray.protocol.address import looks_like_address
@@ -54,7 +54,7 @@ LanesOption = Annotated[
 ]
 SecondsOption = Annotated[
     float,
-    typer.Option("--seconds", metavar="X", callback=above_zero, help="Of each measurement."),
+    typer.Option("--seconds", metavar="X", callback=positive_s, help="Of each measurement."),
 ]
 RepetitionsOption = Annotated[
     int, typer.Option("--repetitions", min=1, help="Measurements of each row.")
@@ -140,7 +140,7 @@ def bench(
 
 
 def _own_vector(env: str, num_envs: int, kwargs: Mapping[str, object] | None) -> Any:
-    from rlmesh_ray.envs.source import build, make_source
+    from rlmesh_ray.envs.env_source import build, make_source
     from rlmesh_ray.errors import EnvStartError
 
     source = make_source(env, num_envs, kwargs)

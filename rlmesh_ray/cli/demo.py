@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.cli.console import Console, program
-from rlmesh_ray.cli.failures import describe, trace
+from rlmesh_ray.cli.error_reporting import describe, trace
 from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
-from rlmesh_ray.cli.logs import quiet_rllib, set_up
-from rlmesh_ray.cli.options import TOKEN_VARIABLE
+from rlmesh_ray.cli.log_setup import quiet_rllib, set_up
+from rlmesh_ray.cli.options.common import TOKEN_VARIABLE
 from rlmesh_ray.cli.signals import interrupt_on_sigterm
-from rlmesh_ray.cli.time_left import Goal, words
-from rlmesh_ray.cli.training_view import TrainingView
+from rlmesh_ray.cli.views.eta import StopCriteria, format_duration
+from rlmesh_ray.cli.views.training_view import TrainingView
 from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:
-    from rlmesh_ray.actors.fleet import EnvFleet
-    from rlmesh_ray.rllib.training import Progress
+    from rlmesh_ray.actors.env_fleet import EnvFleet
+    from rlmesh_ray.rllib.training import TrainingProgress
 
 _ENV = "CartPole-v1"
 _NUM_ENDPOINTS = 2
@@ -38,7 +38,7 @@ _EVALUATION_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _DemoOptions:
     out: Path
     goal: float
     episodes: int
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _plan(arguments: Sequence[str] | None) -> tuple[_Plan, bool]:
+def _plan(arguments: Sequence[str] | None) -> tuple[_DemoOptions, bool]:
     parser = argparse.ArgumentParser(prog="python -m rlmesh_ray.cli.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="what is written")
     parser.add_argument("--goal", type=float, default=475.0, help="mean return to reach")
@@ -74,11 +74,11 @@ def _plan(arguments: Sequence[str] | None) -> tuple[_Plan, bool]:
     parser.add_argument("--most-iterations", type=int, default=50, help="after which it gives up")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     given = parser.parse_args(arguments)
-    plan = _Plan(given.out, given.goal, given.episodes, given.seed, given.most_iterations)
+    plan = _DemoOptions(given.out, given.goal, given.episodes, given.seed, given.most_iterations)
     return plan, given.debug
 
 
-def _run(console: Console, plan: _Plan) -> int:
+def _run(console: Console, plan: _DemoOptions) -> int:
     start_s = time.perf_counter()
     _clear(plan.out)
     from rlmesh_ray.actors import EnvFleet
@@ -135,10 +135,10 @@ def _tell_fleet(console: Console, fleet: "EnvFleet") -> dict[str, Any]:
     return {"driver": {"pid": os.getpid()}, "endpoints": endpoints}
 
 
-def _train(console: Console, fleet: "EnvFleet", plan: _Plan) -> "list[Progress]":
-    from rlmesh_ray.models.torch_threads import limit_torch_threads
+def _train(console: Console, fleet: "EnvFleet", plan: _DemoOptions) -> "list[TrainingProgress]":
+    from rlmesh_ray.models.torch.threads import limit_torch_threads
     from rlmesh_ray.rllib import configure
-    from rlmesh_ray.rllib.presets import ppo_config
+    from rlmesh_ray.rllib.config.presets import ppo_config
     from rlmesh_ray.rllib.training import learning_curve, train
 
     limit_torch_threads(1)  # as train() does
@@ -147,7 +147,7 @@ def _train(console: Console, fleet: "EnvFleet", plan: _Plan) -> "list[Progress]"
     quiet_rllib(config)
     # One seed, one outcome: a demonstration shall not depend on which session was quicker.
     configure(config, fleet, lockstep=True)
-    goal = Goal(stop_return=plan.goal, stop_iters=plan.most_iterations)
+    goal = StopCriteria(stop_return=plan.goal, stop_iters=plan.most_iterations)
     console.say(f"PPO through RLMeshEnvRunner, until the mean return is {goal.stop_return:g}:")
     with TrainingView(console, goal) as view:
         run = train(
@@ -211,7 +211,7 @@ def _stop(actor: Any) -> None:
     ray.kill(actor)
 
 
-def _tell(console: Console, plan: _Plan, summary: dict[str, Any]) -> int:
+def _tell(console: Console, plan: _DemoOptions, summary: dict[str, Any]) -> int:
     where = summary["where"]
     endpoints = "\n".join(
         f"{endpoint['address']} (process {endpoint['pid']})" for endpoint in where["endpoints"]
@@ -226,10 +226,10 @@ def _tell(console: Console, plan: _Plan, summary: dict[str, Any]) -> int:
             "policy": f"{where['policy']['address']} (process {where['policy']['pid']})",
             "evaluation": f"process {where['evaluation']['pid']}, without Ray and torch",
             "training return": f"{summary['train_return_mean']:.1f} after "
-            f"{summary['env_steps']:,} env steps, {words(summary['train_wall_s'])}",
+            f"{summary['env_steps']:,} env steps, {format_duration(summary['train_wall_s'])}",
             "evaluated return": f"{summary['eval_return_mean']:.1f} over "
             f"{summary['eval_episodes']} episodes",
-            "time": words(summary["wall_s"]),
+            "time": format_duration(summary["wall_s"]),
             "files": f"{checkpoint}\n{plan.out / 'learning_curve.png'}\n"
             f"{plan.out / 'summary.json'}",
         },

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.logs import is_verbose
+from rlmesh_ray.cli.log_setup import is_verbose
 from rlmesh_ray.errors import ConfigurationError
 
 _PROBE_TIMEOUT_S = 5.0

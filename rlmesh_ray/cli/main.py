@@ -8,33 +8,33 @@ import typer
 
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.bench import bench
-from rlmesh_ray.cli.check import check
-from rlmesh_ray.cli.commands import Command, CommandGroup
+from rlmesh_ray.cli.commands.check import check
+from rlmesh_ray.cli.commands.evaluate import evaluate
+from rlmesh_ray.cli.commands.inspect import inspect
+from rlmesh_ray.cli.commands.pool import pool
+from rlmesh_ray.cli.commands.register import register
+from rlmesh_ray.cli.commands.serve_env import serve_env
+from rlmesh_ray.cli.commands.serve_model import serve_model
+from rlmesh_ray.cli.commands.status import status
+from rlmesh_ray.cli.commands.train import train
 from rlmesh_ray.cli.console import Console
-from rlmesh_ray.cli.evaluate import evaluate
-from rlmesh_ray.cli.failures import describe, trace
-from rlmesh_ray.cli.inspect import inspect
-from rlmesh_ray.cli.logs import set_up
-from rlmesh_ray.cli.options import OUTPUT, DebugFlag, JsonFlag
-from rlmesh_ray.cli.pool import pool
-from rlmesh_ray.cli.register import register
-from rlmesh_ray.cli.serve_env import serve_env
-from rlmesh_ray.cli.serve_model import serve_model
+from rlmesh_ray.cli.error_reporting import describe, trace
+from rlmesh_ray.cli.help_format import ReadableCommand, ReadableCommandGroup
+from rlmesh_ray.cli.log_setup import set_up
+from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.signals import INTERRUPTED, has_interrupt, interrupt_on_sigterm
-from rlmesh_ray.cli.status import status
-from rlmesh_ray.cli.train import train
 
-app = typer.Typer(cls=CommandGroup, pretty_exceptions_enable=False)
-app.command("serve-env", cls=Command)(serve_env)
-app.command("serve-model", cls=Command)(serve_model)
-app.command("pool", cls=Command)(pool)
-app.command("register", cls=Command)(register)
-app.command("train", cls=Command)(train)
-app.command("evaluate", cls=Command)(evaluate)
-app.command("inspect", cls=Command)(inspect)
-app.command("status", cls=Command)(status)
-app.command("check", cls=Command)(check)
-app.command("bench", cls=Command)(bench)
+app = typer.Typer(cls=ReadableCommandGroup, pretty_exceptions_enable=False)
+app.command("serve-env", cls=ReadableCommand)(serve_env)
+app.command("serve-model", cls=ReadableCommand)(serve_model)
+app.command("pool", cls=ReadableCommand)(pool)
+app.command("register", cls=ReadableCommand)(register)
+app.command("train", cls=ReadableCommand)(train)
+app.command("evaluate", cls=ReadableCommand)(evaluate)
+app.command("inspect", cls=ReadableCommand)(inspect)
+app.command("status", cls=ReadableCommand)(status)
+app.command("check", cls=ReadableCommand)(check)
+app.command("bench", cls=ReadableCommand)(bench)
 
 
 @app.callback(invoke_without_command=True)

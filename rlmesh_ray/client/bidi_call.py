@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from rlmesh_ray.client.channel import Metadata
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
 
 
 class BidiCall(Protocol):
@@ -44,7 +44,7 @@ def open_call(channel: grpc.Channel, path: str, metadata: Metadata) -> BidiCall:
         path: Of the RPC.
         metadata: What the call carries.
     """
-    begin = _begin_direct()
+    begin = _begin_single_threaded()
     if begin is not None:
         try:
             call: BidiCall = begin(channel, path, metadata)
@@ -121,12 +121,12 @@ class QueuedCall:
                 ahead.set_exception(error)
 
 
-def _begin_direct() -> Any:
+def _begin_single_threaded() -> Any:
     """Return what begins a call without those threads; None: not with this gRPC."""
     if sys.platform != "linux":
         return None
     try:
-        from rlmesh_ray.client.direct_call import DirectCall
+        from rlmesh_ray.client.single_threaded_call import SingleThreadedCall
     except (ImportError, AttributeError):
         return None
-    return DirectCall.begin
+    return SingleThreadedCall.begin

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
-from rlmesh_ray.client.tls import ClientTls, ClientTlsSource, resolved_tls
-from rlmesh_ray.credentials.token_file import TokenSource, shown_token
+from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource, resolve_client_tls
+from rlmesh_ray.auth.token_file import TokenSource, client_token_of
+from rlmesh_ray.auth.tokens import bearer_value
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -21,15 +22,14 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
-from rlmesh_ray.protocol.handshake import resolve_text
-from rlmesh_ray.protocol.token import bearer
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES
 
-__all__ = ["ClientTls", "Dial", "Metadata", "handshake_with", "translate"]
+__all__ = ["ClientTls", "ConnectOptions", "Metadata", "handshake_errors_at", "translate_grpc_error"]
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -50,7 +50,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class ConnectOptions:
     """Everything it takes to reach an endpoint."""
 
     address: str
@@ -87,7 +87,7 @@ class Dial:
         Raises:
             ConfigurationError: ``edition_text`` is neither a known name nor a sha256.
         """
-        return "" if self.edition_text is None else resolve_text(self.edition_text)
+        return "" if self.edition_text is None else edition_sha256(self.edition_text)
 
     def open(self, max_receive_bytes: int = DEFAULT_MESSAGE_BYTES) -> grpc.Channel:
         """Return a channel; it connects on the first call.
@@ -108,7 +108,7 @@ class Dial:
         if address.path:
             # Some servers break off where a path stands in place of a host's name.
             options.append(("grpc.default_authority", "localhost"))
-        tls = resolved_tls(self.tls)
+        tls = resolve_client_tls(self.tls)
         if tls is not None:
             return grpc.secure_channel(target, tls.credentials(), options=options)
         return grpc.insecure_channel(target, options=options)
@@ -124,12 +124,12 @@ class Dial:
         if self.token is None:
             return ()
         try:
-            shown = shown_token(self.token)
+            shown = client_token_of(self.token)
         except ConfigurationError as error:
             # It may be in the middle of a rotation: whoever tries again shall do so.
             reason = f"there is no token to show: {error}"
             raise EndpointUnreachableError(reason, self.address) from error
-        return ((AUTHORIZATION_METADATA_KEY, bearer(shown)),)
+        return ((AUTHORIZATION_METADATA_KEY, bearer_value(shown)),)
 
     def call(self, channel: grpc.Channel, path: str, data: bytes) -> bytes:
         """Make a unary call.
@@ -143,12 +143,12 @@ class Dial:
                 data, timeout=self.timeout_s, metadata=self.metadata, wait_for_ready=False
             )
         except grpc.RpcError as error:
-            raise translate(error, self.address) from error
+            raise translate_grpc_error(error, self.address) from error
         return reply
 
 
 @contextlib.contextmanager
-def handshake_with(address: str) -> Iterator[None]:
+def handshake_errors_at(address: str) -> Iterator[None]:
     """Put ``address`` into what is raised about a handshake's answer.
 
     Raises:
@@ -167,7 +167,9 @@ def handshake_with(address: str) -> Iterator[None]:
         ) from error
 
 
-def translate(error: grpc.RpcError, address: str, *, is_open: bool = False) -> EndpointError:
+def translate_grpc_error(
+    error: grpc.RpcError, address: str, *, is_open: bool = False
+) -> EndpointError:
     """Return this package's error for gRPC's.
 
     Args:

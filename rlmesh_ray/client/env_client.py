@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from rlmesh_ray.client.channel import Dial, Metadata
-from rlmesh_ray.client.direct_tcp import ask_for_ticket
-from rlmesh_ray.client.env_exchange import EnvExchange, endpoint_timeout_ms, naming_own_limit
+from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
+from rlmesh_ray.client.env_calls import call_lanes, require_allowed
 from rlmesh_ray.client.env_handshake import connect, shake_hands
-from rlmesh_ray.client.join_stream import JoinStream, naming_limit
-from rlmesh_ray.client.lane_calls import call_lanes, require_allowed
-from rlmesh_ray.client.results import ResetResult, StepResult
+from rlmesh_ray.client.env_session_stream import (
+    EnvSessionStream,
+    endpoint_timeout_ms,
+    with_client_timeout,
+)
+from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
+from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
     ConfigurationError,
+    EndpointClosedError,
     EndpointError,
     HandshakeRefusedError,
     LocalProtocolError,
@@ -27,6 +31,8 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
     RlmeshError,
 )
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import (
     Configure,
@@ -40,17 +46,59 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.outcomes import NOT_STARTED
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.transport.direct_client import DirectClient
-from rlmesh_ray.transport.road_keeper import RoadKeeper
-from rlmesh_ray.waiting import Signal
-from rlmesh_ray.wire.lanes_v1 import LaneCall
+from rlmesh_ray.transport.direct_connection import DirectConnection
+from rlmesh_ray.transport.direct_connector import DirectConnector
+from rlmesh_ray.transport.tcp import KEY_BYTES, TICKET_ID_BYTES, Ticket
+from rlmesh_ray.wire import transport_v1 as wire
+from rlmesh_ray.wire.lane_calls_v1 import LaneCall
+
+
+def request_ticket(
+    connect_options: ConnectOptions,
+    channel: grpc.Channel,
+    session: Metadata,
+    timeout_ms: int,
+    timeout_s: float,
+) -> Ticket:
+    """Return a ticket for a connection to the worker of a session.
+
+    Args:
+        connect_options: The endpoint.
+        channel: To it.
+        session: What names the session.
+        timeout_ms: What its steps may take.
+        timeout_s: How long to wait.
+
+    Raises:
+        EndpointError: No answer came, or the endpoint refuses; the message says why.
+        RemoteProtocolError: The answer is no ticket.
+    """
+    request = wire.pack_request(timeout_ms)
+    try:
+        reply = channel.unary_unary(wire.OPEN_TCP)(
+            request, timeout=timeout_s, metadata=connect_options.metadata + session
+        )
+    except ValueError as error:  # gRPC's, for a channel that was closed meanwhile
+        raise EndpointClosedError("the session is closed", connect_options.address) from error
+    except grpc.RpcError as error:
+        code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+        if code is grpc.StatusCode.UNAVAILABLE:
+            raise translate_grpc_error(error, connect_options.address, is_open=True) from error
+        details = error.details() if isinstance(error, grpc.Call) else error
+        reason = f"the endpoint lets none in ({code.name}: {details})"
+        raise EndpointError(reason, connect_options.address) from error
+    try:
+        return Ticket(*wire.parse_response(reply, TICKET_ID_BYTES, KEY_BYTES))
+    except CodecError as error:
+        raise RemoteProtocolError(f"the answer is no ticket: {error}") from error
+
 
 __all__ = ["EnvClient", "ResetResult", "StepResult", "shake_hands"]
 
 T = TypeVar("T")
 
 _JOIN = "/rlmesh.env.v1.EnvService/Join"
-_PART_ON_ROAD = 0.95
+_DIRECT_TIMEOUT_SHARE = 0.95
 """Of the time for a step. A worker that does not come to it has no deadline of the endpoint's."""
 _LONGEST_ALLOWANCE_S = 1.0
 """So long after a step's time is up the endpoint is heard, which had little of it left."""
@@ -68,7 +116,7 @@ class EnvClient:
     after an exception in the middle of a request, as Ctrl-C raises it.
 
     Args:
-        dial: The endpoint.
+        connect_options: The endpoint.
         step_timeout_s: How long to wait for any answer; the endpoint is told to give up a
             little earlier, so that a hanging environment is answered in band.
         start_timeout_s: How long the environment of the session may take to start, before the
@@ -85,32 +133,32 @@ class EnvClient:
 
     def __init__(
         self,
-        dial: Dial,
+        connect_options: ConnectOptions,
         *,
         step_timeout_s: float = 60.0,
         start_timeout_s: float = 120.0,
         transport: str = "auto",
         spin: bool | None = None,
     ) -> None:
-        self._dial = dial
+        self._connect_options = connect_options
         self._timeout_s = step_timeout_s
         self._start_timeout_s = start_timeout_s
-        connection = connect(dial)
+        connection = connect(connect_options)
         self.answer, self.contract = connection.answer, connection.contract
-        self._tongue = connection.tongue
+        self._dialect = connection.dialect
         self._channel, self._session_id = connection.channel, connection.session_id
         try:
-            self._roads = RoadKeeper(
+            self._direct_connector = DirectConnector(
                 self.answer.capabilities,
                 self._session_id,
                 self.contract,
                 self._server_timeout_ms,
-                dial.address,
+                connect_options.address,
                 transport=transport,
                 spin=spin,
                 ask=partial(
-                    ask_for_ticket,
-                    dial,
+                    request_ticket,
+                    connect_options,
                     connection.channel,
                     self._own_metadata,
                     self._server_timeout_ms,
@@ -122,18 +170,22 @@ class EnvClient:
         # The request whose answer comes over a road, and what has been fetched early. Whoever comes
         # while another thread fetches it waits.
         self._settling = threading.RLock()
-        self._on_road: tuple[str, DirectClient] | None = None
+        self._in_flight_direct: tuple[str, DirectConnection] | None = None
         self._kept: dict[str, StepResult | RlmeshError] = {}
         self._episode_ids: tuple[str, ...] = ()
         self._look_at_stream_s = 0.0
-        self._stream = JoinStream(self._channel, _JOIN, connection.metadata, dial.address)
-        self._exchange = EnvExchange(self._stream, self._channel, self._tongue.frames, dial.address)
+        self._stream = JoinStream(
+            self._channel, _JOIN, connection.metadata, connect_options.address
+        )
+        self._session_stream = EnvSessionStream(
+            self._stream, self._channel, self._dialect.frames, connect_options.address
+        )
         self._configure()
 
     @property
     def address(self) -> str:
         """Where the endpoint is."""
-        return self._dial.address
+        return self._connect_options.address
 
     def reset(
         self,
@@ -169,14 +221,14 @@ class EnvClient:
     ) -> str:
         """Start new episodes without waiting; return the request's id."""
         self._settle()
-        request = self._tongue.reset(
-            self._exchange.next_id,
+        request = self._dialect.reset(
+            self._session_stream.next_id,
             seeds=seeds,
             options=options or {},
             timeout_ms=self._server_timeout_ms,
             lanes=self._some(lanes),
         )
-        self._exchange.send(request)
+        self._session_stream.send(request)
         return request.request_id
 
     def _some(self, lanes: Sequence[int]) -> tuple[int, ...]:
@@ -192,12 +244,12 @@ class EnvClient:
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
-        done = self._exchange.receive(request_id, ResetDone, self._timeout_s)
-        self._roads.lanes_were_reset()
+        done = self._session_stream.receive(request_id, ResetDone, self._timeout_s)
+        self._direct_connector.on_lanes_reset()
         try:
-            result = self._tongue.reset_result(done)
+            result = self._dialect.reset_result(done)
         except CodecError as error:
-            raise self._exchange.broken(_NO_SENSE.format(error), request_id) from error
+            raise self._session_stream.broken(_NO_SENSE.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
@@ -214,40 +266,42 @@ class EnvClient:
                 step travelled on a direct road, what is sent next would wait for it.
         """
         self._settle()
-        self._exchange.require_open()
+        self._session_stream.require_open()
         # What is still on the stream comes first, and a road would overtake it.
-        is_alone = is_last and self._exchange.num_sent == self._exchange.num_received
-        road = self._direct_road() if is_alone else None
-        request_id = self._exchange.next_id
-        if road is None:
+        is_alone = is_last and self._session_stream.num_sent == self._session_stream.num_received
+        direct = self._direct_connection() if is_alone else None
+        request_id = self._session_stream.next_id
+        if direct is None:
             self._send_on_stream(request_id, action)
         else:
-            self._send_on_road(request_id, action, road)
+            self._send_direct(request_id, action, direct)
         return request_id
 
-    def _direct_road(self) -> DirectClient | None:
+    def _direct_connection(self) -> DirectConnection | None:
         """Return the direct road; None: there is none, or the session's stream has ended."""
         now_s = time.monotonic()
         if now_s >= self._look_at_stream_s:
             self._look_at_stream_s = now_s + _STREAM_PERIOD_S
             if self._stream.has_ended():
-                self._roads.close()
-        return self._roads.road()
+                self._direct_connector.close()
+        return self._direct_connector.connection()
 
-    def _send_on_road(self, request_id: str, action: Sequence[Column], road: DirectClient) -> None:
+    def _send_direct(
+        self, request_id: str, action: Sequence[Column], direct: DirectConnection
+    ) -> None:
         try:
-            road.send(int(request_id), action, self._server_timeout_ms)
-            self._exchange.numbers.sent_direct()
-            self._on_road = request_id, road
+            direct.send(int(request_id), action, self._server_timeout_ms)
+            self._session_stream.numbers.sent_direct()
+            self._in_flight_direct = request_id, direct
         except BaseException as error:
-            self._exchange.give_up_if_interrupted(error)
+            self._session_stream.fail_if_interrupted(error)
             raise
 
     def _send_on_stream(
         self, request_id: str, action: Sequence[Column], timeout_ms: int = 0
     ) -> None:
         timeout_ms = timeout_ms or self._server_timeout_ms
-        self._exchange.send(self._tongue.step(request_id, action, timeout_ms))
+        self._session_stream.send(self._dialect.step(request_id, action, timeout_ms))
 
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step.
@@ -265,61 +319,61 @@ class EnvClient:
     def _receive_step(self, request_id: str, timeout_s: float) -> StepResult:
         """Wait for the result of a step that was sent on the stream."""
         try:
-            done = self._exchange.receive(request_id, StepDone, timeout_s)
+            done = self._session_stream.receive(request_id, StepDone, timeout_s)
         except RemoteEnvError:
-            self._roads.lanes_were_lost()
+            self._direct_connector.on_lanes_lost()
             raise
         try:
-            result = self._tongue.step_result(done)
+            result = self._dialect.step_result(done)
         except CodecError as error:
-            raise self._exchange.broken(_NO_SENSE.format(error), request_id) from error
+            raise self._session_stream.broken(_NO_SENSE.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
     def _settle(self) -> None:
         """Wait for what the road owes, and keep it: requests on two roads have no order."""
         with self._settling:
-            if self._on_road is None:
+            if self._in_flight_direct is None:
                 return
-            self._exchange.require_own()
-            (request_id, road), self._on_road = self._on_road, None
+            self._session_stream.require_own()
+            (request_id, direct), self._in_flight_direct = self._in_flight_direct, None
             try:
-                self._kept[request_id] = self._from_road(request_id, road)
+                self._kept[request_id] = self._receive_direct(request_id, direct)
             except RlmeshError as error:
                 self._kept[request_id] = error
             except BaseException as error:
-                self._exchange.give_up_if_interrupted(error)
+                self._session_stream.fail_if_interrupted(error)
                 raise
 
-    def _from_road(self, request_id: str, road: DirectClient) -> StepResult:
+    def _receive_direct(self, request_id: str, direct: DirectConnection) -> StepResult:
         end_s = time.monotonic() + self._timeout_s
-        frame = road.receive(_PART_ON_ROAD * self._timeout_s)
-        numbers = self._exchange.numbers
+        frame = direct.receive(_DIRECT_TIMEOUT_SHARE * self._timeout_s)
+        numbers = self._session_stream.numbers
         if frame is None:
             # The step keeps its deadline; whether it has begun, the endpoint knows.
-            left_s = max(end_s - time.monotonic(), (1 - _PART_ON_ROAD) * self._timeout_s)
+            left_s = max(end_s - time.monotonic(), (1 - _DIRECT_TIMEOUT_SHARE) * self._timeout_s)
             timeout_ms = endpoint_timeout_ms(left_s)
-            self._send_on_stream(str(numbers.ask_on_join()), road.action, timeout_ms)
+            self._send_on_stream(str(numbers.fall_back_to_join()), direct.action, timeout_ms)
             patience_s = left_s + min(_LONGEST_ALLOWANCE_S, self._timeout_s)
             try:
-                with naming_limit(self._timeout_s, self.address):
+                with with_timeout_limit(self._timeout_s, self.address):
                     return self._receive_step(request_id, patience_s)
             except RemoteEnvError as error:
-                error.message = naming_own_limit(error.message, timeout_ms, self._timeout_s)
+                error.message = with_client_timeout(error.message, timeout_ms, self._timeout_s)
                 raise
         numbers.direct_answered(int(request_id))
         completed: tuple[EpisodeRecord, ...] = ()
         infos: Infos = {}
         if frame:
-            done = self._exchange.read(frame, request_id, StepDone)
+            done = self._session_stream.read(frame, request_id, StepDone)
             completed, infos, self._episode_ids = (
                 done.completed_episodes,
                 done.infos,
                 done.episode_ids,
             )
-        results = road.results()
+        results = direct.results()
         return StepResult(
-            road.observation(),
+            direct.observation(),
             results.rewards,
             results.terminated,
             results.truncated,
@@ -328,16 +382,16 @@ class EnvClient:
             self._episode_ids,
         )
 
-    def signal(self) -> Signal | None:
+    def wakeup(self) -> WakeupDescriptors | None:
         """Return what tells of the answer to a step on a direct road; None: there is none."""
-        return None if self._on_road is None else self._on_road[1].signal
+        return None if self._in_flight_direct is None else self._in_flight_direct[1].wakeup
 
     def render(self) -> bytes | None:
         """Return a PNG, or None where the render mode gives no picture."""
         self._settle()
-        request = Render(self._exchange.next_id, timeout_ms=self._server_timeout_ms)
-        self._exchange.send(request)
-        return self._exchange.receive(request.request_id, Rendered, self._timeout_s).png
+        request = Render(self._session_stream.next_id, timeout_ms=self._server_timeout_ms)
+        self._session_stream.send(request)
+        return self._session_stream.receive(request.request_id, Rendered, self._timeout_s).png
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane, or read an attribute that is none.
@@ -366,12 +420,12 @@ class EnvClient:
                 the next step is answered with an error, and a Reset starts over.
             EndpointError: The session broke.
         """
-        self._exchange.require_own()
+        self._session_stream.require_own()
         self._settle()
-        self._exchange.require_open()
+        self._session_stream.require_open()
         require_allowed(self.answer, name, self.address)
-        if not self._exchange.num_received:
-            if self._exchange.num_sent:
+        if not self._session_stream.num_received:
+            if self._session_stream.num_sent:
                 raise LocalProtocolError("receive the answer to the first request before a call")
             # The call must not come before the Join: this does nothing, but its answer tells that
             # there is a session, or why there is none.
@@ -381,7 +435,7 @@ class EnvClient:
     def _call(
         self, name: str, arguments: tuple[object, ...], lanes: tuple[int, ...]
     ) -> tuple[Any, ...]:
-        exchange = self._exchange
+        exchange = self._session_stream
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
         num_before = exchange.numbers.next_number - 1 if is_numbered else exchange.num_sent
         call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms)
@@ -393,10 +447,10 @@ class EnvClient:
             exchange.numbers.sent()
             raise
         except (EndpointError, RemoteProtocolError) as error:
-            exchange.give_up(error)  # whether it was executed nobody knows
+            exchange.fail(error)  # whether it was executed nobody knows
             raise
         except BaseException as error:
-            exchange.give_up_if_interrupted(error)
+            exchange.fail_if_interrupted(error)
             raise
         exchange.numbers.sent()
         return results
@@ -416,15 +470,15 @@ class EnvClient:
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
         # A thread that waits at the road is not to go on with the stream.
-        self._exchange.shut()
-        if self._exchange.is_own:
-            self._roads.close()
-        self._exchange.close()
+        self._session_stream.shut()
+        if self._session_stream.is_own:
+            self._direct_connector.close()
+        self._session_stream.close()
 
     @property
     def _metadata(self) -> Metadata:
         """What a call into the session carries; the token may have been replaced meanwhile."""
-        return self._dial.metadata + self._own_metadata
+        return self._connect_options.metadata + self._own_metadata
 
     @property
     def _own_metadata(self) -> Metadata:
@@ -436,12 +490,14 @@ class EnvClient:
 
     def _configure(self) -> None:
         """Name the edition, where the generation wants that before anything else."""
-        if not self._tongue.edition:
+        if not self._dialect.edition:
             return
-        request = Configure(self._exchange.next_id, self._tongue.edition)
+        request = Configure(self._session_stream.next_id, self._dialect.edition)
         try:
-            self._exchange.send(request)
-            self._exchange.receive(request.request_id, Configured, self._dial.timeout_s)
+            self._session_stream.send(request)
+            self._session_stream.receive(
+                request.request_id, Configured, self._connect_options.timeout_s
+            )
         except RemoteEnvError as error:
             self.close()
             raise HandshakeRefusedError(f"{self.address} takes no session: {error}") from error

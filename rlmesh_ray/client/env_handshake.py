@@ -2,19 +2,24 @@
 
 from dataclasses import dataclass, replace
 
-from rlmesh_ray.client.channel import Dial, Metadata
-from rlmesh_ray.client.env_tongue import EditionTongue, EnvTongue
-from rlmesh_ray.client.greeting import Greeting, greet, greetings_of, understood
-from rlmesh_ray.client.released.env_tongue import ReleasedTongue
+from rlmesh_ray.client.channel import ConnectOptions, Metadata
+from rlmesh_ray.client.env_dialect import EditionEnvClientDialect, EnvClientDialect
+from rlmesh_ray.client.version_negotiation import (
+    HandshakeVariant,
+    handshake_variants,
+    negotiate_handshake,
+    supported_generations,
+)
+from rlmesh_ray.dialects.released.client.env_dialect import ReleasedEnvClientDialect
+from rlmesh_ray.dialects.released.wire import env as released_wire
 from rlmesh_ray.errors import HandshakeRefusedError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.generations import WIRE_V1
-from rlmesh_ray.protocol.handshake import Answer
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.protocol.versions import WIRE_V1
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_wire
 
 _ABLE = (
     capabilities.DIRECT_TCP,
@@ -28,49 +33,51 @@ _HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class EnvConnection:
     """A way to an endpoint on which a session can be held."""
 
     channel: grpc.Channel
     """Takes the largest message that the contract can lead to."""
-    answer: Answer
+    answer: HandshakeResponse
     contract: EnvContract
     metadata: Metadata
     """What the calls of the session carry."""
     session_id: str
     """Empty where the endpoint gives none."""
-    tongue: EnvTongue
+    dialect: EnvClientDialect
     """Of the generation that the endpoint speaks."""
 
 
-def shake_hands(dial: Dial) -> Answer:
+def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
     """Ask an endpoint what it is, without opening a session.
 
     Raises:
         EndpointError: It cannot be reached.
         HandshakeRefusedError: It speaks no generation or edition of this package.
     """
-    channel = dial.open()
+    channel = connect_options.open()
     try:
-        return _handshake(dial, channel)[1]
+        return _handshake(connect_options, channel)[1]
     finally:
         channel.close()
 
 
-def generations_of(dial: Dial) -> tuple[str, ...]:
+def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
     """Return the generations in which an endpoint can be talked to.
 
     Raises:
         EndpointError: It cannot be reached.
     """
-    channel = dial.open()
+    channel = connect_options.open()
     try:
-        return understood(dial, channel, _HANDSHAKE, _greetings(dial))
+        return supported_generations(
+            connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
+        )
     finally:
         channel.close()
 
 
-def connect(dial: Dial) -> Connection:
+def connect(connect_options: ConnectOptions) -> EnvConnection:
     """Shake hands and return a channel for one session, which is the caller's to close.
 
     Raises:
@@ -78,39 +85,45 @@ def connect(dial: Dial) -> Connection:
         HandshakeRefusedError: It speaks no generation or edition of this package, or no session
             can be held under its contract.
     """
-    channel = dial.open()
+    channel = connect_options.open()
     try:
-        generation, answer = _handshake(dial, channel)
-        contract = _contract(answer, dial.address)
+        generation, answer = _handshake(connect_options, channel)
+        contract = _contract(answer, connect_options.address)
         if max_response_bytes(contract) > DEFAULT_MESSAGE_BYTES:
             channel.close()
-            channel = dial.open(max_response_bytes(contract))
+            channel = connect_options.open(max_response_bytes(contract))
             # Behind a gateway, another connection may lead to another endpoint.
-            generation, answer = _handshake(dial, channel)
-            contract = _contract(answer, dial.address)
+            generation, answer = _handshake(connect_options, channel)
+            contract = _contract(answer, connect_options.address)
     except BaseException:
         channel.close()
         raise
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
-    tongue: EnvTongue = EditionTongue(contract)
+    dialect: EnvClientDialect = EditionEnvClientDialect(contract)
     if generation == WIRE_V1:
-        tongue = ReleasedTongue(contract)
-    return Connection(channel, answer, contract, dial.metadata + own, session_id, tongue)
+        dialect = ReleasedEnvClientDialect(contract)
+    return EnvConnection(
+        channel, answer, contract, connect_options.metadata + own, session_id, dialect
+    )
 
 
-def _handshake(dial: Dial, channel: grpc.Channel) -> tuple[str, Answer]:
-    greeting, answer = greet(dial, channel, _HANDSHAKE, _greetings(dial))
-    if greeting.generation == WIRE_V1:
+def _handshake(
+    connect_options: ConnectOptions, channel: grpc.Channel
+) -> tuple[str, HandshakeResponse]:
+    variant, answer = negotiate_handshake(
+        connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
+    )
+    if variant.generation == WIRE_V1:
         answer = replace(answer, capabilities=_as_told_here(answer))
-    return greeting.generation, answer
+    return variant.generation, answer
 
 
-def _greetings(dial: Dial) -> tuple[Greeting, ...]:
-    return greetings_of(dial, edition_wire, released_wire, _ABLE)
+def _handshake_variants(connect_options: ConnectOptions) -> tuple[HandshakeVariant, ...]:
+    return handshake_variants(connect_options, edition_wire, released_wire, _ABLE)
 
 
-def _as_told_here(answer: Answer) -> dict[str, str]:
+def _as_told_here(answer: HandshakeResponse) -> dict[str, str]:
     """Return the capabilities of a released endpoint, with our names for what we know, too."""
     told = dict(answer.capabilities)
     # Only the edition says what travels there, and how requests are numbered.
@@ -122,7 +135,7 @@ def _as_told_here(answer: Answer) -> dict[str, str]:
     return told
 
 
-def _contract(answer: Answer, address: str) -> EnvContract:
+def _contract(answer: HandshakeResponse, address: str) -> EnvContract:
     """Return the contract of a compatible answer, if a session can be held under it."""
     contract = answer.contract
     if not isinstance(contract, EnvContract):

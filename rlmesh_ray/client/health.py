@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rlmesh_ray.client.channel import Dial, translate
+from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
 from rlmesh_ray.errors import AccessDeniedError, CodecError
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 
@@ -41,25 +41,29 @@ class EndpointHealth:
         return self.status is HealthStatus.SERVING
 
 
-def check_health(dial: Dial, service: str = wire.WHOLE_ENDPOINT) -> EndpointHealth:
-    """Ask for the health of an endpoint; blocks for ``dial.timeout_s`` at most.
+def check_health(
+    connect_options: ConnectOptions, service: str = wire.WHOLE_ENDPOINT
+) -> EndpointHealth:
+    """Ask for the health of an endpoint; blocks for ``connect_options.timeout_s`` at most.
 
     Args:
-        dial: How to reach it.
+        connect_options: How to reach it.
         service: Full name of one service, such as ``rlmesh.env.v1.EnvService``; default: all.
 
     Raises:
         AccessDeniedError: The endpoint wants another token.
         AddressError: The address is malformed.
     """
-    with dial.open() as channel:
+    with connect_options.open() as channel:
         method = channel.unary_unary(wire.CHECK)
         try:
             data, call = method.with_call(
-                wire.pack_request(service), timeout=dial.timeout_s, metadata=dial.metadata
+                wire.pack_request(service),
+                timeout=connect_options.timeout_s,
+                metadata=connect_options.metadata,
             )
         except grpc.RpcError as error:
-            return _without_answer(error, dial.address)
+            return _without_answer(error, connect_options.address)
     try:
         status = wire.parse_response(data)
     except CodecError as error:
@@ -77,7 +81,7 @@ def _without_answer(error: grpc.RpcError, address: str) -> EndpointHealth:
         return EndpointHealth(HealthStatus.UNKNOWN, _NOT_TOLD)
     if code is grpc.StatusCode.NOT_FOUND:
         return EndpointHealth(HealthStatus.UNKNOWN, error.details() or "no such service")
-    translated = translate(error, address)
+    translated = translate_grpc_error(error, address)
     if isinstance(translated, AccessDeniedError):
         raise translated from error
     return EndpointHealth(HealthStatus.UNREACHABLE, translated.message)

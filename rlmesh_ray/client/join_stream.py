@@ -9,19 +9,19 @@ from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.client.bidi_call import BidiCall, open_call
-from rlmesh_ray.client.channel import Metadata, translate
+from rlmesh_ray.client.channel import Metadata, translate_grpc_error
 from rlmesh_ray.errors import (
     EndpointClosedError,
     EndpointLostError,
     EndpointTimeoutError,
 )
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
 
 _NO_ANSWER = "no answer within"
 
 
 @contextlib.contextmanager
-def naming_limit(limit_s: float, address: str) -> Iterator[None]:
+def with_timeout_limit(limit_s: float, address: str) -> Iterator[None]:
     """Have a timeout name the limit that the user has set, not what was left of it.
 
     Args:
@@ -36,10 +36,10 @@ def naming_limit(limit_s: float, address: str) -> Iterator[None]:
     except EndpointTimeoutError as error:
         if not error.message.startswith(_NO_ANSWER):
             raise
-        raise no_answer(limit_s, address) from error
+        raise timeout_error(limit_s, address) from error
 
 
-def no_answer(timeout_s: float, address: str) -> EndpointTimeoutError:
+def timeout_error(timeout_s: float, address: str) -> EndpointTimeoutError:
     """Return the error of a request that was not answered in time."""
     return EndpointTimeoutError(f"{_NO_ANSWER} {timeout_s:g} s", address)
 
@@ -77,15 +77,17 @@ class JoinStream:
             EndpointTimeoutError: None came within ``timeout_s``; the stream is gone.
             EndpointError: The stream broke; the class says how.
         """
-        with Deadline(timeout_s, self._call) as deadline:
+        with CallDeadline(timeout_s, self._call) as deadline:
             try:
                 frame = next(self._call)
             except StopIteration:
                 raise EndpointLostError("the server ended the session", self._address) from None
             except grpc.RpcError as error:
                 if deadline.has_passed and timeout_s is not None:
-                    raise no_answer(timeout_s, self._address) from error
-                raise translate(error, self._address, is_open=self._has_answered) from error
+                    raise timeout_error(timeout_s, self._address) from error
+                raise translate_grpc_error(
+                    error, self._address, is_open=self._has_answered
+                ) from error
         self._has_answered = True
         return frame
 
@@ -109,7 +111,7 @@ class JoinStream:
             self._call.close()
 
 
-class Deadline:
+class CallDeadline:
     """Cancels a call when its time is up, without a timer thread for each wait.
 
     gRPC's own deadline would bound the whole stream; what must be bounded is one answer.
@@ -147,11 +149,11 @@ class _Watchdog:
     _PERIOD_S = 0.1
 
     def __init__(self) -> None:
-        self._open: set[Deadline] = set()
+        self._open: set[CallDeadline] = set()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def watch(self, deadline: Deadline) -> None:
+    def watch(self, deadline: CallDeadline) -> None:
         with self._lock:
             self._open.add(deadline)
             if self._thread is None:
@@ -164,7 +166,7 @@ class _Watchdog:
         """Forget the thread of the process that this one was forked from."""
         self.__init__()  # type: ignore[misc]
 
-    def forget(self, deadline: Deadline) -> None:
+    def forget(self, deadline: CallDeadline) -> None:
         with self._lock:
             self._open.discard(deadline)
 

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import checked_transport, require_seconds
-from rlmesh_ray.protocol.address import speaks_dm_env_rpc
-from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.options import allowed_transports, require_seconds
+from rlmesh_ray.polling import WakeupDescriptors, should_spin
+from rlmesh_ray.protocol.address import is_dm_env_rpc_address
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
-from rlmesh_ray.waiting import Signal, spins
 
 
 class LaneClient(Protocol):
@@ -23,7 +23,7 @@ class LaneClient(Protocol):
         """What the endpoint promised."""
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> HandshakeResponse:
         """What it can do beyond that."""
 
     @property
@@ -60,7 +60,7 @@ class LaneClient(Protocol):
     def receive_step(self, request_id: str) -> StepResult:
         """Wait for the result of the oldest request that was sent, a step."""
 
-    def signal(self) -> Signal | None:
+    def wakeup(self) -> WakeupDescriptors | None:
         """Return what tells of the answer to a step; None: nothing but waiting does."""
 
     def render(self) -> bytes | None:
@@ -74,7 +74,7 @@ class LaneClient(Protocol):
 
 
 def open_lanes(
-    dial: Dial,
+    connect_options: ConnectOptions,
     *,
     step_timeout_s: float,
     start_timeout_s: float = 120.0,
@@ -84,7 +84,7 @@ def open_lanes(
     """Open a session.
 
     Args:
-        dial: The endpoint.
+        connect_options: The endpoint.
         step_timeout_s: How long to wait for any answer.
         start_timeout_s: As for ``EnvClient``; without meaning for dm_env_rpc.
         transport: As for ``EnvClient``.
@@ -96,13 +96,13 @@ def open_lanes(
         RlmeshError: As ``EnvClient`` or ``WorldClient`` does.
     """
     require_seconds("step_timeout_s", step_timeout_s)
-    require_seconds("start_timeout_s", start_timeout_s, may_be_zero=True)
-    wanted = checked_transport(transport)
-    spins(spin)  # names a setting that is none before anything is opened
-    if not speaks_dm_env_rpc(dial.address):
-        _require_no_settings(dial)
+    require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
+    wanted = allowed_transports(transport)
+    should_spin(spin)  # names a setting that is none before anything is opened
+    if not is_dm_env_rpc_address(connect_options.address):
+        _require_no_settings(connect_options)
         return EnvClient(
-            dial,
+            connect_options,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
@@ -110,51 +110,53 @@ def open_lanes(
         )
     if len(wanted) == 1:
         raise ConfigurationError(
-            f"{dial.address}: dm_env_rpc carries everything in messages; leave transport out"
+            f"{connect_options.address}: dm_env_rpc carries everything in messages; leave "
+            "transport out"
         )
-    settings = _world_settings(dial)
-    from rlmesh_ray.client.dm_env_rpc.world_client import WorldClient
+    settings = _world_settings(connect_options)
+    from rlmesh_ray.dialects.dm_env_rpc.client.world_client import WorldClient
 
-    return WorldClient(dial, settings, step_timeout_s=step_timeout_s)
+    return WorldClient(connect_options, settings, step_timeout_s=step_timeout_s)
 
 
-def ask_endpoint(dial: Dial) -> Answer:
+def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:
     """Ask an endpoint what a session with it would be.
 
     Args:
-        dial: The endpoint. One that speaks dm_env_rpc is joined for a moment, since it tells
-            nobody else.
+        connect_options: The endpoint. One that speaks dm_env_rpc is joined for a moment, since it
+            tells nobody else.
 
     Raises:
         RlmeshError: As ``open_lanes`` does.
     """
-    if not speaks_dm_env_rpc(dial.address):
-        _require_no_settings(dial)
-        return shake_hands(dial)
-    settings = _world_settings(dial)
-    from rlmesh_ray.client.dm_env_rpc.world_client import ask_world
+    if not is_dm_env_rpc_address(connect_options.address):
+        _require_no_settings(connect_options)
+        return shake_hands(connect_options)
+    settings = _world_settings(connect_options)
+    from rlmesh_ray.dialects.dm_env_rpc.client.world_client import probe_world
 
-    return ask_world(dial, settings)
+    return probe_world(connect_options, settings)
 
 
-def _require_no_settings(dial: Dial) -> None:
-    if dial.dm_env_rpc is not None:
+def _require_no_settings(connect_options: ConnectOptions) -> None:
+    if connect_options.dm_env_rpc is not None:
         raise ConfigurationError(
-            f"{dial.address} is no dm_env_rpc:// address, which the dm_env_rpc settings are for"
+            f"{connect_options.address} is no dm_env_rpc:// address, which the dm_env_rpc settings "
+            "are for"
         )
 
 
-def _world_settings(dial: Dial) -> DmEnvRpcSettings:
+def _world_settings(connect_options: ConnectOptions) -> DmEnvRpcSettings:
     """Return the settings for a server; also the one place that needs the extra's messages."""
-    if dial.edition_text is not None:
+    if connect_options.edition_text is not None:
         raise ConfigurationError(
-            f"{dial.address}: dm_env_rpc has no editions; leave out edition_text"
+            f"{connect_options.address}: dm_env_rpc has no editions; leave out edition_text"
         )
     try:
-        import rlmesh_ray.wire.dm_env_rpc_v1.published  # noqa: F401  # whether it is there
+        import rlmesh_ray.dialects.dm_env_rpc.wire.package_messages  # noqa: F401  # whether it is there
     except ImportError as error:
         raise ConfigurationError(
-            f"{dial.address}: dm_env_rpc's messages are not installed ({error}); "
+            f"{connect_options.address}: dm_env_rpc's messages are not installed ({error}); "
             "pip install 'rlmesh-ray[dm-env-rpc]'"
         ) from error
-    return dial.dm_env_rpc or DmEnvRpcSettings()
+    return connect_options.dm_env_rpc or DmEnvRpcSettings()

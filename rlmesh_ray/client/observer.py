@@ -3,9 +3,9 @@
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.client.channel import Dial, translate
-from rlmesh_ray.client.tls import ClientTlsSource
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.channel import ConnectOptions, translate_grpc_error
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -14,8 +14,8 @@ from rlmesh_ray.errors import (
     EndpointLostError,
     RemoteProtocolError,
 )
-from rlmesh_ray.options import require_seconds, whole
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.options import as_int, require_seconds
 from rlmesh_ray.wire import observe_v1 as wire
 from rlmesh_ray.wire.observe_v1 import ObservedSession
 
@@ -54,8 +54,8 @@ class EndpointObserver:
         timeout_s: float = 10.0,
     ) -> None:
         require_seconds("timeout_s", timeout_s)
-        self._dial = Dial(address, token, tls, timeout_s)
-        self._channel = self._dial.open()
+        self._connect_options = ConnectOptions(address, token, tls, timeout_s)
+        self._channel = self._connect_options.open()
         self._is_closed = False
 
     def sessions(self) -> tuple[ObservedSession, ...]:
@@ -93,9 +93,9 @@ class EndpointObserver:
             raise ConfigurationError(
                 f"session={session!r:.40} must be the name of a session, as sessions() tells it"
             )
-        data = wire.pack_render(session, whole("lane", lane))
+        data = wire.pack_render_request(session, as_int("lane", lane))
         try:
-            return wire.parse_picture(self._ask(wire.RENDER, data))
+            return wire.parse_png(self._ask(wire.RENDER, data))
         except CodecError as error:
             raise RemoteProtocolError(f"the answer is no picture: {error}") from error
 
@@ -105,15 +105,17 @@ class EndpointObserver:
         self._channel.close()
 
     def _ask(self, path: str, data: bytes) -> bytes:
-        dial = self._dial
+        connect_options = self._connect_options
         if self._is_closed:
-            raise EndpointClosedError("this observer is closed; make another one", dial.address)
+            raise EndpointClosedError(
+                "this observer is closed; make another one", connect_options.address
+            )
         try:
             reply: bytes = self._channel.unary_unary(path)(
-                data, timeout=dial.timeout_s, metadata=dial.metadata
+                data, timeout=connect_options.timeout_s, metadata=connect_options.metadata
             )
         except grpc.RpcError as error:
-            raise _translated(error, dial.address) from error
+            raise _translated(error, connect_options.address) from error
         return reply
 
     def __enter__(self) -> Self:
@@ -137,4 +139,4 @@ def _translated(error: grpc.RpcError, address: str) -> EndpointError | Configura
         return EndpointLostError(details, address)
     if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT):
         return EndpointError(details, address)
-    return translate(error, address)
+    return translate_grpc_error(error, address)

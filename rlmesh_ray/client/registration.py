@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.client.channel import ClientTls, Dial, translate
+from rlmesh_ray.auth.pool_tokens import registration_token
+from rlmesh_ray.client.channel import ClientTls, ConnectOptions, translate_grpc_error
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
@@ -18,16 +19,15 @@ from rlmesh_ray.errors import (
     EndpointTimeoutError,
     RlmeshError,
 )
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.protocol.attendance import (
-    Arrival,
-    Refusal,
+from rlmesh_ray.protocol.pool_membership import (
     RefusalKind,
-    Registered,
+    RegistrationAccepted,
+    RegistrationRefused,
+    RegistrationRequest,
     checked_name,
-    registration_token,
 )
-from rlmesh_ray.rpc import grpc
 from rlmesh_ray.wire import registry_v1 as wire
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _MAX_ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class PoolDial:
+class RegistrarOptions:
     """How to reach the registrar of a pool, and what is registered there."""
 
     address: str
@@ -57,16 +57,16 @@ class PoolDial:
     def __post_init__(self) -> None:
         checked_name(self.pool, "pool")
         checked_name(self.endpoint_id, "endpoint_id")
-        self.dial()
+        self.connect_options()
         if parse_address(self.address).port == 0:
             raise ConfigurationError(
                 f"{self.address} is nowhere to dial; name the registrar's port"
             )
 
-    def dial(self) -> Dial:
+    def connect_options(self) -> ConnectOptions:
         """Return how to reach the registrar."""
         token = None if self.secret is None else registration_token(self.secret)
-        return Dial(self.address, token, self.tls)
+        return ConnectOptions(self.address, token, self.tls)
 
 
 class Registration:
@@ -94,25 +94,25 @@ class Registration:
 
     def __init__(
         self,
-        pool: PoolDial,
+        pool: RegistrarOptions,
         *,
         host: str,
         port: int,
         version: str = "",
-        on_registered: Callable[[Registered], None] | None = None,
+        on_registered: Callable[[RegistrationAccepted], None] | None = None,
         report: Callable[[], bytes] | None = None,
     ) -> None:
         self._pool = pool
-        self._dial = pool.dial()
-        self._arrival = Arrival(pool.pool, pool.endpoint_id, host, port, version)
-        wire.pack_arrival(self._arrival)  # what cannot be sent is told here
+        self._connect_options = pool.connect_options()
+        self._request = RegistrationRequest(pool.pool, pool.endpoint_id, host, port, version)
+        wire.pack_registration(self._request)  # what cannot be sent is told here
         self._on_registered = on_registered
         self._report = report
         self._closing = threading.Event()
         self._attempt_over = threading.Event()
         self._failure: RlmeshError | None = None
         self._delay_s = _FIRST_DELAY_S
-        self._last_words = ""
+        self._farewell = ""
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(
             target=self._run, name="rlmesh-ray-registration", daemon=True
@@ -123,7 +123,7 @@ class Registration:
         self._thread.start()
         return self
 
-    def require_hope(self) -> None:
+    def require_not_failed(self) -> None:
         """Make sure that it has not failed for good.
 
         Raises:
@@ -164,7 +164,7 @@ class Registration:
             error = self._attend()
             if self._closing.is_set():
                 return
-            if self._is_hopeless(error):
+            if self._is_final(error):
                 is_refused = isinstance(error, _Refused)
                 self._failure = ConfigurationError(str(error)) if is_refused else error
                 return
@@ -189,14 +189,14 @@ class Registration:
 
     def _open(self) -> grpc.Channel:
         try:
-            return self._dial.open(_MAX_ANSWER_BYTES)
+            return self._connect_options.open(_MAX_ANSWER_BYTES)
         except OSError as error:  # the files for TLS
             raise ConfigurationError(f"cannot dial {self._pool.address}: {error}") from error
 
     def _talk(self, channel: grpc.Channel, over: threading.Event) -> RlmeshError:
         address = self._pool.address
         call = self._call = channel.stream_stream(wire.ATTEND)(
-            self._requests(over), metadata=self._dial.metadata
+            self._requests(over), metadata=self._connect_options.metadata
         )
         is_registered = False
         late = threading.Event()
@@ -211,8 +211,8 @@ class Registration:
         try:
             for data in call:
                 patience.cancel()
-                answer = wire.parse_answer(data)
-                if isinstance(answer, Refusal):
+                answer = wire.parse_registration_reply(data)
+                if isinstance(answer, RegistrationRefused):
                     return _Refused(answer.kind, f"{address}: {answer.message}")
                 is_registered = True
                 self._note(answer)
@@ -221,7 +221,7 @@ class Registration:
                 return EndpointTimeoutError(f"no answer in {_ANSWER_S:g} s", address)
             if is_registered:
                 return EndpointLostError("the connection to the registrar has broken", address)
-            return _as_registrar(translate(error, address), self._dial)
+            return _as_registrar(translate_grpc_error(error, address), self._connect_options)
         except CodecError as error:
             return EndpointLostError(f"the answer makes no sense here ({error})", address)
         finally:
@@ -231,7 +231,7 @@ class Registration:
 
     def _requests(self, over: threading.Event) -> Iterator[bytes]:
         """Yield what is said in one attempt; gRPC asks for it in a thread of its own."""
-        yield wire.pack_arrival(self._arrival)
+        yield wire.pack_registration(self._request)
         while not over.wait(_REPORT_EVERY_S):
             try:
                 told = self._report() if self._report is not None else None
@@ -241,9 +241,9 @@ class Registration:
             if told is not None:
                 yield told
 
-    def _note(self, registered: Registered) -> None:
-        self._arrival = replace(self._arrival, former_incarnation=registered.incarnation)
-        self._delay_s, self._last_words = _FIRST_DELAY_S, ""
+    def _note(self, registered: RegistrationAccepted) -> None:
+        self._request = replace(self._request, former_incarnation=registered.incarnation)
+        self._delay_s, self._farewell = _FIRST_DELAY_S, ""
         _LOG.info(
             "registered with pool %s as %s, at %s (incarnation %d)",
             self._pool.pool, self._pool.endpoint_id, registered.address, registered.incarnation,
@@ -256,10 +256,10 @@ class Registration:
             # Such as an output that nobody reads any more; the endpoint serves all the same.
             _LOG.exception("what is told of registrations has failed")
 
-    def _is_hopeless(self, error: RlmeshError) -> bool:
+    def _is_final(self, error: RlmeshError) -> bool:
         if isinstance(error, _Refused) and error.kind is RefusalKind.REPLACED:
             return True
-        if self._arrival.former_incarnation:
+        if self._request.former_incarnation:
             return False
         is_refused = isinstance(error, _Refused) and error.kind is RefusalKind.NOT_LIKE_THIS
         return is_refused or isinstance(error, AccessDeniedError)
@@ -267,8 +267,8 @@ class Registration:
     def _tell(self, error: RlmeshError) -> None:
         words = str(error)
         # The same again and again would bury everything else.
-        level = logging.INFO if words == self._last_words else logging.WARNING
-        self._last_words = words
+        level = logging.INFO if words == self._farewell else logging.WARNING
+        self._farewell = words
         _LOG.log(level, "not in pool %s: %s; trying again", self._pool.pool, words)
 
 
@@ -280,10 +280,10 @@ class _Refused(ConfigurationError):
         self.kind = kind
 
 
-def _as_registrar(error: EndpointError, dial: Dial) -> EndpointError:
+def _as_registrar(error: EndpointError, connect_options: ConnectOptions) -> EndpointError:
     if not isinstance(error, AccessDeniedError):
         return error
-    wanted = "a token, and none was given" if dial.token is None else "another token"
+    wanted = "a token, and none was given" if connect_options.token is None else "another token"
     return AccessDeniedError(
         f"the registrar wants {wanted}: give the pool's own secret (--pool-token-file)",
         error.address,

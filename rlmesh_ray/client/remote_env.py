@@ -6,25 +6,25 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.lane_client import open_lanes
-from rlmesh_ray.client.own_process import StaysInProcess
-from rlmesh_ray.client.picture import decode_png
-from rlmesh_ray.client.several_agents import naming_agents
-from rlmesh_ray.client.tls import ClientTlsSource
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.client.multi_agent_errors import with_agent_names
+from rlmesh_ray.client.png import decode_png
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
-from rlmesh_ray.options import require_options, whole_seed
+from rlmesh_ray.options import as_reset_options, as_seed
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.conformance import structure_checker
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym import to_gymnasium
-from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.vector_infos import lane_info
 
 
-class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
+class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
     """The lane of one session with an endpoint whose width is 1.
 
     To be used by one thread at a time, in the process that has opened it.
@@ -40,7 +40,7 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
             after its worker died; it does not count against ``step_timeout_s``. A dm_env_rpc
             server starts it while the world is created, within ``connect_timeout_s``.
         edition_text: The edition's text that the endpoint implements, where it is not this
-            package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
+            package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
         transport: How steps travel. ``"auto"``: through shared memory where both are on one machine
             (Linux), else over a TCP connection of their own where the endpoint takes one, else as
             gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
@@ -71,9 +71,11 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
         dm_env_rpc: DmEnvRpcSettings | None = None,
         spin: bool | None = None,
     ) -> None:
-        dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
+        connect_options = ConnectOptions(
+            address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
+        )
         self._client = open_lanes(
-            dial,
+            connect_options,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
@@ -113,9 +115,9 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
             RemoteEnvError: The environment raised or timed out; another reset may follow.
             EndpointError: The session broke.
         """
-        seeds = () if seed is None else (whole_seed(seed),)
+        seeds = () if seed is None else (as_seed(seed),)
         super().reset(seed=seed)
-        result = self._client.reset(seeds=seeds, options=require_options(options))
+        result = self._client.reset(seeds=seeds, options=as_reset_options(options))
         return self._value(result.observation), lane_info(result.infos, 0)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -133,7 +135,7 @@ class RemoteEnv(StaysInProcess, gymnasium.Env[Any, Any]):
         try:
             columns = self._columns(action)
         except ConformanceError as error:
-            raise naming_agents(error, self.contract) from error.__cause__
+            raise with_agent_names(error, self.contract) from error.__cause__
         result = self._client.step(columns)
         return (
             self._value(result.observation),

@@ -7,27 +7,62 @@ from dataclasses import Field, dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
+import gymnasium
 import numpy as np
 
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.model_contract import contract_of
-from rlmesh_ray.client.model_exchange import ModelExchange
+from rlmesh_ray.client.model_dialect import (
+    EditionModelClientDialect,
+    ModelClientDialect,
+    PredictTelemetry,
+)
 from rlmesh_ray.client.model_handshake import handshake, shake_hands
-from rlmesh_ray.client.model_tongue import EditionModelTongue, ModelTongue
-from rlmesh_ray.client.own_process import StaysInProcess
-from rlmesh_ray.client.released.model_tongue import ReleasedModelTongue
-from rlmesh_ray.client.telemetry import PredictTelemetry
-from rlmesh_ray.client.tls import ClientTlsSource
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.client.model_session_stream import ModelSessionStream
+from rlmesh_ray.dialects.released.client.model_dialect import ReleasedModelClientDialect
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
 from rlmesh_ray.options import require_seconds
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.generations import WIRE_V1
 from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.protocol.versions import WIRE_V1
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
-from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+
+
+def contract_of(env: Any) -> EnvContract:
+    """Return the contract of ``env``: its own, or one made from its spaces.
+
+    Raises:
+        ConfigurationError: It is no environment.
+    """
+    if isinstance(env, EnvContract):
+        return env
+    contract = getattr(env, "contract", None)
+    if isinstance(contract, EnvContract):
+        return contract
+    if not (hasattr(env, "observation_space") and hasattr(env, "action_space")):
+        raise ConfigurationError(
+            f"a {type(env).__name__} is no environment to act in: hand in the environment, or what "
+            "its endpoint has told (RemoteVectorEnv.contract)"
+        )
+    is_vector = isinstance(env, gymnasium.vector.VectorEnv)
+    spec = getattr(env, "spec", None)
+    spec_id = spec.id if spec is not None else type(env).__name__
+    return EnvContract(
+        id=spec_id,
+        observation_space=from_gymnasium(
+            env.single_observation_space if is_vector else env.observation_space
+        ),
+        action_space=from_gymnasium(env.single_action_space if is_vector else env.action_space),
+        num_envs=env.num_envs if is_vector else 1,
+        autoreset_mode=AutoresetMode.DISABLED,
+    )
+
 
 __all__ = ["PredictTelemetry", "RemoteModel", "Slots", "contract_of", "shake_hands"]
 
@@ -67,7 +102,7 @@ class Slots:
         return tuple(PredictSlot(*row) for row in zip(lanes, ids, steps, resets, strict=True))
 
 
-class RemoteModel(StaysInProcess):
+class RemoteModel(NotPicklable):
     """A session with a ModelService.
 
     Safe to use from several threads: each route's requests are answered in the order in
@@ -82,7 +117,7 @@ class RemoteModel(StaysInProcess):
         connect_timeout_s: For the connection and the handshake.
         predict_timeout_s: How long to wait for any answer.
         edition_text: The edition's text that the endpoint implements, where it is not this
-            package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
+            package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
 
     Raises:
         ConfigurationError: ``edition_text`` is not known, or a time is none.
@@ -101,13 +136,13 @@ class RemoteModel(StaysInProcess):
         edition_text: str | None = None,
     ) -> None:
         require_seconds("predict_timeout_s", predict_timeout_s)
-        self._dial = Dial(address, token, tls, connect_timeout_s, edition_text)
+        self._connect_options = ConnectOptions(address, token, tls, connect_timeout_s, edition_text)
         self._timeout_s = predict_timeout_s
         self._contracts: dict[str, EnvContract] = {}
         self._telemetry: dict[str, PredictTelemetry] = {}
-        self._channel = self._dial.open()
+        self._channel = self._connect_options.open()
         try:
-            generation, self.answer = handshake(self._dial, self._channel)
+            generation, self.answer = handshake(self._connect_options, self._channel)
         except BaseException:
             self._channel.close()
             raise
@@ -115,16 +150,18 @@ class RemoteModel(StaysInProcess):
         own = ((capabilities.SESSION_METADATA_KEY, given_id),) if given_id else ()
         # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
         self._session_id = given_id or uuid.uuid4().hex
-        self._tongue: ModelTongue = EditionModelTongue(self._session_id)
+        self._dialect: ModelClientDialect = EditionModelClientDialect(self._session_id)
         if generation == WIRE_V1:
-            self._tongue = ReleasedModelTongue(self._session_id)
-        self._stream = JoinStream(self._channel, _JOIN, self._dial.metadata + own, address)
-        self._exchange = ModelExchange(self._stream, self._tongue, address)
+            self._dialect = ReleasedModelClientDialect(self._session_id)
+        self._stream = JoinStream(
+            self._channel, _JOIN, self._connect_options.metadata + own, address
+        )
+        self._session_stream = ModelSessionStream(self._stream, self._dialect, address)
 
     @property
     def address(self) -> str:
         """Where the endpoint was dialed."""
-        return self._dial.address
+        return self._connect_options.address
 
     def configure_route(self, env: Any, *, route_id: str = DEFAULT_ROUTE) -> str:
         """Open a route for one environment.
@@ -145,8 +182,8 @@ class RemoteModel(StaysInProcess):
         if not isinstance(route_id, str):
             raise ConfigurationError(f"route_id={route_id!r:.40} must be text")
         contract = contract_of(env)
-        self._exchange.ask(
-            lambda ids: [self._tongue.configure(ids, route_id, contract)], self._timeout_s
+        self._session_stream.ask(
+            lambda ids: [self._dialect.configure(ids, route_id, contract)], self._timeout_s
         )
         self._contracts[route_id] = contract
         return route_id
@@ -181,13 +218,13 @@ class RemoteModel(StaysInProcess):
             raise ConformanceError("structure", "slots", told)
         rows = slots.rows() if slots else _all_lanes(contract.num_envs)
         columns = coerce_batch(contract.observation_space, observation, len(rows))
-        data = self._tongue.encode(contract, columns, len(rows))
-        told = self._exchange.ask(
-            lambda ids: self._tongue.predict(ids, route_id, rows, data), self._timeout_s
+        data = self._dialect.encode(contract, columns, len(rows))
+        told = self._session_stream.ask(
+            lambda ids: self._dialect.predict(ids, route_id, rows, data), self._timeout_s
         )
         if told.telemetry is not None:
             self._telemetry[route_id] = told.telemetry
-        actions = self._tongue.actions(contract, told, len(rows))
+        actions = self._dialect.actions(contract, told, len(rows))
         return unflatten(
             contract.action_space,
             [action if isinstance(action, tuple) else action.copy() for action in actions],
@@ -204,7 +241,9 @@ class RemoteModel(StaysInProcess):
     def close_route(self, route_id: str = DEFAULT_ROUTE) -> None:
         """Release a route and the state that the policy keeps for it."""
         contract = self._contracts.get(route_id)
-        self._exchange.ask(lambda ids: [self._tongue.release(ids, route_id)], self._timeout_s)
+        self._session_stream.ask(
+            lambda ids: [self._dialect.release(ids, route_id)], self._timeout_s
+        )
         # Another thread may have configured it anew already.
         if self._contracts.get(route_id) is contract:
             self._contracts.pop(route_id, None)
@@ -212,8 +251,8 @@ class RemoteModel(StaysInProcess):
 
     def close(self) -> None:
         """End the session, not the service. Idempotent."""
-        self._exchange.close()
-        if self._exchange.is_own:
+        self._session_stream.close()
+        if self._session_stream.is_own:
             self._channel.close()
 
     def __enter__(self) -> Self:

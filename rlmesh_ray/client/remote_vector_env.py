@@ -9,31 +9,31 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.lane_client import open_lanes
-from rlmesh_ray.client.own_process import StaysInProcess
-from rlmesh_ray.client.picture import decode_png, tiles
-from rlmesh_ray.client.results import ResetResult
-from rlmesh_ray.client.several_agents import naming_agents
-from rlmesh_ray.client.tls import ClientTlsSource
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.client.multi_agent_errors import with_agent_names
+from rlmesh_ray.client.png import decode_png, tiles
+from rlmesh_ray.client.step_results import ResetResult
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
     LocalProtocolError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import require_options, whole_seed
+from rlmesh_ray.options import as_reset_options, as_seed
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import to_gymnasium
-from rlmesh_ray.spaces.infos import merged_infos
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.vector_infos import merged_infos
 
 
-class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any]):
+class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
     """The lanes of one session with an endpoint.
 
     Spaces, width, render mode and autoreset mode are the endpoint's
@@ -53,7 +53,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             after its worker died; it does not count against ``step_timeout_s``. A dm_env_rpc
             server starts it while the world is created, within ``connect_timeout_s``.
         edition_text: The edition's text that the endpoint implements, where it is not this
-            package's, such as ``"rlmesh-0.1.0b3"``; see ``Dial``.
+            package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
         transport: How steps travel. ``"auto"``: through shared memory where both are on one machine
             (Linux), else over a TCP connection of their own where the endpoint takes one, else as
             gRPC messages. ``"shared_memory"``, ``"tcp"``: so, or not at all. ``"grpc"``: messages.
@@ -86,9 +86,11 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         dm_env_rpc: DmEnvRpcSettings | None = None,
         spin: bool | None = None,
     ) -> None:
-        dial = Dial(address, token, tls, connect_timeout_s, edition_text, dm_env_rpc)
+        connect_options = ConnectOptions(
+            address, token, tls, connect_timeout_s, edition_text, dm_env_rpc
+        )
         self._client = open_lanes(
-            dial,
+            connect_options,
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             transport=transport,
@@ -169,7 +171,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             EndpointError: The session broke.
         """
         self._require_no_step()
-        rest = require_options(options)
+        rest = as_reset_options(options)
         mask = rest.pop("reset_mask", None)
         seeds = self._seeds(seed)
         lanes: list[int] = []
@@ -252,7 +254,7 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
             # The endpoint would end the session for it.
             self._action_checker.check(columns)
         except ConformanceError as error:
-            raise naming_agents(error, self.contract) from error.__cause__
+            raise with_agent_names(error, self.contract) from error.__cause__
         self._is_resetting, self._has_ended = self._has_ended, False
         if self._is_resetting:
             self._pending_step = self._client.send_reset()
@@ -340,13 +342,13 @@ class RemoteVectorEnv(StaysInProcess, gymnasium.vector.VectorEnv[Any, Any, Any])
         if seed is None:
             return []
         if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str):
-            seeds = [None if one is None else whole_seed(one) for one in seed]
+            seeds = [None if one is None else as_seed(one) for one in seed]
             if len(seeds) not in (0, self.num_envs):
                 raise ConfigurationError(
                     f"seed has {len(seeds)} entries; give one a lane ({self.num_envs})"
                 )
             return seeds
-        first = whole_seed(seed)
+        first = as_seed(seed)
         return [first + lane for lane in range(self.num_envs)]
 
 

@@ -8,16 +8,16 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from rlmesh_ray.client.multi_agent_errors import agents_notice
 from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
-from rlmesh_ray.client.several_agents import named_agents
 from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 from rlmesh_ray.spaces.batch import flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
-from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.spaces.vector_infos import lane_info
 
 
 @dataclass(frozen=True, slots=True)
-class SameStep:
+class SameStepResult:
     """A step of all lanes, and the resets of those whose episode it has ended."""
 
     observations: Any
@@ -39,7 +39,7 @@ def require_same_step(env: RemoteVectorEnv) -> None:
     Raises:
         ConfigurationError: It cannot, or a lane holds several agents.
     """
-    if agents := named_agents(env.contract):
+    if agents := agents_notice(env.contract):
         raise ConfigurationError(f"{env.address} cannot be used like this: {agents}")
     if env.autoreset_mode is not AutoresetMode.SAME_STEP and not env.resets_single_lanes:
         raise ConfigurationError(
@@ -49,7 +49,7 @@ def require_same_step(env: RemoteVectorEnv) -> None:
         )
 
 
-def same_step(env: RemoteVectorEnv) -> SameStep:
+def same_step(env: RemoteVectorEnv) -> SameStepResult:
     """Wait for the step that ``env.step_async`` sent, and reset the lanes that it has ended.
 
     The result does not depend on the autoreset mode of the endpoint: lanes that would reset
@@ -75,7 +75,7 @@ def same_step(env: RemoteVectorEnv) -> SameStep:
         last = _rows(env, observations, ended)
         observations, shared = env.reset(options={"reset_mask": has_ended})
         firsts = {lane: lane_info(shared, lane) for lane in ended}
-    return SameStep(observations, rewards, terminated, truncated, infos, last, firsts)
+    return SameStepResult(observations, rewards, terminated, truncated, infos, last, firsts)
 
 
 def _rows(env: RemoteVectorEnv, observations: Any, lanes: Sequence[int]) -> dict[int, Any]:

@@ -5,20 +5,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlmesh_ray.compliance.checks import Checks
+from rlmesh_ray.compliance.check_registry import CheckRegistry
 from rlmesh_ray.compliance.env_subject import (
     MOST_STEPS,
-    EnvConversation,
     EnvSubject,
+    RawEnvSession,
     ended_lanes,
 )
-from rlmesh_ray.compliance.probe import Command
-from rlmesh_ray.compliance.verdict import NotObservable, require
+from rlmesh_ray.compliance.findings import ClauseNotObservable, require
+from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.protocol.messages import EpisodeRecord, StepDone
 from rlmesh_ray.spaces.contract import AutoresetMode
 from rlmesh_ray.wire._pb.rlmesh.env.v1.interaction_pb2 import JoinResponse
 
-ENV: Checks[EnvSubject] = Checks()
+ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 
 _STEPS_AFTER_AN_END = 3
 
@@ -73,7 +73,7 @@ def a_record_tells_what_the_episode_was(subject: EnvSubject) -> None:
         _check_records(session, subject, session.until_episode_ends(), ids, ())
         if subject.is_probe:
             ids = session.reset(seeds=seeds).episode_ids
-            _check_records(session, subject, session.obey(Command.TRUNCATE), ids, seeds)
+            _check_records(session, subject, session.obey(ProbeCommand.TRUNCATE), ids, seeds)
 
 
 @ENV.holds("episodes.once")
@@ -112,15 +112,15 @@ def what_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
     subject.probe()
     with subject.session() as session:
         first = session.reset().episode_ids
-        session.obey(Command.TERMINATE)
+        session.obey(ProbeCommand.TERMINATE)
         session.obey()
         session.obey()
-        second = session.obey(Command.TRUNCATE)
+        second = session.obey(ProbeCommand.TRUNCATE)
         extra = [record for record in second.completed_episodes if record.env_index == 0]
         require(not extra, "an episode that no Reset began is completed")
         fresh = session.reset().episode_ids[0]
         require(fresh not in {"", first[0]}, f"after a Reset the id is {fresh!r}")
-        third = session.obey(Command.TERMINATE)
+        third = session.obey(ProbeCommand.TERMINATE)
     records = [record.episode_id for record in third.completed_episodes]
     require(records == [fresh], f"after a Reset the records are of {records}, not {[fresh]}")
 
@@ -130,11 +130,11 @@ def ended_lanes_go_on_as_the_contract_says(subject: EnvSubject) -> None:
     """NEXT_STEP: the step after the end starts anew; DISABLED: the environment goes on."""
     mode = subject.probe().autoreset_mode
     if mode is AutoresetMode.SAME_STEP:
-        raise NotObservable("the mode is SAME_STEP, which the edition reserves")
+        raise ClauseNotObservable("the mode is SAME_STEP, which the edition reserves")
     with subject.session() as session:
         session.reset()
         session.obey()
-        session.obey(Command.TERMINATE)
+        session.obey(ProbeCommand.TERMINATE)
         after = session.obey(box=np.array([0.5, 0.0], np.float32))
         steps = session.steps_of(after)[0]
     flags = bool(after.terminated[0] or after.truncated[0])
@@ -146,7 +146,7 @@ def ended_lanes_go_on_as_the_contract_says(subject: EnvSubject) -> None:
         require(steps == 3, f"DISABLED: after the end the lane is at step {steps}, not 3")
 
 
-def _require_sums(session: EnvConversation, subject: EnvSubject) -> None:
+def _require_sums(session: RawEnvSession, subject: EnvSubject) -> None:
     """Step to the first end; require that its records count these steps and rewards."""
     totals = np.zeros(subject.contract.num_envs)
     sizes = np.zeros(subject.contract.num_envs)
@@ -165,18 +165,18 @@ def _require_sums(session: EnvConversation, subject: EnvSubject) -> None:
         require(bool(is_close), says)
 
 
-def _step_towards_end(session: EnvConversation, subject: EnvSubject, count: int) -> StepDone:
+def _step_towards_end(session: RawEnvSession, subject: EnvSubject, count: int) -> StepDone:
     """Take step number ``count`` of an episode that shall end."""
     if subject.is_probe:
         box = np.array([0.25 * count, 0.0], np.float32)
-        return session.obey(Command.TERMINATE if count == 3 else Command.GO_ON, box=box)
+        return session.obey(ProbeCommand.TERMINATE if count == 3 else ProbeCommand.GO_ON, box=box)
     if subject.is_endless or count == MOST_STEPS:
-        raise NotObservable(f"no episode has ended within {MOST_STEPS} steps")
+        raise ClauseNotObservable(f"no episode has ended within {MOST_STEPS} steps")
     return session.step()
 
 
 def _check_records(
-    session: EnvConversation,
+    session: RawEnvSession,
     subject: EnvSubject,
     done: StepDone,
     ids: Sequence[str],

@@ -10,15 +10,19 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.compliance.actions import commands, is_probe, packed_rest
-from rlmesh_ray.compliance.conversation import Conversation, call_once, joined
-from rlmesh_ray.compliance.probe import Command
-from rlmesh_ray.compliance.verdict import Broken, NotObservable, require
+from rlmesh_ray.compliance.action_cases import commands, is_probe, packed_rest
+from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.probe import ProbeCommand
+from rlmesh_ray.compliance.raw_session import RawSession, call_once, joined
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import Answer, Offer, make_offer
+from rlmesh_ray.protocol.handshake import (
+    HandshakeRequest,
+    HandshakeResponse,
+    make_handshake_request,
+)
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -32,7 +36,7 @@ from rlmesh_ray.protocol.messages import (
     StepDone,
 )
 from rlmesh_ray.spaces.batch import Column, leaves
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
@@ -53,8 +57,8 @@ class EnvSubject:
     Every conversation is a session of its own, and one at a time.
     """
 
-    dial: Dial
-    validation: Policy = Policy.WARN
+    connect_options: ConnectOptions
+    validation: ValidationMode = ValidationMode.WARN
     """What the operator says about the server's policy on values out of range."""
     may_ask_shutdown: bool = False
     """Whether Shutdown may be sent; a server that accepts it is gone."""
@@ -65,23 +69,29 @@ class EnvSubject:
     is_endless: bool = field(default=False, init=False)
     """Whether no episode has ended in a long time; the next check need not wait again."""
 
-    def shake_hands(self, **changes: Any) -> Answer:
+    def shake_hands(self, **changes: Any) -> HandshakeResponse:
         """Return the answer to a handshake that differs from ours by ``changes``."""
-        return wire.parse_answer(
-            call_once(self.dial, HANDSHAKE, wire.pack_offer(self.offer(**changes)))
+        return wire.parse_handshake_response(
+            call_once(
+                self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
+            )
         )
 
     def has_contract(self, **changes: Any) -> bool:
         """Tell whether the answer to such a handshake has a contract, even if it is refused."""
-        reply = call_once(self.dial, HANDSHAKE, wire.pack_offer(self.offer(**changes)))
+        reply = call_once(
+            self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
+        )
         try:
             return pb.HandshakeResponse.FromString(reply).HasField("env_contract")
         except DecodeError as error:
-            raise Broken(f"the answer to the handshake does not decode: {error}") from error
+            raise ClauseBroken(f"the answer to the handshake does not decode: {error}") from error
 
-    def offer(self, **changes: Any) -> Offer:
+    def offer(self, **changes: Any) -> HandshakeRequest:
         """Return our own offer with ``changes``."""
-        own = make_offer("rlmesh-ray check", __version__, self.offered, text=self.dial.text_sha256)
+        own = make_handshake_request(
+            "rlmesh-ray check", __version__, self.offered, text=self.connect_options.text_sha256
+        )
         return replace(own, **changes)
 
     @cached_property
@@ -89,13 +99,13 @@ class EnvSubject:
         """What the endpoint promises.
 
         Raises:
-            Broken: A compatible handshake has none.
+            ClauseBroken: A compatible handshake has none.
         """
         answer = self.shake_hands()
         if not answer.compatible:
-            raise Broken(f"our own handshake is refused: {answer.error_message!r}")
+            raise ClauseBroken(f"our own handshake is refused: {answer.error_message!r}")
         if not isinstance(answer.contract, EnvContract):
-            raise Broken("a compatible handshake came without a contract")
+            raise ClauseBroken("a compatible handshake came without a contract")
         return answer.contract
 
     @property
@@ -112,36 +122,40 @@ class EnvSubject:
         """Return the contract if the environment is the probe.
 
         Raises:
-            NotObservable: It is another.
+            ClauseNotObservable: It is another.
         """
         if not self.is_probe:
-            raise NotObservable("needs the probe environment, which does what it is told to")
+            raise ClauseNotObservable("needs the probe environment, which does what it is told to")
         return self.contract
 
     def ask_shutdown(self) -> tuple[bool, str]:
         """Send Shutdown; return whether it was accepted, and the message."""
         reply = call_once(
-            self.dial, SERVICE + "Shutdown", wire.pack_shutdown_request("rlmesh-ray check")
+            self.connect_options,
+            SERVICE + "Shutdown",
+            wire.pack_shutdown_request("rlmesh-ray check"),
         )
         response = wire.parse_shutdown_response(reply)
         return response.accepted, response.message
 
-    def converse(self) -> None:
+    def raw_session(self) -> None:
         """Open a session, step once, close it."""
         with self.session() as session:
             session.reset()
             session.step()
 
     @contextmanager
-    def session(self, *, is_bare: bool = False) -> "Iterator[EnvConversation]":
+    def session(self, *, is_bare: bool = False) -> "Iterator[RawEnvSession]":
         """Open a session as a conforming client does; close it at the end.
 
         Args:
             is_bare: Whether the session id of the handshake is kept back.
         """
-        offer = wire.pack_offer(self.offer())
-        with joined(self.dial, SERVICE, offer, wire.parse_answer, is_bare=is_bare) as stream:
-            conversation = EnvConversation(stream, self)
+        offer = wire.pack_handshake_request(self.offer())
+        with joined(
+            self.connect_options, SERVICE, offer, wire.parse_handshake_response, is_bare=is_bare
+        ) as stream:
+            conversation = RawEnvSession(stream, self)
             try:
                 yield conversation
             finally:
@@ -150,7 +164,7 @@ class EnvSubject:
                 conversation.leave(Close(conversation.new_id()))
 
 
-class EnvConversation(Conversation[EnvRequest, EnvResponse]):
+class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
     """One Join stream of an EnvService.
 
     Args:
@@ -171,7 +185,7 @@ class EnvConversation(Conversation[EnvRequest, EnvResponse]):
         """Step with ``action``; by default one that lies within the action space.
 
         Raises:
-            Broken: The response is none to a Step, or not about this session's lanes.
+            ClauseBroken: The response is none to a Step, or not about this session's lanes.
         """
         done = _expect(self.ask(self.step_request(action)), StepDone, "Step")
         lanes = self._contract.num_envs
@@ -191,20 +205,20 @@ class EnvConversation(Conversation[EnvRequest, EnvResponse]):
         """Step as ``step`` does, without an end.
 
         Raises:
-            NotObservable: An episode ends.
+            ClauseNotObservable: An episode ends.
         """
         done = self.step()
         if ended_lanes(done):
-            raise NotObservable("episodes end at once")
+            raise ClauseNotObservable("episodes end at once")
         return done
 
-    def obey(self, *by_lane: Command, **parts: Any) -> StepDone:
+    def obey(self, *by_lane: ProbeCommand, **parts: Any) -> StepDone:
         """Step the probe, one command a lane; lanes that are not named go on."""
         return self.step(self.command(*by_lane, **parts))
 
-    def command(self, *by_lane: Command, **parts: Any) -> bytes:
+    def command(self, *by_lane: ProbeCommand, **parts: Any) -> bytes:
         """Return an action of the probe."""
-        idle = [Command.GO_ON] * (self._contract.num_envs - len(by_lane))
+        idle = [ProbeCommand.GO_ON] * (self._contract.num_envs - len(by_lane))
         columns = commands(*by_lane, *idle, **parts)
         return values.encode_batch(self._contract.action_space, columns, self._contract.num_envs)
 
@@ -213,7 +227,9 @@ class EnvConversation(Conversation[EnvRequest, EnvResponse]):
         response = self.ask(request)
         if not isinstance(response, EnvFailed):
             name = type(response).__name__
-            raise Broken(f"{type(request).__name__} {why} is answered with {name}, not an error")
+            raise ClauseBroken(
+                f"{type(request).__name__} {why} is answered with {name}, not an error"
+            )
         return response
 
     def close(self) -> Closed:
@@ -224,28 +240,28 @@ class EnvConversation(Conversation[EnvRequest, EnvResponse]):
         """Step until a lane's episode has ended; return that step.
 
         Raises:
-            NotObservable: None ends.
+            ClauseNotObservable: None ends.
         """
         if self._subject.is_probe:
-            return self.obey(Command.TERMINATE)
+            return self.obey(ProbeCommand.TERMINATE)
         for _ in range(0 if self._subject.is_endless else MOST_STEPS):
             done = self.step()
             if ended_lanes(done):
                 return done
         self._subject.is_endless = True
-        raise NotObservable(f"no episode has ended within {MOST_STEPS} steps")
+        raise ClauseNotObservable(f"no episode has ended within {MOST_STEPS} steps")
 
     def observation(self, data: bytes) -> list[Column]:
         """Return the columns of a batched observation.
 
         Raises:
-            Broken: ``data`` is none.
+            ClauseBroken: ``data`` is none.
         """
         spec = self._contract.observation_space
         try:
             return values.decode_batch(spec, data, self._contract.num_envs)
         except CodecError as error:
-            raise Broken(f"an observation does not decode: {error}") from error
+            raise ClauseBroken(f"an observation does not decode: {error}") from error
 
     def steps_of(self, done: ResetDone | StepDone) -> list[int]:
         """Return how many steps each lane of the probe has done."""
@@ -276,4 +292,4 @@ def _expect(response: EnvResponse, kind: type[ResponseT], request: str) -> Respo
     says = ""
     if isinstance(response, EnvFailed):
         says = f" ({response.code.name}: {response.message})"
-    raise Broken(f"{request} is answered with {type(response).__name__}{says}")
+    raise ClauseBroken(f"{request} is answered with {type(response).__name__}{says}")

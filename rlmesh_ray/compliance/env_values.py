@@ -5,76 +5,76 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.compliance import actions
-from rlmesh_ray.compliance.checks import Checks
-from rlmesh_ray.compliance.env_subject import EnvConversation, EnvSubject, ended_lanes
-from rlmesh_ray.compliance.probe import Command
-from rlmesh_ray.compliance.verdict import Broken, NotObservable, require
+from rlmesh_ray.compliance import action_cases
+from rlmesh_ray.compliance.check_registry import CheckRegistry
+from rlmesh_ray.compliance.env_subject import EnvSubject, RawEnvSession, ended_lanes
+from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.protocol.messages import EnvFailed, EnvResponse, Reset, ResetDone, StepDone
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.spec import BoxSpec, MultiBinarySpec, MultiDiscreteSpec
 
-ENV: Checks[EnvSubject] = Checks()
+ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 
 WARNING_KEY = "rlmesh.conformance.warning"
 
 _WRONG_OBSERVATIONS = (
-    Command.OBSERVE_NAN,
-    Command.OBSERVE_WRONG_SHAPE,
-    Command.OBSERVE_MISSING_KEY,
+    ProbeCommand.OBSERVE_NAN,
+    ProbeCommand.OBSERVE_WRONG_SHAPE,
+    ProbeCommand.OBSERVE_MISSING_KEY,
 )
 
 
 @ENV.holds("structure.dict-keys")
 def a_dict_without_a_declared_key_is_rejected(subject: EnvSubject) -> None:
     """By an action whose first Dict lacks a key."""
-    _require_rejected(subject, actions.without_key(subject.contract), "Dict")
+    _require_rejected(subject, action_cases.without_key(subject.contract), "Dict")
 
 
 @ENV.holds("structure.box-shape")
 def a_box_of_another_shape_is_rejected(subject: EnvSubject) -> None:
     """By actions with an element too many, and one too few."""
-    _require_rejected(subject, actions.resized(subject.contract, BoxSpec), "Box")
+    _require_rejected(subject, action_cases.resized(subject.contract, BoxSpec), "Box")
 
 
 @ENV.holds("structure.multi-discrete-shape")
 def a_multi_discrete_of_another_shape_is_rejected(subject: EnvSubject) -> None:
     """By actions with an element too many, and one too few."""
-    found = actions.resized(subject.contract, MultiDiscreteSpec)
+    found = action_cases.resized(subject.contract, MultiDiscreteSpec)
     _require_rejected(subject, found, "MultiDiscrete")
 
 
 @ENV.holds("structure.multi-binary-shape")
 def a_multi_binary_of_another_shape_is_rejected(subject: EnvSubject) -> None:
     """By actions with an element too many, and one too few."""
-    found = actions.resized(subject.contract, MultiBinarySpec)
+    found = action_cases.resized(subject.contract, MultiBinarySpec)
     _require_rejected(subject, found, "MultiBinary")
 
 
 @ENV.holds("structure.tuple-arity")
 def a_tuple_with_more_or_fewer_parts_is_rejected(subject: EnvSubject) -> None:
     """By actions whose first Tuple has a part less, and one more."""
-    _require_rejected(subject, actions.of_another_arity(subject.contract), "Tuple")
+    _require_rejected(subject, action_cases.of_another_arity(subject.contract), "Tuple")
 
 
 @ENV.holds("structure.discrete-domain")
 def a_discrete_outside_its_domain_is_rejected(subject: EnvSubject) -> None:
     """By actions one above, and one below."""
-    _require_rejected(subject, actions.outside_discrete(subject.contract), "Discrete")
+    _require_rejected(subject, action_cases.outside_discrete(subject.contract), "Discrete")
 
 
 @ENV.holds("structure.multi-discrete-domain")
 def a_multi_discrete_element_outside_its_own_domain_is_rejected(subject: EnvSubject) -> None:
     """By actions one above, where another element may be that large, and one below."""
-    found = actions.outside_multi_discrete(subject.contract)
+    found = action_cases.outside_multi_discrete(subject.contract)
     _require_rejected(subject, found, "MultiDiscrete")
 
 
 @ENV.holds("structure.nan")
 def nan_is_rejected(subject: EnvSubject) -> None:
     """Also beside an element that is merely out of range."""
-    _require_rejected(subject, actions.with_nan(subject.contract), "Box of floats")
+    _require_rejected(subject, action_cases.with_nan(subject.contract), "Box of floats")
 
 
 @ENV.holds("structure.non-recoverable")
@@ -82,12 +82,12 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
     """Of every kind that the action space allows; afterwards nothing is served any more."""
     contract = subject.contract
     found = [
-        *actions.without_key(contract),
-        *actions.outside_discrete(contract),
-        *actions.with_nan(contract),
-        *actions.resized(contract, BoxSpec),
-        *actions.resized(contract, MultiDiscreteSpec),
-        *actions.resized(contract, MultiBinarySpec),
+        *action_cases.without_key(contract),
+        *action_cases.outside_discrete(contract),
+        *action_cases.with_nan(contract),
+        *action_cases.resized(contract, BoxSpec),
+        *action_cases.resized(contract, MultiDiscreteSpec),
+        *action_cases.resized(contract, MultiBinarySpec),
     ]
     for action in _needed(found, "anything but Text"):
         with subject.session() as session:
@@ -102,7 +102,7 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
 @ENV.holds("range.policy")
 def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
     """Actions beyond a finite bound; the operator tells which policy the server has."""
-    found = _needed(actions.out_of_range(subject.contract), "Box with a finite bound")
+    found = _needed(action_cases.out_of_range(subject.contract), "Box with a finite bound")
     for action in found:
         _require_policy(subject, action, "an action beyond its bound")
     if subject.is_probe:
@@ -127,7 +127,7 @@ def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> 
 @ENV.holds("range.text")
 def texts_follow_the_policy(subject: EnvSubject) -> None:
     """One that is too long or too short, and one with a character outside the charset."""
-    for action in _needed(actions.odd_texts(subject.contract), "Text of limited length"):
+    for action in _needed(action_cases.odd_texts(subject.contract), "Text of limited length"):
         _require_policy(subject, action, "a Text of a wrong length")
     if subject.is_probe:
         with subject.session() as session:
@@ -139,7 +139,7 @@ def texts_follow_the_policy(subject: EnvSubject) -> None:
 def observations_follow_the_same_policy(subject: EnvSubject) -> None:
     """An observation above its bound, at a step and at a reset."""
     subject.probe()
-    command = Command.OBSERVE_OUT_OF_RANGE
+    command = ProbeCommand.OBSERVE_OUT_OF_RANGE
     with subject.session() as session:
         action = session.command(command)
         response = session.ask(Reset(session.new_id(), options={"command": int(command)}))
@@ -176,7 +176,7 @@ def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None
         done = session.obey(pair=(1, -1), **parts)
         for name, value in parts.items():
             _require_echo(session, done, name, value)
-        if subject.validation is not Policy.STRICT:
+        if subject.validation is not ValidationMode.STRICT:
             beyond = np.array([7.5, -8.5], np.float32)
             _require_echo(session, session.obey(box=beyond), "box", beyond)
 
@@ -192,14 +192,14 @@ def delivered_values_have_their_declared_dtype(subject: EnvSubject) -> None:
             if ended_lanes(done) and not subject.may_step_after_end:
                 break
         if subject.is_probe:
-            done = session.obey(Command.OBSERVE_INTEGRAL_FLOAT)
+            done = session.obey(ProbeCommand.OBSERVE_INTEGRAL_FLOAT)
             session.observation(done.observation)
 
 
 @ENV.holds("dtype.exact-bytes")
 def bytes_of_another_dtype_are_rejected(subject: EnvSubject) -> None:
     """A Box whose elements are sent at twice their width."""
-    _require_rejected(subject, actions.widened(subject.contract), "Box")
+    _require_rejected(subject, action_cases.widened(subject.contract), "Box")
 
 
 @ENV.holds("dtype.integers")
@@ -208,10 +208,10 @@ def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
     subject.probe()
     with subject.session() as session:
         session.reset()
-        done = session.obey(Command.OBSERVE_INTEGRAL_FLOAT)
+        done = session.obey(ProbeCommand.OBSERVE_INTEGRAL_FLOAT)
         steps = session.steps_of(done)[0]
         require(steps == 1, f"a float of value 1 has become {steps}")
-    for command in (Command.OBSERVE_FRACTION, Command.OBSERVE_TOO_LARGE):
+    for command in (ProbeCommand.OBSERVE_FRACTION, ProbeCommand.OBSERVE_TOO_LARGE):
         with subject.session() as session:
             session.reset()
             request = session.step_request(session.command(command))
@@ -224,7 +224,7 @@ def floats_are_narrowed(subject: EnvSubject) -> None:
     subject.probe()
     with subject.session() as session:
         session.reset()
-        done = session.obey(Command.OBSERVE_DOUBLE)
+        done = session.obey(ProbeCommand.OBSERVE_DOUBLE)
         noise = session.part(done.observation, "noise")[0]
     expected = np.array([0.25, 0.1], np.float32)
     require(np.array_equal(noise, expected), f"the doubles 0.25 and 0.1 have become {noise}")
@@ -236,10 +236,10 @@ def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
     with _warned(subject) as session:
         start = session.reset()
         require(WARNING_KEY not in start.infos, "a Reset that conforms is warned about")
-        done = session.obey(Command.OBSERVE_OUT_OF_RANGE)
+        done = session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE)
         require(WARNING_KEY in done.infos, "a Step out of range has no warning in its infos")
     with _warned(subject) as session:
-        start = session.reset(options={"command": int(Command.OBSERVE_OUT_OF_RANGE)})
+        start = session.reset(options={"command": int(ProbeCommand.OBSERVE_OUT_OF_RANGE)})
         require(WARNING_KEY in start.infos, "a Reset out of range has no warning in its infos")
 
 
@@ -252,10 +252,10 @@ def each_deviation_is_told_once(subject: EnvSubject) -> None:
         told = [
             WARNING_KEY in done.infos
             for done in (
-                session.obey(Command.OBSERVE_OUT_OF_RANGE),
-                session.obey(Command.OBSERVE_OUT_OF_RANGE),
+                session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
+                session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
                 session.reset(),
-                session.obey(Command.OBSERVE_OUT_OF_RANGE),
+                session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
                 session.obey(box=beyond),
                 session.obey(text="aaaaa"),
                 session.obey(text="z"),
@@ -274,18 +274,18 @@ def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
     """The value is delivered unaltered; Steps and Resets go on as before."""
     with _warned(subject) as session:
         session.reset()
-        done = session.obey(Command.OBSERVE_OUT_OF_RANGE)
+        done = session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE)
         noise = np.asarray(session.part(done.observation, "noise"))[0].tolist()
         require(noise == [2.0, 0.5], f"[2, 0.5] is delivered as {noise}")
         session.obey()
         session.reset()
 
 
-def _warned(subject: EnvSubject) -> AbstractContextManager[EnvConversation]:
+def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
     """Open a session with the probe on a server that warns."""
     subject.probe()
-    if subject.validation is not Policy.WARN:
-        raise NotObservable(f"the server's policy is {subject.validation.value}")
+    if subject.validation is not ValidationMode.WARN:
+        raise ClauseNotObservable(f"the server's policy is {subject.validation.value}")
     return subject.session()
 
 
@@ -297,7 +297,7 @@ def _require_rejected(subject: EnvSubject, found: list[bytes], what: str) -> Non
             session.refused(session.step_request(action), f"with a {what} that is none")
 
 
-def _require_fatal(error: EnvFailed, command: Command) -> None:
+def _require_fatal(error: EnvFailed, command: ProbeCommand) -> None:
     require(not error.is_recoverable, f"{command.name} is recoverable: {error.message!r}")
 
 
@@ -313,26 +313,26 @@ def _require_treated(subject: EnvSubject, response: EnvResponse, what: str) -> N
     policy = subject.validation
     if isinstance(response, EnvFailed):
         if response.is_recoverable and not subject.is_probe:
-            raise NotObservable(f"the environment itself refuses {what}: {response.message}")
+            raise ClauseNotObservable(f"the environment itself refuses {what}: {response.message}")
         says = f"{policy.value}: {what} is rejected: {response.message!r}"
-        require(policy is Policy.STRICT and not response.is_recoverable, says)
+        require(policy is ValidationMode.STRICT and not response.is_recoverable, says)
         return
     if not isinstance(response, ResetDone | StepDone):
-        raise Broken(f"{what} is answered with {type(response).__name__}")
-    require(policy is not Policy.STRICT, f"strict: {what} is not rejected")
+        raise ClauseBroken(f"{what} is answered with {type(response).__name__}")
+    require(policy is not ValidationMode.STRICT, f"strict: {what} is not rejected")
     is_warned = WARNING_KEY in response.infos
-    if policy is Policy.WARN:
+    if policy is ValidationMode.WARN:
         require(is_warned, f"warn: {what} is delivered without a warning")
     else:
         require(not is_warned, f"off: {what} is warned about")
 
 
-def _require_echo(session: EnvConversation, done: StepDone, name: str, value: Any) -> None:
+def _require_echo(session: RawEnvSession, done: StepDone, name: str, value: Any) -> None:
     echo = session.part(done.observation, "echo", name)[0]
     require(np.array_equal(echo, value), f"{name} {value!r} has become {echo!r}")
 
 
 def _needed(found: list[bytes], what: str) -> list[bytes]:
     if not found:
-        raise NotObservable(f"there is no {what} in the action space")
+        raise ClauseNotObservable(f"there is no {what} in the action space")
     return found

@@ -10,14 +10,18 @@ from uuid import uuid4
 from google.protobuf.message import DecodeError
 
 from rlmesh_ray import __version__
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.compliance.actions import conforming
-from rlmesh_ray.compliance.conversation import Conversation, call_once, joined
-from rlmesh_ray.compliance.verdict import Broken, NotObservable, require
+from rlmesh_ray.compliance.action_cases import conforming
+from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.raw_session import RawSession, call_once, joined
 from rlmesh_ray.errors import CodecError, ConformanceError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import Answer, Offer, make_offer
+from rlmesh_ray.protocol.handshake import (
+    HandshakeRequest,
+    HandshakeResponse,
+    make_handshake_request,
+)
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
@@ -33,7 +37,7 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
 )
 from rlmesh_ray.spaces.batch import Column, leaves
-from rlmesh_ray.spaces.conformance import Policy, check
+from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
@@ -50,7 +54,7 @@ END_REMEDY = "allow it with --may-end-endpoint"
 class ModelSubject:
     """A ModelService at some address; each conversation is a session of its own."""
 
-    dial: Dial
+    connect_options: ConnectOptions
     contract: EnvContract
     """Of an environment in which the policy can act: the handshake does not tell."""
     may_ask_shutdown: bool = False
@@ -60,29 +64,33 @@ class ModelSubject:
     is_shut_down: bool = field(default=False, init=False)
     """Whether a Shutdown has been accepted: nothing is to be expected of the endpoint then."""
 
-    def shake_hands(self, **changes: Any) -> Answer:
+    def shake_hands(self, **changes: Any) -> HandshakeResponse:
         """Return the answer to a handshake that differs from ours by ``changes``."""
-        return wire.parse_answer(
-            call_once(self.dial, HANDSHAKE, wire.pack_offer(self.offer(**changes)))
+        return wire.parse_handshake_response(
+            call_once(
+                self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
+            )
         )
 
-    def offer(self, **changes: Any) -> Offer:
+    def offer(self, **changes: Any) -> HandshakeRequest:
         """Return our own offer with ``changes``."""
-        own = make_offer(
+        own = make_handshake_request(
             "rlmesh-ray check",
             __version__,
             {capabilities.SPACES_CORE: ""},
-            text=self.dial.text_sha256,
+            text=self.connect_options.text_sha256,
         )
         return replace(own, **changes)
 
     def has_contract(self) -> bool:
         """Tell whether the answer has a contract, where an EnvService has it (field 6)."""
-        reply = call_once(self.dial, HANDSHAKE, wire.pack_offer(self.offer()))
+        reply = call_once(
+            self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer())
+        )
         try:
             return env_pb.HandshakeResponse.FromString(reply).HasField("env_contract")
         except DecodeError as error:
-            raise Broken(f"the answer to the handshake does not decode: {error}") from error
+            raise ClauseBroken(f"the answer to the handshake does not decode: {error}") from error
 
     @property
     def is_concurrent(self) -> bool:
@@ -92,7 +100,9 @@ class ModelSubject:
     def ask_shutdown(self) -> tuple[bool, str]:
         """Send Shutdown; return whether it was accepted, and the message."""
         reply = call_once(
-            self.dial, SERVICE + "Shutdown", wire.pack_shutdown_request("rlmesh-ray check")
+            self.connect_options,
+            SERVICE + "Shutdown",
+            wire.pack_shutdown_request("rlmesh-ray check"),
         )
         response = wire.parse_shutdown_response(reply)
         self.is_shut_down = response.accepted
@@ -127,43 +137,45 @@ class ModelSubject:
         """The contract, with two lanes if it has only one: what is in order can be seen then."""
         return replace(self.contract, num_envs=max(self.contract.num_envs, 2))
 
-    def converse(self) -> None:
+    def raw_session(self) -> None:
         """Open a session, predict once, leave."""
         with self.acting() as session:
             session.configure()
             session.predict()
 
     @contextmanager
-    def acting(self) -> "Iterator[ModelConversation]":
+    def acting(self) -> "Iterator[RawModelSession]":
         """Open a session in which the policy has to act.
 
         Raises:
-            NotObservable: It cannot, in the contract's environment.
+            ClauseNotObservable: It cannot, in the contract's environment.
         """
         if self.policy_problem:
-            raise NotObservable(self.policy_problem)
+            raise ClauseNotObservable(self.policy_problem)
         with self.session() as session:
             yield session
 
     @contextmanager
-    def session(self) -> "Iterator[ModelConversation]":
+    def session(self) -> "Iterator[RawModelSession]":
         """Open a session as a conforming runtime does.
 
         It is left without Close, which may end the whole participant.
         """
         given = ""
 
-        def parse(frame: bytes) -> Answer:
+        def parse(frame: bytes) -> HandshakeResponse:
             nonlocal given
-            answer = wire.parse_answer(frame)
+            answer = wire.parse_handshake_response(frame)
             given = answer.capabilities.get(capabilities.SESSION, "")
             return answer
 
-        with joined(self.dial, SERVICE, wire.pack_offer(self.offer()), parse) as stream:
-            yield ModelConversation(self, stream, given or uuid4().hex)
+        with joined(
+            self.connect_options, SERVICE, wire.pack_handshake_request(self.offer()), parse
+        ) as stream:
+            yield RawModelSession(self, stream, given or uuid4().hex)
 
 
-class ModelConversation(Conversation[ModelRequest, ModelResponse]):
+class RawModelSession(RawSession[ModelRequest, ModelResponse]):
     """One Join stream of a ModelService.
 
     Args:
@@ -232,25 +244,25 @@ class ModelConversation(Conversation[ModelRequest, ModelResponse]):
         """Open a route; by default with the subject's contract.
 
         Raises:
-            NotObservable: The policy cannot act in this environment.
+            ClauseNotObservable: The policy cannot act in this environment.
         """
         response = self.ask(self.configure_request(route_id, contract))
         if isinstance(response, ModelFailed):
             told = self._contracts.pop(route_id)
-            raise NotObservable(
+            raise ClauseNotObservable(
                 f"the policy refuses {told.id} with {told.num_envs} lanes "
                 f"({response.code.name}: {response.message})"
             )
         if not isinstance(response, RouteConfigured):
-            raise Broken(f"ConfigureRoute is answered with {type(response).__name__}")
+            raise ClauseBroken(f"ConfigureRoute is answered with {type(response).__name__}")
 
     def predict(self, request: Predict | None = None) -> Predicted:
         """Ask for actions and return them; by default one for every lane."""
         response = self.ask(request or self.predict_request())
         if isinstance(response, ModelFailed):
-            raise Broken(f"Predict fails ({response.code.name}: {response.message})")
+            raise ClauseBroken(f"Predict fails ({response.code.name}: {response.message})")
         if not isinstance(response, Predicted):
-            raise Broken(f"Predict is answered with {type(response).__name__}")
+            raise ClauseBroken(f"Predict is answered with {type(response).__name__}")
         return response
 
     def refused(self, request: ModelRequest, why: str) -> ModelFailed:
@@ -258,7 +270,9 @@ class ModelConversation(Conversation[ModelRequest, ModelResponse]):
         response = self.ask(request)
         if not isinstance(response, ModelFailed):
             name = type(response).__name__
-            raise Broken(f"{type(request).__name__} {why} is answered with {name}, not an error")
+            raise ClauseBroken(
+                f"{type(request).__name__} {why} is answered with {name}, not an error"
+            )
         return response
 
     def must_be_unconfigured(self, request: ModelRequest, when: str) -> ModelFailed:
@@ -274,16 +288,16 @@ class ModelConversation(Conversation[ModelRequest, ModelResponse]):
         """Return the columns of the actions: one action of the route's space a slot.
 
         Raises:
-            Broken: They are something else.
+            ClauseBroken: They are something else.
         """
         spec = self._contract(route_id).action_space
         try:
             columns = values.decode_batch(spec, response.action, num_slots)
-            check(leaves(spec), columns, Policy.OFF)
+            check(leaves(spec), columns, ValidationMode.OFF)
         except CodecError as error:
-            raise Broken(f"actions for {num_slots} slots do not decode: {error}") from error
+            raise ClauseBroken(f"actions for {num_slots} slots do not decode: {error}") from error
         except ConformanceError as error:
-            raise Broken(f"an action is not of the route's space: {error}") from error
+            raise ClauseBroken(f"an action is not of the route's space: {error}") from error
         return columns
 
     def _contract(self, route_id: str) -> EnvContract:

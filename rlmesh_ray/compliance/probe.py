@@ -3,10 +3,10 @@
 Some sentences can be watched with any environment, others need one that ends an episode,
 sleeps or gives a wrong observation when it is told to. A server that hosts the probe can be
 checked on all of them. This module is its description, for implementers in any language;
-``rlmesh_ray.testing.probe`` is the implementation in Python.
+``rlmesh_ray.testing.probe_env`` is the implementation in Python.
 
 - The contract's metadata has ``METADATA_KEY`` = 1. Any number of lanes, any autoreset mode.
-- ``ACTION_SPACE``: ``command`` says what to do (``Command``), the rest is echoed.
+- ``ACTION_SPACE``: ``command`` says what to do (``ProbeCommand``), the rest is echoed.
 - ``OBSERVATION_SPACE``: ``steps`` counts the steps of the episode, ``noise`` depends on the
   seed and the step alone, ``echo`` is the last action without its command (at a reset
   ``REST``).
@@ -36,7 +36,7 @@ SLEEP_S = 1.5
 """How long SLEEP sleeps; longer than any deadline that a check sets."""
 
 
-class Command(enum.IntEnum):
+class ProbeCommand(enum.IntEnum):
     """What a lane of the probe does in a step."""
 
     GO_ON = 0
@@ -85,7 +85,7 @@ _ECHOED = (
     ("pair", TupleSpec((DiscreteSpec(2, 0, "int64"), DiscreteSpec(3, -1, "int64")))),
 )
 
-ACTION_SPACE = DictSpec((("command", DiscreteSpec(len(Command), 0, "int64")), *_ECHOED))
+ACTION_SPACE = DictSpec((("command", DiscreteSpec(len(ProbeCommand), 0, "int64")), *_ECHOED))
 OBSERVATION_SPACE = DictSpec(
     (
         ("steps", _box([0], [10_000], (1,), "int32")),

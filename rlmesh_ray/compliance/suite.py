@@ -6,18 +6,18 @@ from functools import partial
 from typing import TypeVar
 
 from rlmesh_ray.compliance import (
-    env_endings,
+    env_close_and_errors,
     env_episodes,
-    env_flow,
     env_values,
-    establishment,
-    model_flow,
+    env_workflow,
+    model_workflow,
+    session_establishment,
 )
-from rlmesh_ray.compliance.checks import Check, Checks
+from rlmesh_ray.compliance.check_registry import Check, CheckRegistry
 from rlmesh_ray.compliance.clauses import CLAUSES
 from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, Finding, Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
-from rlmesh_ray.compliance.verdict import Broken, Finding, NotObservable, Verdict
 from rlmesh_ray.errors import CapacityError, RlmeshError
 
 SubjectT = TypeVar("SubjectT")
@@ -28,7 +28,7 @@ _MOST_RETRIES, _RETRY_S = 10, 0.5
 _LAST = ("shutdown.refusal", "model.close-drains")
 
 
-def _gathered(parts: list[Checks[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
+def _gathered(parts: list[CheckRegistry[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
     found: dict[str, Check[SubjectT]] = {}
     for part in parts:
         found.update(part.checks)
@@ -37,10 +37,16 @@ def _gathered(parts: list[Checks[SubjectT]]) -> Mapping[str, Check[SubjectT]]:
 
 
 ENV_CHECKS = _gathered(
-    [establishment.ENV, env_flow.ENV, env_episodes.ENV, env_endings.ENV, env_values.ENV]
+    [
+        session_establishment.ENV,
+        env_workflow.ENV,
+        env_episodes.ENV,
+        env_close_and_errors.ENV,
+        env_values.ENV,
+    ]
 )
 """Checks of an EnvService by clause, in the order in which they run."""
-MODEL_CHECKS = _gathered([establishment.MODEL, model_flow.MODEL])
+MODEL_CHECKS = _gathered([session_establishment.MODEL, model_workflow.MODEL])
 """Checks of a ModelService, likewise."""
 
 
@@ -67,9 +73,9 @@ def check_model_clause(subject: ModelSubject, clause: str) -> Finding:
 def _run(clause: str, service: str, check: Callable[[], None]) -> Finding:
     try:
         _retried(check)
-    except Broken as broken:
+    except ClauseBroken as broken:
         return Finding(clause, service, Verdict.BROKEN, str(broken))
-    except NotObservable as reason:
+    except ClauseNotObservable as reason:
         return Finding(clause, service, Verdict.NOT_OBSERVABLE, str(reason))
     except RlmeshError as error:
         # What our own client stumbles over is the server's fault here.

@@ -8,9 +8,9 @@ import subprocess
 import sys
 from typing import Self
 
-from rlmesh_ray.envs import last_words
-from rlmesh_ray.envs.bare_steps import decode_reply
-from rlmesh_ray.envs.channel import Channel
+from rlmesh_ray.envs import fault_log
+from rlmesh_ray.envs.compact_frames import decode_reply
+from rlmesh_ray.envs.worker_channel import WorkerChannel
 
 _REAP_TIMEOUT_S = 1.0
 _KILL_TIMEOUT_S = 10.0  # a process that is not reaped stays; busy machines took more than a second
@@ -20,20 +20,20 @@ class ChildProcess:
     """A process that runs ``rlmesh_ray.envs.worker``; made by ``start``, ended by ``end``."""
 
     def __init__(
-        self, process: "subprocess.Popen[bytes]", channel: Channel, last_words_descriptor: int
+        self, process: "subprocess.Popen[bytes]", channel: WorkerChannel, fault_log_descriptor: int
     ) -> None:
         self._process = process
         self.channel = channel
         """The road to it."""
-        self._last_words_descriptor = last_words_descriptor
-        self.last_words = ""
+        self._fault_log_descriptor = fault_log_descriptor
+        self.fault_log = ""
         """The stacks of its threads, if a signal such as SIGSEGV has ended it; after ``end``."""
 
     @classmethod
     def start(cls) -> Self:
         """Start the process; it waits for its first message."""
         ours, theirs = socket.socketpair()
-        descriptor = last_words.create()
+        descriptor = fault_log.create()
         with theirs:
             arguments = [str(theirs.fileno()), str(os.getpid()), str(descriptor)]
             try:
@@ -51,7 +51,7 @@ class ChildProcess:
                 ours.close()
                 os.close(descriptor)
                 raise
-        return cls(process, Channel(ours, decode_reply), descriptor)
+        return cls(process, WorkerChannel(ours, decode_reply), descriptor)
 
     @property
     def pid(self) -> int:
@@ -78,14 +78,14 @@ class ChildProcess:
                 self._process.wait(_KILL_TIMEOUT_S)
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            self._hear_last_words()
+            self._read_fault_log()
             self.channel.close()
         return _how_it_ended(self._process.returncode)
 
-    def _hear_last_words(self) -> None:
-        descriptor, self._last_words_descriptor = self._last_words_descriptor, -1
+    def _read_fault_log(self) -> None:
+        descriptor, self._fault_log_descriptor = self._fault_log_descriptor, -1
         if descriptor >= 0:
-            self.last_words = last_words.read(descriptor)
+            self.fault_log = fault_log.read(descriptor)
             os.close(descriptor)
 
 

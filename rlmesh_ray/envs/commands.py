@@ -8,10 +8,10 @@ columns have no fixed size and travel here, in the order of the space's text lea
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlmesh_ray.protocol.episodes import Episode
+from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import Infos
 from rlmesh_ray.protocol.outcomes import Failure
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
 
 TextColumns = tuple[tuple[str, ...], ...]
@@ -71,19 +71,19 @@ class CallCommand:
 class StartSessionCommand:
     """Take the requests of a session from now on; has no reply.
 
-    The progress (``transport.progress``) says with which number they begin.
+    The progress (``transport.session_progress``) says with which number they begin.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class PassOverCommand:
+class SkipRequestCommand:
     """Note that the endpoint has refused a request itself; has no reply."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class AttachCommand:
+class OpenDirectCommand:
     """Begin to answer steps over a direct road, too; one that is there already ends.
 
     Descriptors have come before it on a socket of their own. Over TCP it is one, the connection.
@@ -97,25 +97,25 @@ class AttachCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class TrackCommand:
+class SetEpisodesCommand:
     """Open the road for steps of these episodes, or shut it; has no reply."""
 
-    episodes: tuple[Episode | None, ...]
+    episodes: tuple[EpisodeStart | None, ...]
     """The latest of each lane; empty: shut it."""
 
 
 @dataclass(frozen=True, slots=True)
-class DetachCommand:
+class CloseDirectCommand:
     """End the road, after the step that is in progress; go back to the worker's own block."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClearCommand:
-    """Close the environment and the road; only a RenewCommand may follow, or the end."""
+class CloseEnvCommand:
+    """Close the environment and the road; only a RecreateEnvCommand may follow, or the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class RenewCommand:
+class RecreateEnvCommand:
     """Create a fresh environment, for the next session; the old one is closed if it is not yet."""
 
 
@@ -130,12 +130,12 @@ Command = (
     | RenderCommand
     | CallCommand
     | StartSessionCommand
-    | PassOverCommand
-    | AttachCommand
-    | TrackCommand
-    | DetachCommand
-    | ClearCommand
-    | RenewCommand
+    | SkipRequestCommand
+    | OpenDirectCommand
+    | SetEpisodesCommand
+    | CloseDirectCommand
+    | CloseEnvCommand
+    | RecreateEnvCommand
     | StopCommand
 )
 
@@ -183,31 +183,31 @@ class CallReply:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachReply:
-    """Answers AttachCommand; from here on the new block is used."""
+class OpenDirectReply:
+    """Answers OpenDirectCommand; from here on the new block is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachRefused:
-    """Answers AttachCommand where the process lacks something: all is as before, without a road."""
+    """Answers OpenDirectCommand where the process lacks something; no connection is opened."""
 
     message: str
     """What it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
-class DetachReply:
-    """Answers DetachCommand; from here on the worker's own block is used."""
+class CloseDirectReply:
+    """Answers CloseDirectCommand; from here on the worker's own block is used."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClearReply:
-    """Answers ClearCommand; likewise."""
+class CloseEnvReply:
+    """Answers CloseEnvCommand; likewise."""
 
 
 @dataclass(frozen=True, slots=True)
-class RenewReply:
-    """Answers RenewCommand."""
+class RecreateEnvReply:
+    """Answers RecreateEnvCommand."""
 
 
 Reply = (
@@ -215,11 +215,11 @@ Reply = (
     | StepReply
     | RenderReply
     | CallReply
-    | AttachReply
+    | OpenDirectReply
     | AttachRefused
-    | DetachReply
-    | ClearReply
-    | RenewReply
+    | CloseDirectReply
+    | CloseEnvReply
+    | RecreateEnvReply
 )
 Outcome = Reply | Failure
 
@@ -231,11 +231,11 @@ class Start:
     payload: bytes
     """``EnvSource.payload``."""
     num_envs: int
-    resets_itself: bool
+    autoresets: bool
     """See ``EnvSource``."""
-    is_renewable: bool
+    can_recreate: bool
     description: str
-    policy: Policy
+    validation: ValidationMode
     truncates: bool
     """See ``EnvSource.truncates_on_bad_value``."""
     spin: bool | None

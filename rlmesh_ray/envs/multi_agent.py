@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces import multi_agent
-from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
@@ -102,7 +102,7 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return observed, reward, is_terminated, is_truncated, self._by_key(infos or {})
 
     @property
-    def badly_paid(self) -> str:
+    def agents_without_reward(self) -> str:
         """The agents whose last reward is not finite, as in ``agent 'a'``; empty: there is none."""
         pairs = zip(self._keys, np.isfinite(self._rewards), strict=True)
         agents = [repr(agent) for agent, is_finite in pairs if not is_finite]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from rlmesh_ray.envs.bad_values import TruncateOnBadValue
+from rlmesh_ray.envs.batch_validator import BatchValidator, rows_of
 from rlmesh_ray.envs.commands import (
     CallCommand,
     CallReply,
@@ -24,28 +24,28 @@ from rlmesh_ray.envs.commands import (
     StepReply,
     TextColumns,
 )
-from rlmesh_ray.envs.hosted import HostedVector, autoreset_mode, id_of
-from rlmesh_ray.envs.inspector import Inspector, rows_of
-from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
-from rlmesh_ray.envs.picture import as_frames, encode_png
+from rlmesh_ray.envs.png import as_frames, encode_png
+from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
+from rlmesh_ray.envs.vector_adapter import VectorEnvAdapter, autoreset_mode, id_of
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.block import Block, Results
-from rlmesh_ray.spaces.conformance import Policy, check_rewards
+from rlmesh_ray.spaces.conformance import ValidationMode, check_rewards
+from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning, WarningCounter
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers
 
 _LOG = logging.getLogger(__name__)
 
 
-class Lanes(Protocol):
-    """A vector that is driven by columns: LaneVectorEnv or HostedVector."""
+class LaneVector(Protocol):
+    """A vector that is driven by columns: LaneVectorEnv or VectorEnvAdapter."""
 
     observations: list[Column]
-    results: Results
+    results: StepArrays
     final_infos: dict[int, dict[str, Any]]
 
     @property
@@ -56,7 +56,7 @@ class Lanes(Protocol):
     def lane_without_reward(self) -> int | None:
         """See LaneVectorEnv."""
 
-    def use(self, observations: list[Column], results: Results) -> None:
+    def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
         """Write into these buffers from now on."""
 
     def reset_lanes(
@@ -70,10 +70,10 @@ class Lanes(Protocol):
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
         """Step all lanes; return their infos."""
 
-    def step_some(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
+    def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
         """Step only ``lanes``, with one row of actions for each; return their infos."""
 
-    def store(self) -> None:
+    def flush(self) -> None:
         """Put the new observations into the buffers; the environment has done its part."""
 
     def call_lanes(
@@ -81,7 +81,7 @@ class Lanes(Protocol):
     ) -> Sequence[object]:
         """Call attribute ``name`` of the environment of each of ``lanes``; return the results."""
 
-    def render_some(self, lanes: Sequence[int]) -> Any:
+    def render_lanes(self, lanes: Sequence[int]) -> Any:
         """Return frames of ``lanes``."""
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class VectorHost:
 
     Args:
         vector: Owned from now on.
-        policy: How range deviations are dealt with.
+        validation: How range deviations are dealt with.
         name: The contract's id, if the environment knows no better one.
         logged: Sides, kinds and paths of the deviations that the log has of this environment; it
             is added to. None: of none.
@@ -105,11 +105,13 @@ class VectorHost:
     def __init__(
         self,
         vector: VectorEnv[Any, Any, Any],
-        policy: Policy,
+        validation: ValidationMode,
         name: str,
         logged: set[tuple[str, str, str]] | None = None,
     ) -> None:
-        self._lanes: Lanes = vector if isinstance(vector, LaneVectorEnv) else HostedVector(vector)
+        self._lanes: LaneVector = (
+            vector if isinstance(vector, LaneVectorEnv) else VectorEnvAdapter(vector)
+        )
         self._draws = vector.render_mode == "rgb_array"
         self._begun: set[int] = set()
         self._over: set[int] = set()
@@ -118,13 +120,15 @@ class VectorHost:
         self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
         """Whether any of its lanes can be stepped alone."""
         self._all_lanes = range(contract.num_envs)
-        self._inspectors = (
-            Inspector("action", contract.action_space, contract.num_envs, policy),
-            Inspector("observation", contract.observation_space, contract.num_envs, policy),
+        self._validators = (
+            BatchValidator("action", contract.action_space, contract.num_envs, validation),
+            BatchValidator(
+                "observation", contract.observation_space, contract.num_envs, validation
+            ),
         )
-        self._policy = policy
+        self._validation = validation
         self._warnings = WarningCounter()
-        self._num_told = 0
+        self._num_reported = 0
         self._logged = set() if logged is None else logged
         self._envs = vector.envs if isinstance(vector, LaneVectorEnv) else ()
         self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
@@ -133,10 +137,10 @@ class VectorHost:
         """By lane, what ``_num_steps`` was when its episode began."""
         self._actions: list[Column] = []
 
-    def use(self, block: Block) -> None:
-        """Take actions from ``block`` and leave everything else there, from now on."""
-        self._actions = block.actions
-        self._lanes.use(block.observations, block.results)
+    def bind_buffers(self, buffers: StepBuffers) -> None:
+        """Take actions from ``buffers`` and leave everything else there, from now on."""
+        self._actions = buffers.actions
+        self._lanes.bind_buffers(buffers.observations, buffers.results)
 
     def reset(self, command: ResetCommand) -> ResetReply | Failure:
         """Start new episodes, in all lanes or in some."""
@@ -161,12 +165,12 @@ class VectorHost:
             lanes = ()
         actions = self._own_actions(command.text_columns, lanes)
         try:
-            found = self._inspectors[0].check(actions, lanes)
+            found = self._validators[0].check(actions, lanes)
         except ConformanceError as error:
             return Failure(FailureKind.BAD_ACTION, f"action: {error}")
         self._count_step(lanes)
         if lanes:
-            infos = self._lanes.step_some(lanes, actions)
+            infos = self._lanes.step_subset(lanes, actions)
         else:
             infos = self._lanes.step_columns(actions)
         try:
@@ -183,7 +187,7 @@ class VectorHost:
         return StepReply(infos, self._final_infos(), self._texts())
 
     @property
-    def place(self) -> str:
+    def failure_place(self) -> str:
         """Where the environment has raised, as the end of a sentence; empty if that is unknown."""
         lane = self._lanes.lane_in_progress
         return "" if lane is None else f" in lane {lane}{self._step_of(lane)}"
@@ -198,7 +202,7 @@ class VectorHost:
         lanes = [lane for lane in command.lanes or self._all_lanes if lane in self._begun]
         if not self._draws or not lanes:
             return RenderReply(None)
-        frames = as_frames(self._lanes.render_some(lanes))
+        frames = as_frames(self._lanes.render_lanes(lanes))
         return RenderReply(encode_png(frames) if frames else None)
 
     def close(self) -> None:
@@ -236,9 +240,9 @@ class VectorHost:
 
     def _stored(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
         """Put the new observations where they belong; look at those of ``lanes``, or at all."""
-        self._lanes.store()
+        self._lanes.flush()
         columns = self._lanes.observations
-        return self._inspectors[1].check(rows_of(columns, lanes) if lanes else columns, lanes)
+        return self._validators[1].check(rows_of(columns, lanes) if lanes else columns, lanes)
 
     def _rewards_checked(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
         rewards = self._lanes.results.rewards
@@ -247,7 +251,7 @@ class VectorHost:
             own[list(lanes)] = rewards[list(lanes)]
             rewards = own
         try:
-            found = check_rewards(rewards, self._policy)
+            found = check_rewards(rewards, self._validation)
         except ConformanceError as error:
             self._require_rewards()
             reason = self._naming_agents(error.reason, error.lane)
@@ -260,7 +264,7 @@ class VectorHost:
     def _naming_agents(self, reason: str, lane: int | None) -> str:
         """Return ``reason``, about the reward of ``lane``, with the agents that got it, if any."""
         env = self._envs[lane] if lane is not None and self._envs else None
-        agents = env.badly_paid if isinstance(env, MultiAgentLane) else ""
+        agents = env.agents_without_reward if isinstance(env, MultiAgentLane) else ""
         return reason.replace(f"(lane {lane}", f"(lane {lane}, {agents}") if agents else reason
 
     def _require_rewards(self) -> None:
@@ -278,16 +282,16 @@ class VectorHost:
 
     def take_num_deviations(self) -> int:
         """Return how many values were out of range, by leaf, since this was asked last."""
-        num_told, self._num_told = self._num_told, self._warnings.num_found
-        return self._num_told - num_told
+        num_reported, self._num_reported = self._num_reported, self._warnings.num_found
+        return self._num_reported - num_reported
 
     def _with_warnings(
         self, infos: dict[str, Any], found: list[ConformanceWarning]
     ) -> dict[str, Any]:
-        untold = self._warnings.untold(found) if found else found
-        for warning in untold:
+        unreported = self._warnings.unreported(found) if found else found
+        for warning in unreported:
             self._log(warning)
-        return {**infos, WARNING_KEY: untold} if untold else infos
+        return {**infos, WARNING_KEY: unreported} if unreported else infos
 
     def _log(self, warning: ConformanceWarning) -> None:
         """Tell the operator of a kind of deviation, once as long as the process lives."""
@@ -302,14 +306,14 @@ class VectorHost:
             )
 
     def _refused(self, side: str, error: ConformanceError) -> Failure:
-        place = ""
+        failure_place = ""
         if error.lane is not None:
             is_same_step = self.contract.autoreset_mode is AutoresetMode.SAME_STEP
             if side == "observation" and is_same_step and error.lane in self._lanes.final_infos:
-                place = ", at step 0 of its episode"  # which has begun within this step
+                failure_place = ", at step 0 of its episode"  # which has begun within this step
             else:
-                place = self._step_of(error.lane)
-        return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{place}")
+                failure_place = self._step_of(error.lane)
+        return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{failure_place}")
 
     def _step_of(self, lane: int) -> str:
         return f", at step {max(self._num_steps - self._began[lane], 0)} of its episode"

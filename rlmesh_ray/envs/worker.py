@@ -15,28 +15,26 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rlmesh_ray.envs import last_words, lifeline
-from rlmesh_ray.envs.bare_steps import NumberedCommand, decode_command, frame_of_bare
-from rlmesh_ray.envs.bounded import MAX_BYTES, bounded, encode_reply
-from rlmesh_ray.envs.channel import Channel, encode
+from rlmesh_ray.envs import fault_log, parent_watch
 from rlmesh_ray.envs.commands import (
-    AttachCommand,
     AttachRefused,
-    AttachReply,
     CallCommand,
-    ClearCommand,
-    ClearReply,
+    CloseDirectCommand,
+    CloseDirectReply,
+    CloseEnvCommand,
+    CloseEnvReply,
     Command,
-    DetachCommand,
-    DetachReply,
+    OpenDirectCommand,
+    OpenDirectReply,
     Outcome,
-    PassOverCommand,
+    RecreateEnvCommand,
+    RecreateEnvReply,
     RenderCommand,
     RenderReply,
-    RenewCommand,
-    RenewReply,
     ResetCommand,
     ResetReply,
+    SetEpisodesCommand,
+    SkipRequestCommand,
     Start,
     Started,
     StartFailed,
@@ -44,32 +42,33 @@ from rlmesh_ray.envs.commands import (
     StepCommand,
     StepReply,
     StopCommand,
-    TrackCommand,
 )
-from rlmesh_ray.envs.source import build
-from rlmesh_ray.envs.start_errors import explain
+from rlmesh_ray.envs.compact_frames import NumberedCommand, compact_reply_frame, decode_command
+from rlmesh_ray.envs.env_source import build, explain_start_error
+from rlmesh_ray.envs.reply_limits import MAX_BYTES, encode_reply, limit_reply
 from rlmesh_ray.envs.vector_host import VectorHost
+from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.protocol.episodes import Episode
+from rlmesh_ray.polling import AdaptivePoller, use_batch_scheduling
+from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.core import Decision, WorkerSide
-from rlmesh_ray.transport.memory import mapped_progress
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.spaces.step_buffers import StepBuffers
+from rlmesh_ray.transport.anonymous_memory import map_progress
+from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
+from rlmesh_ray.transport.session_progress import SessionProgress
 from rlmesh_ray.transport.shared_memory import EventfdSocket
 from rlmesh_ray.transport.tcp import TcpSocket
-from rlmesh_ray.waiting import Waiting, wake_politely
 
 if TYPE_CHECKING:
-    from rlmesh_ray.transport.direct_worker import DirectWorker
+    from rlmesh_ray.transport.direct_step_server import DirectStepServer
 
 
 _STEP = StepCommand()
 _REFUSED = Failure(FailureKind.BAD_REQUEST, "the endpoint has answered it")
 
 
-class Worker:
+class EnvWorker:
     """The environment and what it needs to be created anew.
 
     Args:
@@ -83,14 +82,14 @@ class Worker:
         self._start = start
         self._logged: set[tuple[str, str, str]] = set()
         self._host = self._new_host()
-        self._is_cleared = False
+        self._is_env_closed = False
         # The worker's own, and the one in use: a road brings another.
-        self._own_block: Block | None = None
-        self._block: Block | None = None
-        self._road: DirectWorker | None = None
+        self._own_buffers: StepBuffers | None = None
+        self._buffers: StepBuffers | None = None
+        self._direct: DirectStepServer | None = None
         self._descriptors: socket.socket | None = None
         self._max_info_bytes = MAX_BYTES
-        self._progress = Progress.local(self.contract.num_envs)
+        self._progress = SessionProgress.local(self.contract.num_envs)
         self._requests = WorkerSide(self._progress)
         self._kept: Outcome = _REFUSED
         """The answer to the last request."""
@@ -99,10 +98,10 @@ class Worker:
             StepCommand: self._step,
             RenderCommand: self._render,
             CallCommand: lambda command: self._host.call(command),
-            AttachCommand: self._attach,
-            DetachCommand: lambda _: self._detach(),
-            ClearCommand: lambda _: self._clear(),
-            RenewCommand: lambda _: self._renew(),
+            OpenDirectCommand: self._open_direct,
+            CloseDirectCommand: lambda _: self._close_direct(),
+            CloseEnvCommand: lambda _: self._close_env(),
+            RecreateEnvCommand: lambda _: self._recreate_env(),
         }
 
     @property
@@ -116,24 +115,26 @@ class Worker:
         return self._host.steps_subsets
 
     @property
-    def road(self) -> "DirectWorker | None":
+    def direct(self) -> "DirectStepServer | None":
         """Where steps may come from besides the endpoint."""
-        return None if self._road is None or self._road.signal is None else self._road
+        return None if self._direct is None or self._direct.wakeup is None else self._direct
 
-    def own(self, block: Block, progress: Progress, descriptors: socket.socket) -> None:
+    def attach_memory(
+        self, buffers: StepBuffers, progress: SessionProgress, descriptors: socket.socket
+    ) -> None:
         """Take what the endpoint has made for this process.
 
         Args:
-            block: For the arrays, whenever there is no road.
+            buffers: For the arrays, whenever there is no road.
             progress: For what is done in a session.
             descriptors: Where those of roads come.
         """
         self._progress = progress
         self._descriptors = descriptors
-        columns = (column for column in block.observations if not isinstance(column, tuple))
+        columns = (column for column in buffers.observations if not isinstance(column, tuple))
         self._max_info_bytes = MAX_BYTES + 2 * sum(column.nbytes for column in columns)
-        self._own_block = block
-        self._use(block)
+        self._own_buffers = buffers
+        self._bind_buffers(buffers)
 
     def start_session(self) -> None:
         """Take the requests of a session from now on."""
@@ -141,65 +142,65 @@ class Worker:
         self._requests = WorkerSide(self._progress)
         self._kept = _REFUSED
 
-    def _attach(self, command: AttachCommand) -> Outcome:
+    def _open_direct(self, command: OpenDirectCommand) -> Outcome:
         # Brings protobuf along, which nothing else here needs.
-        from rlmesh_ray.transport.direct_worker import DirectWorker
+        from rlmesh_ray.transport.direct_step_server import DirectStepServer
 
         assert self._descriptors is not None, "a worker in use has where descriptors come"
-        assert self._own_block is not None, "a worker in use has a block"
+        assert self._own_buffers is not None, "a worker in use has a block"
         # The endpoint has cut it; what it holds may be needed for the new one.
-        self.drop_road()
-        self._requests.shut_direct()
+        self.close_direct()
+        self._requests.refuse_direct()
         try:
             descriptors = _received_descriptors(self._descriptors, command.num_descriptors)
             client, shared = _opened(descriptors, self.contract)
         except OSError as error:
             return AttachRefused(str(error))
-        block = shared or self._own_block
-        self._move_to(block)
-        self._road = DirectWorker(
+        buffers = shared or self._own_buffers
+        self._switch_buffers(buffers)
+        self._direct = DirectStepServer(
             client,
             self._progress,
-            block,
+            buffers,
             self._step_directly,
             self.contract.num_envs,
             tag_arrays=command.tag_arrays,
         )
-        return AttachReply()
+        return OpenDirectReply()
 
-    def track(self, episodes: Sequence[Episode | None]) -> None:
+    def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
         """Open the road for steps of ``episodes``, or shut it if there are none."""
-        if self._road is not None and episodes:
-            self._road.follow(episodes)
-            self._requests.open_direct()
+        if self._direct is not None and episodes:
+            self._direct.set_episodes(episodes)
+            self._requests.accept_direct()
         else:
-            self._requests.shut_direct()
+            self._requests.refuse_direct()
 
-    def pass_over(self, number: int) -> None:
+    def skip_request(self, number: int) -> None:
         """Take notice of a request that the endpoint has refused itself."""
-        self._requests.pass_over(number)
+        self._requests.skip(number)
         self._kept = _REFUSED if self._progress.begun == number else self._kept
 
-    def drop_road(self) -> None:
+    def close_direct(self) -> None:
         """End the road, if there is one."""
-        if self._road is not None:
-            self._road.close()
+        if self._direct is not None:
+            self._direct.close()
 
     def answer(self, number: int, command: Command) -> bytes:
         """Return the encoded reply to ``command``, of the request with this number; 0: of none."""
         if not number:
             return self._encoded(self._done(command))
         decision = self._requests.decide(number)
-        if decision is Decision.REFUSE:
+        if decision is ExecutionDecision.REFUSE:
             last = self._progress.begun
             message = f"request {number} is out of order: the last one was {last}"
             return encode_reply(Failure(FailureKind.OUT_OF_ORDER, message))
-        if decision is Decision.EXECUTE:
+        if decision is ExecutionDecision.EXECUTE:
             self._requests.begin(number)
             self._kept = self._done(command)
             frame = self._encoded(self._kept)
             if isinstance(self._kept, Failure) and isinstance(command, (ResetCommand, StepCommand)):
-                self._requests.shut_direct()
+                self._requests.refuse_direct()
             self._requests.end()
             return frame
         return self._encoded(self._kept)
@@ -210,18 +211,18 @@ class Worker:
             return self._handlers[type(command)](command)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
             is_stepped = isinstance(command, (ResetCommand, StepCommand))
-            return failure(error, self._host.place if is_stepped else "")
+            return failure(error, self._host.failure_place if is_stepped else "")
 
     def _encoded(self, reply: Outcome) -> bytes:
         try:
-            return frame_of_bare(reply) or encode_reply(reply, self._max_info_bytes)
+            return compact_reply_frame(reply) or encode_reply(reply, self._max_info_bytes)
         except BaseException as error:  # noqa: BLE001  # infos are the user's objects
             return encode_reply(failure(error))
 
     def close(self) -> None:
         """Close the environment, once."""
-        if not self._is_cleared:
-            self._is_cleared = True
+        if not self._is_env_closed:
+            self._is_env_closed = True
             self._host.close()
 
     def _reset(self, command: ResetCommand) -> Outcome:
@@ -240,8 +241,8 @@ class Worker:
     def _step(self, command: StepCommand) -> Outcome:
         reply = self._host.step(command)
         if isinstance(reply, StepReply):
-            assert self._block is not None, "a worker in use has a block"
-            results = self._block.results
+            assert self._buffers is not None, "a worker in use has a block"
+            results = self._buffers.results
             self._progress.count_step(
                 results.rewards, results.terminated, results.truncated, command.lanes
             )
@@ -271,45 +272,45 @@ class Worker:
         body = None
         if isinstance(self._kept, StepReply):
             try:
-                plain = bounded(self._kept, self._max_info_bytes)
+                plain = limit_reply(self._kept, self._max_info_bytes)
                 assert isinstance(plain, StepReply), "what is bounded stays what it is"
                 self._kept, body = plain, pack(plain)
             except BaseException as error:  # noqa: BLE001  # infos are the user's objects
                 self._kept = failure(error)
         if body is None:
-            self._requests.shut_direct()
+            self._requests.refuse_direct()
         self._requests.end()
         return body
 
-    def _detach(self) -> Outcome:
-        self.drop_road()
-        if self._own_block is not None:
-            self._move_to(self._own_block)
-        return DetachReply()
+    def _close_direct(self) -> Outcome:
+        self.close_direct()
+        if self._own_buffers is not None:
+            self._switch_buffers(self._own_buffers)
+        return CloseDirectReply()
 
-    def _use(self, block: Block) -> None:
-        self._block = block
-        self._host.use(block)
+    def _bind_buffers(self, buffers: StepBuffers) -> None:
+        self._buffers = buffers
+        self._host.bind_buffers(buffers)
 
-    def _move_to(self, block: Block) -> None:
-        """Use ``block`` from now on; lanes that are not reset next keep their observations."""
-        assert self._block is not None, "a worker in use has a block"
-        for new, old in zip(block.observations, self._block.observations, strict=True):
+    def _switch_buffers(self, buffers: StepBuffers) -> None:
+        """Use ``buffers`` from now on; lanes that are not reset next keep their observations."""
+        assert self._buffers is not None, "a worker in use has a block"
+        for new, old in zip(buffers.observations, self._buffers.observations, strict=True):
             if not isinstance(new, tuple):
                 new[...] = old
-        own, former = block.results, self._block.results
+        own, former = buffers.results, self._buffers.results
         own.rewards[:], own.terminated[:] = former.rewards, former.terminated
         own.truncated[:] = former.truncated
-        self._use(block)
+        self._bind_buffers(buffers)
 
-    def _clear(self) -> Outcome:
-        self._detach()
-        self._road = None
+    def _close_env(self) -> Outcome:
+        self._close_direct()
+        self._direct = None
         self.close()
-        return ClearReply()
+        return CloseEnvReply()
 
-    def _renew(self) -> Outcome:
-        if not self._start.is_renewable:
+    def _recreate_env(self) -> Outcome:
+        if not self._start.can_recreate:
             return Failure(
                 FailureKind.BAD_REQUEST,
                 "an environment that was handed in as an instance cannot be created anew",
@@ -323,20 +324,20 @@ class Worker:
                 "the same environment every time"
             )
         self._host = host
-        self._is_cleared = False
-        if self._block is not None:
-            host.use(self._block)
-        return RenewReply()
+        self._is_env_closed = False
+        if self._buffers is not None:
+            host.bind_buffers(self._buffers)
+        return RecreateEnvReply()
 
     def _new_host(self) -> VectorHost:
         start = self._start
         vector = build(
             start.payload,
             start.num_envs,
-            resets_itself=start.resets_itself,
-            truncates_at=start.policy if start.truncates else None,
+            autoresets=start.autoresets,
+            truncates_at=start.validation if start.truncates else None,
         )
-        return VectorHost(vector, start.policy, start.description, self._logged)
+        return VectorHost(vector, start.validation, start.description, self._logged)
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
@@ -353,40 +354,43 @@ def failure(error: BaseException, place: str = "") -> Failure:
     return Failure(FailureKind.RAISED, message, "".join(report.format()))
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: WorkerChannel) -> None:
     """Run the environment that the first message names; return after Stop."""
     start: Start = channel.receive()
     _adopt(start)
     try:
-        worker = Worker(start)
+        worker = EnvWorker(start)
         started = encode(Started(worker.contract, worker.steps_subsets))
     except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
-        message = f"cannot create {start.description}: {explain(error)}"
+        message = f"cannot create {start.description}: {explain_start_error(error)}"
         channel.send(encode(StartFailed(message, traceback.format_exc())))
         return
     channel.send(started)
     num_lanes = worker.contract.num_envs
-    block, memory, roads = _received_descriptors(channel.connection, 3)
-    worker.own(
-        Block(block, worker.contract),
-        mapped_progress(memory, num_lanes),
-        socket.socket(fileno=roads),
+    buffers, memory, descriptor_socket = _received_descriptors(channel.connection, 3)
+    worker.attach_memory(
+        StepBuffers(buffers, worker.contract),
+        map_progress(memory, num_lanes),
+        socket.socket(fileno=descriptor_socket),
     )
-    os.close(block)
+    os.close(buffers)
     os.close(memory)
     # Else a process that the environment forks would keep a road open after its end.
-    os.register_at_fork(after_in_child=worker.drop_road)
+    os.register_at_fork(after_in_child=worker.close_direct)
     # A client at a road works between two steps, on this processor perhaps; an endpoint hardly.
-    at_road, at_channel = Waiting(0.2e-3, start.spin), Waiting(1.5e-3, start.spin)
+    direct_poller, channel_poller = (
+        AdaptivePoller(0.2e-3, start.spin),
+        AdaptivePoller(1.5e-3, start.spin),
+    )
     while True:
-        number, command = _next(channel, worker, at_road, at_channel)
+        number, command = _next(channel, worker, direct_poller, channel_poller)
         match command:
             case StopCommand():
                 break
-            case TrackCommand():
-                worker.track(command.episodes)
-            case PassOverCommand():
-                worker.pass_over(command.number)
+            case SetEpisodesCommand():
+                worker.set_episodes(command.episodes)
+            case SkipRequestCommand():
+                worker.skip_request(command.number)
             case StartSessionCommand():
                 worker.start_session()
             case _:
@@ -395,19 +399,22 @@ def serve(channel: Channel) -> None:
 
 
 def _next(
-    channel: Channel, worker: Worker, at_road: Waiting, at_channel: Waiting
+    channel: WorkerChannel,
+    worker: EnvWorker,
+    direct_poller: AdaptivePoller,
+    channel_poller: AdaptivePoller,
 ) -> NumberedCommand:
     """Return the endpoint's next command; answer what comes over the road meanwhile."""
     own = channel.connection.fileno()
-    while (road := worker.road) is not None and not channel.has_message:
+    while (direct := worker.direct) is not None and not channel.has_message:
         # What the endpoint said was said before: a client that is told of it goes on by the road.
-        signal = road.signal
+        signal = direct.wakeup
         assert signal is not None, "a road that has ended is no road"
-        if own in at_road.ready(own, signal.eventfd, peers=(signal.peer,)):
+        if own in direct_poller.wait_readable(own, signal.eventfd, peers=(signal.peer,)):
             break
-        road.serve()
-    if worker.road is None and not channel.has_message:
-        at_channel.ready(own)
+        direct.serve()
+    if worker.direct is None and not channel.has_message:
+        channel_poller.wait_readable(own)
     command: NumberedCommand = channel.receive()
     return command
 
@@ -440,29 +447,29 @@ def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
 
 def _opened(
     descriptors: Sequence[int], contract: EnvContract
-) -> tuple[EventfdSocket | TcpSocket, Block | None]:
+) -> tuple[EventfdSocket | TcpSocket, StepBuffers | None]:
     """Return the worker's end of a road, and the block that its client shares, if it does.
 
     Args:
-        descriptors: As ``LentRoad`` gives them; owned, also where this fails.
+        descriptors: As ``DirectHandle`` gives them; owned, also where this fails.
         contract: What the environment is.
 
     Raises:
         OSError: There is not enough of something.
     """
-    road, *memory = descriptors
+    direct, *memory = descriptors
     with contextlib.ExitStack() as owned:
-        connection = owned.enter_context(socket.socket(fileno=road))
+        connection = owned.enter_context(socket.socket(fileno=direct))
         for descriptor in memory[1:]:
             owned.callback(os.close, descriptor)
         if memory:
             try:
-                block = Block(memory[0], contract)
+                buffers = StepBuffers(memory[0], contract)
             finally:
                 os.close(memory[0])
             client = EventfdSocket(connection, *memory[1:])
             owned.pop_all()
-            return client, block
+            return client, buffers
         tcp = TcpSocket(connection)
         owned.pop_all()
         return tcp, None
@@ -476,7 +483,7 @@ def _adopt(start: Start) -> None:
         os.environ["PYTHONPATH"] = start.pythonpath
 
 
-def _take_lifeline() -> int:
+def _take_parent_pipe() -> int:
     """Move the lifeline away from standard input, where the environment might read."""
     descriptor = os.dup(0)
     with open(os.devnull) as nothing:
@@ -490,15 +497,15 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Run as the process's main function."""
-    socket_descriptor, parent_pid, last_words_descriptor = map(int, sys.argv[1:])
+    socket_descriptor, parent_pid, fault_log_descriptor = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
     # A handler rather than SIG_IGN: simulators that the environment starts would inherit that.
     signal.signal(signal.SIGINT, _ignore)
-    last_words.record(last_words_descriptor)
-    lifeline.hold(_take_lifeline(), parent_pid)
-    wake_politely()
-    channel = Channel(socket.socket(fileno=socket_descriptor), decode_command)
+    fault_log.enable(fault_log_descriptor)
+    parent_watch.start(_take_parent_pipe(), parent_pid)
+    use_batch_scheduling()
+    channel = WorkerChannel(socket.socket(fileno=socket_descriptor), decode_command)
     # Else a process that the environment forks would keep the road open after our death.
     os.register_at_fork(after_in_child=channel.connection.close)
     with contextlib.suppress(EOFError, ConnectionError):

@@ -10,14 +10,12 @@ import socket
 import sys
 from typing import Self
 
-from rlmesh_ray.envs.bare_steps import frame_of_command
-from rlmesh_ray.envs.channel import Channel, encode
 from rlmesh_ray.envs.child_process import ChildProcess, search_path
 from rlmesh_ray.envs.commands import (
-    AttachReply,
-    ClearReply,
+    CloseDirectReply,
+    CloseEnvReply,
     Command,
-    DetachReply,
+    OpenDirectReply,
     Outcome,
     Start,
     Started,
@@ -25,16 +23,18 @@ from rlmesh_ray.envs.commands import (
     StartSessionCommand,
     StopCommand,
 )
-from rlmesh_ray.envs.source import EnvSource
+from rlmesh_ray.envs.compact_frames import command_frame
+from rlmesh_ray.envs.env_source import EnvSource
+from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.block import Block, Results
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport import memory
-from rlmesh_ray.transport.lent_road import LentRoad
-from rlmesh_ray.transport.progress import EpisodeCounts, Progress
+from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers
+from rlmesh_ray.transport import anonymous_memory
+from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
 
 
 class WorkerProcess:
@@ -44,14 +44,14 @@ class WorkerProcess:
         self,
         process: ChildProcess,
         started: Started,
-        block: Block,
-        progress: Progress,
+        buffers: StepBuffers,
+        progress: SessionProgress,
         descriptors: socket.socket,
     ) -> None:
         self.process = process
         """Who runs it; to be ended without waiting for its environment."""
         self._channel = process.channel
-        self._own_block = self._lent_block = block
+        self._own_buffers = self._direct_buffers = buffers
         self._descriptors = descriptors
         self.contract = started.contract
         """What the environment is."""
@@ -59,15 +59,15 @@ class WorkerProcess:
         """Whether a StepCommand may name its lanes."""
         self.progress = progress
         """What it has begun and done in its session; stays when it is dead."""
-        self._use(block)
+        self._bind_buffers(buffers)
 
-    def _use(self, block: Block) -> None:
-        self.action_columns: list[Column] = block.actions
+    def _bind_buffers(self, buffers: StepBuffers) -> None:
+        self.action_columns: list[Column] = buffers.actions
         """One a leaf: ``(num_envs, *leaf.shape)`` at its dtype, in shared memory; write here
         before a StepCommand. Empty strings stand for text, which travels in the command."""
-        self.observation_columns: list[Column] = block.observations
+        self.observation_columns: list[Column] = buffers.observations
         """Likewise, after a ResetReply or StepReply, until the next command."""
-        self.results: Results = block.results
+        self.results: StepArrays = buffers.results
         """Rewards and flags, after a StepReply, until the next command."""
 
     @classmethod
@@ -75,7 +75,7 @@ class WorkerProcess:
         cls,
         source: EnvSource,
         *,
-        policy: Policy,
+        validation: ValidationMode,
         timeout_s: float | None = None,
         process: ChildProcess | None = None,
     ) -> Self:
@@ -83,7 +83,7 @@ class WorkerProcess:
 
         Args:
             source: What it runs.
-            policy: What it does with values that are out of their range.
+            validation: What it does with values that are out of their range.
             timeout_s: How long the environment may take; None: as long as it likes.
             process: The process that becomes the worker, ended when the start fails; another
                 thread may end it to give the start up. None: a new one.
@@ -99,7 +99,7 @@ class WorkerProcess:
             )
         process = process or ChildProcess.start()
         try:
-            started = _handshake(process, source, policy, timeout_s)
+            started = _handshake(process, source, validation, timeout_s)
             return cls(process, started, *_share_memory(process.channel, started.contract))
         except BaseException:
             process.end(0.0)
@@ -147,15 +147,15 @@ class WorkerProcess:
             command: What to do.
             number: Of the request that it belongs to; 0: it belongs to none.
         """
-        self._channel.begin(frame_of_command(command, number))
+        self._channel.queue_frame(command_frame(command, number))
 
     def advance(self) -> bool:
         """Send and receive what goes at once; return whether ``receive`` would not block."""
-        self._channel.push()
-        return self._channel.pull()
+        self._channel.try_send()
+        return self._channel.try_receive()
 
-    def lend_tcp(self, connection: socket.socket) -> LentRoad:
-        """Send the worker a road over TCP. An AttachCommand has to follow.
+    def open_direct_tcp(self, connection: socket.socket) -> DirectHandle:
+        """Send the worker a road over TCP. An OpenDirectCommand has to follow.
 
         Args:
             connection: To the client; owned by the road that is returned.
@@ -163,26 +163,26 @@ class WorkerProcess:
         Raises:
             OSError: There is not enough of something, or the worker is gone; it is closed.
         """
-        road = LentRoad([], connection)
+        direct = DirectHandle([], connection)
         try:
             self._send_descriptors([connection.fileno()])
         except BaseException:
-            road.cut()
+            direct.disconnect()
             raise
-        self._lent_block = self._own_block
-        return road
+        self._direct_buffers = self._own_buffers
+        return direct
 
-    def lend_shared_memory(self) -> LentRoad:
+    def open_direct_shared_memory(self) -> DirectHandle:
         """Send the worker a road, and a block that its client may share.
 
-        An AttachCommand has to follow.
+        An OpenDirectCommand has to follow.
 
         Raises:
             OSError: There is not enough of something, or the worker is gone.
         """
         with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
-            block = memory.create_block(self.contract)
-            owned.callback(os.close, block)
+            buffers = anonymous_memory.create_step_buffers(self.contract)
+            owned.callback(os.close, buffers)
             ours, theirs = socket.socketpair()
             owned.enter_context(theirs)
             given.enter_context(ours)
@@ -190,15 +190,15 @@ class WorkerProcess:
             for _ in range(2):
                 eventfds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
                 given.callback(os.close, eventfds[-1])
-            road = LentRoad([os.dup(block), *eventfds], ours)
+            direct = DirectHandle([os.dup(buffers), *eventfds], ours)
             given.pop_all()
             try:
-                self._lent_block = Block(block, self.contract)
-                self._send_descriptors([theirs.fileno(), block, *eventfds])
+                self._direct_buffers = StepBuffers(buffers, self.contract)
+                self._send_descriptors([theirs.fileno(), buffers, *eventfds])
             except BaseException:
-                road.cut()
+                direct.disconnect()
                 raise
-        return road
+        return direct
 
     def _send_descriptors(self, descriptors: list[int]) -> None:
         socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
@@ -232,13 +232,13 @@ class WorkerProcess:
             return Failure(
                 FailureKind.CRASHED,
                 f"the environment's process {status}",
-                self.process.last_words,
+                self.process.fault_log,
             )
         match reply:
-            case AttachReply():
-                self._use(self._lent_block)
-            case DetachReply() | ClearReply():
-                self._use(self._own_block)
+            case OpenDirectReply():
+                self._bind_buffers(self._direct_buffers)
+            case CloseDirectReply() | CloseEnvReply():
+                self._bind_buffers(self._own_buffers)
         return reply
 
     def kill(self) -> None:
@@ -257,15 +257,15 @@ class WorkerProcess:
 
 
 def _handshake(
-    process: ChildProcess, source: EnvSource, policy: Policy, timeout_s: float | None
+    process: ChildProcess, source: EnvSource, validation: ValidationMode, timeout_s: float | None
 ) -> Started:
     start = Start(
         payload=source.payload,
         num_envs=source.num_envs,
-        resets_itself=source.resets_itself,
-        is_renewable=source.is_renewable,
+        autoresets=source.autoresets,
+        can_recreate=source.can_recreate,
         description=source.description,
-        policy=policy,
+        validation=validation,
         truncates=source.truncates_on_bad_value,
         spin=source.spin,
         sys_path=search_path(),
@@ -284,25 +284,31 @@ def _handshake(
         raise EnvStartError(
             f"cannot create {source.description}: its process {status}; see its output on "
             "standard error",
-            process.last_words,
+            process.fault_log,
         ) from error
     if isinstance(answer, StartFailed):
         raise EnvStartError(answer.message, answer.traceback_text)
     return answer
 
 
-def _share_memory(channel: Channel, contract: EnvContract) -> tuple[Block, Progress, socket.socket]:
+def _share_memory(
+    channel: WorkerChannel, contract: EnvContract
+) -> tuple[StepBuffers, SessionProgress, socket.socket]:
     ours, theirs = socket.socketpair()
     with contextlib.ExitStack() as owned:
-        block = memory.create_block(contract)
-        owned.callback(os.close, block)
-        progress = memory.create_progress(contract.num_envs)
+        buffers = anonymous_memory.create_step_buffers(contract)
+        owned.callback(os.close, buffers)
+        progress = anonymous_memory.create_progress(contract.num_envs)
         owned.callback(os.close, progress)
         owned.enter_context(theirs)
         try:
-            socket.send_fds(channel.connection, [b"\0"], [block, progress, theirs.fileno()])
+            socket.send_fds(channel.connection, [b"\0"], [buffers, progress, theirs.fileno()])
         except OSError as error:
             ours.close()
             message = "the environment's process died as soon as it had started"
             raise EnvStartError(message) from error
-        return Block(block, contract), memory.mapped_progress(progress, contract.num_envs), ours
+        return (
+            StepBuffers(buffers, contract),
+            anonymous_memory.map_progress(progress, contract.num_envs),
+            ours,
+        )

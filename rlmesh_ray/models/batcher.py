@@ -21,7 +21,7 @@ DEFAULT_MAX_ROWS = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Item(Generic[T]):
+class QueuedPrediction(Generic[T]):
     """One prediction that waits. Items are told apart by identity."""
 
     group: Hashable
@@ -67,7 +67,7 @@ class Batcher(Generic[T]):
         if max_rows < 1:
             raise ConfigurationError(f"max_rows is {max_rows}; a batch needs at least one row")
         self._max_rows = max_rows
-        self._waiting: dict[Item[T], float] = {}
+        self._waiting: dict[QueuedPrediction[T], float] = {}
         self._busy_since_s: float | None = None
         self._batches = self._items = self._rows = self._cancelled = 0
         self._waited_s = self._longest_wait_s = self._busy_s = 0.0
@@ -77,7 +77,7 @@ class Batcher(Generic[T]):
         """How many items wait."""
         return len(self._waiting)
 
-    def offer(self, item: Item[T], now_s: float) -> None:
+    def offer(self, item: QueuedPrediction[T], now_s: float) -> None:
         """Add an item at the end of the queue.
 
         Raises:
@@ -89,14 +89,14 @@ class Batcher(Generic[T]):
             raise ValueError("the item waits already")
         self._waiting[item] = now_s
 
-    def cancel(self, item: Item[T]) -> bool:
+    def cancel(self, item: QueuedPrediction[T]) -> bool:
         """Take an item back; False when it does not wait (it runs, or is done)."""
         if self._waiting.pop(item, None) is None:
             return False
         self._cancelled += 1
         return True
 
-    def next_batch(self, now_s: float) -> tuple[Item[T], ...]:
+    def next_batch(self, now_s: float) -> tuple[QueuedPrediction[T], ...]:
         """Return what to run now; empty while a batch is out, or when nothing waits.
 
         The device counts as busy until ``done``.
@@ -152,7 +152,7 @@ class Batcher(Generic[T]):
             busy_s=self._busy_s,
         )
 
-    def _gather(self) -> list[Item[T]]:
+    def _gather(self) -> list[QueuedPrediction[T]]:
         queue = iter(self._waiting)
         first = next(queue)
         batch, num_rows, routes = [first], first.num_rows, {first.route_key}

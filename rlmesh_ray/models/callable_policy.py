@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmesh_ray.errors import PolicyError
-from rlmesh_ray.models.policy import Rows, Traits
+from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.spaces.contract import EnvContract
 
 
@@ -16,7 +16,7 @@ class CallablePolicy:
             vector environments do it. The arrays it gets may be read-only.
     """
 
-    traits = Traits(is_repeatable=True, checks_concurrently=True, kind="function")
+    traits = PolicyTraits(is_repeatable=True, checks_concurrently=True, kind="function")
 
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function

@@ -17,7 +17,7 @@ from typing import Any
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.callable_policy import CallablePolicy
 from rlmesh_ray.models.policy import Policy
-from rlmesh_ray.models.program_files import KINDS, load_program
+from rlmesh_ray.models.torch.exported_programs import KINDS, load_program
 
 _RLLIB_METADATA = "rllib_checkpoint.json"
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -136,8 +136,8 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
             "Algorithm with save_to_path and name that folder (or the module, if it was trained "
             "with RLlib's default connectors)"
         )
-    from rlmesh_ray.models.recurrent_policy import RecurrentTorchPolicy
-    from rlmesh_ray.models.torch_policy import TorchPolicy
+    from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
+    from rlmesh_ray.models.torch.policy import TorchPolicy
 
     kind = RecurrentTorchPolicy if hasattr(module, "initial_state") else TorchPolicy
     return kind(module, device=options.device, buckets=options.buckets, compile=options.compile)
@@ -152,7 +152,7 @@ def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
     if not (folder / _RLLIB_METADATA).is_file() and not is_module_alone:
         raise ConfigurationError(f"{folder} is no RLlib checkpoint: {_what_instead(folder)}")
     try:
-        from rlmesh_ray.models.rllib_policy import RllibPolicy
+        from rlmesh_ray.models.rllib.policy import RllibPolicy
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{folder} needs RLlib, and {error.name} is not installed: "

@@ -39,11 +39,11 @@ class Rows(NamedTuple):
 class Policy(Protocol):
     """Chooses actions, and may remember something about every lane.
 
-    All methods are called one after the other, and from one thread, unless its ``Traits`` allow
-    more. A lane is known by its route's key and its index. Its episode begins anew when a slot says
-    ``reset``, or names another episode than before; names may be empty (foreign clients, and every
-    episode that an autoreset has begun), and an empty name says nothing. ``slots.SlotStates`` keeps
-    state by these rules.
+    All methods are called one after the other, and from one thread, unless its ``PolicyTraits``
+    allow more. A lane is known by its route's key and its index. Its episode begins anew when a
+    slot says ``reset``, or names another episode than before; names may be empty (foreign clients,
+    and every episode that an autoreset has begun), and an empty name says nothing.
+    ``slots.SlotStates`` keeps state by these rules.
     """
 
     def check_contract(self, contract: EnvContract) -> None:
@@ -81,7 +81,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class PolicyTraits:
     """What a server may assume of a policy, which has them as its attribute ``traits``."""
 
     is_repeatable: bool = False
@@ -106,14 +106,14 @@ class Traits:
     If not, the first route for an environment of a new kind waits for the running batch."""
 
 
-def traits_of(policy: Policy) -> Traits:
+def traits_of(policy: Policy) -> PolicyTraits:
     """Return the policy's own traits; nothing is assumed of one that has none."""
     traits = getattr(policy, "traits", None)
-    return traits if isinstance(traits, Traits) else Traits()
+    return traits if isinstance(traits, PolicyTraits) else PolicyTraits()
 
 
 @runtime_checkable
-class Updatable(Protocol):
+class UpdatablePolicy(Protocol):
     """A policy whose weights can be replaced while it is served.
 
     Both methods are called between batches, never during one.

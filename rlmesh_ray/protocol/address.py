@@ -52,7 +52,7 @@ def looks_like_address(text: str) -> bool:
     return bool(host) and port.isdigit()
 
 
-def speaks_dm_env_rpc(text: str) -> bool:
+def is_dm_env_rpc_address(text: str) -> bool:
     """Tell whether an address says that dm_env_rpc is spoken there."""
     return text.startswith(_DM_ENV_RPC)
 

@@ -33,7 +33,8 @@ DIRECT_TCP = "rlmesh_ray.direct_tcp.v1"
 would; from a server, its port for that."""
 NUMBERED_REQUESTS = "rlmesh_ray.numbered_requests.v1"
 """The ids of a client's requests count up by one, in decimal: those of Reset, Step and Render, and
-calls into lanes count, too. Each is executed once, whatever road it takes (``transport.core``)."""
+calls into lanes count, too. Each is executed once, over whichever transport it comes
+(``transport.exactly_once``)."""
 SESSION = "rlmesh_ray.session.v1"
 """Only from the server: the session id that the client carries in the Join metadata."""
 

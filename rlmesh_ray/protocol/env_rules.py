@@ -8,7 +8,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlmesh_ray.protocol.generations import EDITION_NAME
 from rlmesh_ray.protocol.messages import (
     Close,
     Configure,
@@ -19,6 +18,7 @@ from rlmesh_ray.protocol.messages import (
     Step,
 )
 from rlmesh_ray.protocol.outcomes import FailureKind
+from rlmesh_ray.protocol.versions import EDITION_NAME
 
 
 class State(enum.Enum):
@@ -99,9 +99,9 @@ class EnvRules:
     """Whether a Reset of several lanes may have a single seed, from which they count up."""
     tracks_autoresets: bool = False
     """Whether what an autoreset begins is an episode like any other."""
-    reports_replaced: bool = False
+    reports_superseded: bool = False
     """Whether the records of episodes that a Reset ends come with the next Step."""
-    truncates_cut_off: bool = False
+    truncates_interrupted: bool = False
     """Whether an episode that is ended from outside counts as truncated."""
     ends_when_abandoned: bool = False
     """Whether the stream ends after the answer that tells of a non-recoverable error."""
@@ -136,7 +136,7 @@ RELEASED_2026_06_RULES = EnvRules(
     client_mints_ids=True,
     spreads_one_seed=True,
     tracks_autoresets=True,
-    reports_replaced=True,
-    truncates_cut_off=True,
+    reports_superseded=True,
+    truncates_interrupted=True,
     ends_when_abandoned=True,
 )

@@ -15,7 +15,12 @@ from dataclasses import replace
 
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, EnvRules, State
-from rlmesh_ray.protocol.episodes import Counting, Episode, EpisodeLedger, ReplacedEpisodes
+from rlmesh_ray.protocol.episodes import (
+    EpisodeCounterSource,
+    EpisodeStart,
+    EpisodeTracker,
+    SupersededEpisodes,
+)
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -26,6 +31,7 @@ from rlmesh_ray.protocol.messages import (
     EnvRequest,
     EnvResponse,
     EpisodeRecord,
+    MalformedRequest,
     Render,
     Rendered,
     Request,
@@ -33,9 +39,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     Step,
     StepDone,
-    Unreadable,
 )
-from rlmesh_ray.protocol.objections import Objection, Objections
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
     Failure,
@@ -43,10 +47,11 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
+from rlmesh_ray.protocol.request_validation import InvalidRequest, RequestValidator
 
 __all__ = ["EDITION_2026_06_RULES", "EnvSession", "State"]
 
-_MOST_REPLACED = 100  # records of episodes that Resets have ended, while no Step fetches them
+_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, while no Step fetches them
 
 
 class EnvSession:
@@ -65,23 +70,23 @@ class EnvSession:
         self,
         num_lanes: int,
         new_id: Callable[[], str],
-        counting: Counting,
+        counting: EpisodeCounterSource,
         rules: EnvRules = EDITION_2026_06_RULES,
         *,
         autoresets: bool = False,
         steps_subsets: bool = False,
     ) -> None:
         self._all_lanes = range(num_lanes)
-        self._ledger = EpisodeLedger(num_lanes, new_id, counting)
+        self._tracker = EpisodeTracker(num_lanes, new_id, counting)
         self._rules = rules
-        self._objections = Objections(num_lanes, rules, steps_subsets=steps_subsets)
+        self._validator = RequestValidator(num_lanes, rules, steps_subsets=steps_subsets)
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
         self._state = State.AWAIT_RESET
         self._pending: EnvRequest | None = None
         self._begins: tuple[int, ...] = ()
         # The lanes that have been reset, since the beginning or since they were lost.
         self._begun: set[int] = set()
-        self._replaced = ReplacedEpisodes(max(_MOST_REPLACED, num_lanes))
+        self._superseded = SupersededEpisodes(max(_MAX_SUPERSEDED, num_lanes))
 
     @property
     def state(self) -> State:
@@ -101,14 +106,14 @@ class EnvSession:
     @property
     def episode_ids(self) -> tuple[str, ...]:
         """Id of each lane's tracked episode; empty where there is none."""
-        return self._ledger.episode_ids
+        return self._tracker.episode_ids
 
     @property
-    def episodes(self) -> tuple[Episode | None, ...]:
+    def episodes(self) -> tuple[EpisodeStart | None, ...]:
         """The latest of each lane; None: its record has been given out."""
-        return self._ledger.episodes
+        return self._tracker.episodes
 
-    def receive(self, request: EnvRequest | Unreadable, now_ns: int) -> EnvResponse | None:
+    def receive(self, request: EnvRequest | MalformedRequest, now_ns: int) -> EnvResponse | None:
         """Take the next message of the stream, in arrival order.
 
         Args:
@@ -123,13 +128,13 @@ class EnvSession:
         """
         if self._pending is not None:
             raise LocalProtocolError("a request is already in progress", request.request_id)
-        if isinstance(request, Unreadable):
+        if isinstance(request, MalformedRequest):
             return self._refuse(request, EnvErrorCode.INVALID_ACTION, request.reason)
         if type(request) not in self._rules.requests[self._state]:
             return self._illegal(request)
-        objection = self._objections.to(request, self._begun)
-        if objection is not None:
-            return self._object(request, objection, now_ns)
+        error = self._validator.check(request, self._begun)
+        if error is not None:
+            return self._reject(request, error, now_ns)
         if isinstance(request, (Close, Configure)):
             return self._answered(request, now_ns)
         self._pending = self._spread(request) if isinstance(request, Reset) else request
@@ -153,7 +158,7 @@ class EnvSession:
             case Reset(), ResetOutcome():
                 response = self._reset(request, outcome, now_ns)
             case Step(), StepOutcome():
-                breach = self._breach(request, outcome) if self._tracks_autoresets else ""
+                breach = self._outcome_mismatch(request, outcome) if self._tracks_autoresets else ""
                 if breach:
                     self._state = State.ABANDONED
                     records = self._all_cut_off(now_ns, is_before=True)
@@ -185,10 +190,10 @@ class EnvSession:
 
     def _reset(self, request: Reset, outcome: ResetOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
-        if self._rules.reports_replaced:
-            self._replaced.add(self._cut_off(lanes, now_ns, is_before=True))
+        if self._rules.reports_superseded:
+            self._superseded.add(self._cut_off(lanes, now_ns, is_before=True))
         ids = request.episode_ids if self._rules.client_mints_ids else ()
-        self._ledger.begin(lanes, request.seeds, now_ns, ids)
+        self._tracker.begin(lanes, request.seeds, now_ns, ids)
         self._begun.update(lanes)
         return ResetDone(
             request.request_id, outcome.observation, outcome.infos, self._ids_of(request)
@@ -196,7 +201,7 @@ class EnvSession:
 
     def _step(self, request: Step, outcome: StepOutcome, now_ns: int) -> EnvResponse:
         lanes = request.env_indices or self._all_lanes
-        completed = self._ledger.completed(
+        completed = self._tracker.completed(
             outcome.terminated,
             outcome.truncated,
             outcome.final_infos,
@@ -206,9 +211,9 @@ class EnvSession:
         if self._begins:
             given = zip(lanes, request.episode_ids, strict=False)
             ids = [episode_id for lane, episode_id in given if lane in self._begins]
-            self._ledger.begin(self._begins, (), now_ns, ids)
-        if self._rules.reports_replaced:
-            completed = (*self._replaced.take(lanes), *completed)
+            self._tracker.begin(self._begins, (), now_ns, ids)
+        if self._rules.reports_superseded:
+            completed = (*self._superseded.take(lanes), *completed)
         return StepDone(
             request.request_id,
             outcome.observation,
@@ -260,10 +265,10 @@ class EnvSession:
         message = f"{name} is not possible: an error has ended the session; open a new one"
         return EnvFailed(request.request_id, EnvErrorCode.CLOSED, message, is_recoverable=False)
 
-    def _object(self, request: Request, objection: Objection, now_ns: int) -> EnvFailed:
-        if objection.is_final:
-            return self._abandon(request, objection.code, objection.message, now_ns)
-        return self._refuse(request, objection.code, objection.message)
+    def _reject(self, request: Request, error: InvalidRequest, now_ns: int) -> EnvFailed:
+        if error.is_final:
+            return self._abandon(request, error.code, error.message, now_ns)
+        return self._refuse(request, error.code, error.message)
 
     def _refuse(self, request: Request, code: EnvErrorCode, message: str) -> EnvFailed:
         is_recoverable = self._state in (State.AWAIT_RESET, State.READY)
@@ -275,7 +280,7 @@ class EnvSession:
             return reset
         return replace(reset, seeds=tuple(reset.seeds[0] + lane for lane in self._all_lanes))
 
-    def _breach(self, request: Step, outcome: StepOutcome) -> str:
+    def _outcome_mismatch(self, request: Step, outcome: StepOutcome) -> str:
         """Return how the environment has broken its autoreset mode; empty if it has not."""
         begins = set(self._begins)
         for position, lane in enumerate(request.env_indices or self._all_lanes):
@@ -292,22 +297,24 @@ class EnvSession:
 
     def _due(self, lanes: Sequence[int]) -> tuple[int, ...]:
         """Return which of ``lanes`` have ended: they begin anew."""
-        tracked = self._ledger.episode_ids
+        tracked = self._tracker.episode_ids
         return tuple(lane for lane in lanes if not tracked[lane])
 
     def _cut_off(
         self, lanes: Iterable[int], now_ns: int, *, is_before: bool = False
     ) -> tuple[EpisodeRecord, ...]:
-        is_truncated = self._rules.truncates_cut_off
-        return self._ledger.cut_off(lanes, now_ns, is_truncated=is_truncated, is_before=is_before)
+        is_truncated = self._rules.truncates_interrupted
+        return self._tracker.interrupt(
+            lanes, now_ns, is_truncated=is_truncated, is_before=is_before
+        )
 
     def _all_cut_off(self, now_ns: int, *, is_before: bool = False) -> tuple[EpisodeRecord, ...]:
         """End everything; return what has not been told yet."""
-        replaced = self._replaced.take(self._all_lanes)
+        replaced = self._superseded.take(self._all_lanes)
         return (*replaced, *self._cut_off(self._all_lanes, now_ns, is_before=is_before))
 
     def _ids_of(self, request: Reset | Step) -> tuple[str, ...]:
-        ids = self._ledger.episode_ids
+        ids = self._tracker.episode_ids
         if request.env_indices and self._rules.narrows_replies:
             return tuple(ids[lane] for lane in request.env_indices)
         return ids

@@ -21,7 +21,7 @@ MAX_ID_CHARACTERS = 2**10
 """Of the name that a client gives an episode, or a route: it is kept as long as that runs."""
 
 
-class Counters(Protocol[T]):
+class PerLane(Protocol[T]):
     """One value a lane: a list, or an array."""
 
     def __iter__(self) -> Iterator[T]: ...
@@ -29,7 +29,7 @@ class Counters(Protocol[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class EpisodeStart:
     """What is known of an episode from its start."""
 
     episode_id: str
@@ -37,35 +37,35 @@ class Episode:
     start_ns: int
 
 
-class Counts(Protocol):
+class EpisodeCounters(Protocol):
     """Counts of the tracked episodes at one moment; one entry a lane everywhere."""
 
     @property
-    def is_tracked(self) -> Counters[Any]:
+    def is_tracked(self) -> PerLane[Any]:
         """Whether an episode is tracked."""
 
     @property
-    def step_counts(self) -> Counters[Any]:
+    def step_counts(self) -> PerLane[Any]:
         """Steps of the lane's episode, or of the last one."""
 
     @property
-    def cumulative_rewards(self) -> Counters[Any]:
+    def cumulative_rewards(self) -> PerLane[Any]:
         """Sum of its rewards."""
 
 
-class Counting(Protocol):
+class EpisodeCounterSource(Protocol):
     """Where a ledger reads what was counted."""
 
     @property
-    def now(self) -> Counts:
+    def now(self) -> EpisodeCounters:
         """After the last request."""
 
     @property
-    def before(self) -> Counts:
+    def before(self) -> EpisodeCounters:
         """Before the last request."""
 
 
-class EpisodeLedger:
+class EpisodeTracker:
     """The tracked episodes of one session, by lane.
 
     Args:
@@ -74,9 +74,11 @@ class EpisodeLedger:
         counting: What is counted in the lanes.
     """
 
-    def __init__(self, num_lanes: int, new_id: Callable[[], str], counting: Counting) -> None:
+    def __init__(
+        self, num_lanes: int, new_id: Callable[[], str], counting: EpisodeCounterSource
+    ) -> None:
         # By lane: the latest, until its record has been given out.
-        self._episodes: list[Episode | None] = [None] * num_lanes
+        self._episodes: list[EpisodeStart | None] = [None] * num_lanes
         self._all_lanes = range(num_lanes)
         self._counting = counting
         self._new_id = new_id
@@ -92,11 +94,11 @@ class EpisodeLedger:
         )
 
     @property
-    def episodes(self) -> tuple[Episode | None, ...]:
+    def episodes(self) -> tuple[EpisodeStart | None, ...]:
         """The latest of each lane; None: its record has been given out, or there was none."""
         return tuple(self._episodes)
 
-    def follow(self, episodes: Sequence[Episode | None]) -> None:
+    def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
         """Go on with the ``episodes`` of another ledger."""
         self._episodes = list(episodes)
 
@@ -119,7 +121,7 @@ class EpisodeLedger:
         for position, lane in enumerate(lanes):
             seed = seeds[position] if seeds else None
             given = episode_ids[position] if position < len(episode_ids) else ""
-            self._episodes[lane] = Episode(given or self._new_id(), seed, now_ns)
+            self._episodes[lane] = EpisodeStart(given or self._new_id(), seed, now_ns)
 
     def completed(
         self,
@@ -145,10 +147,10 @@ class EpisodeLedger:
                 continue
             if before.is_tracked[lane] and not now.is_tracked[lane]:
                 flags = (bool(terminated[position]), bool(truncated[position]))
-                records += self._give_out(lane, now, flags, final_infos.get(lane, {}), now_ns)
+                records += self._take_record(lane, now, flags, final_infos.get(lane, {}), now_ns)
         return tuple(records)
 
-    def cut_off(
+    def interrupt(
         self,
         lanes: Iterable[int],
         now_ns: int,
@@ -168,16 +170,21 @@ class EpisodeLedger:
         records = []
         for lane in lanes:
             if counts.is_tracked[lane]:
-                records += self._give_out(lane, counts, (False, is_truncated), {}, now_ns)
+                records += self._take_record(lane, counts, (False, is_truncated), {}, now_ns)
             self._episodes[lane] = None
         return tuple(records)
 
     def finalize(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
         """Stop tracking everywhere; return what was cut off, neither terminated nor truncated."""
-        return self.cut_off(self._all_lanes, now_ns)
+        return self.interrupt(self._all_lanes, now_ns)
 
-    def _give_out(
-        self, lane: int, counts: Counts, flags: tuple[bool, bool], final_info: Infos, now_ns: int
+    def _take_record(
+        self,
+        lane: int,
+        counts: EpisodeCounters,
+        flags: tuple[bool, bool],
+        final_info: Infos,
+        now_ns: int,
     ) -> list[EpisodeRecord]:
         """Return the record of a lane's episode, unless it has been given out."""
         episode, self._episodes[lane] = self._episodes[lane], None
@@ -199,7 +206,7 @@ class EpisodeLedger:
         return [record]
 
 
-class ReplacedEpisodes:
+class SupersededEpisodes:
     """Records of episodes that Resets have ended, until a Step fetches them.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import ConfigurationError, HandshakeRefusedError
-from rlmesh_ray.protocol.generations import EDITION_NAME, PROTOCOL_V1
+from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1
 
 GENERATION = PROTOCOL_V1
 
@@ -46,7 +46,7 @@ KNOWN_TEXTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class HandshakeRequest:
     """What the client says first."""
 
     generation: str
@@ -60,7 +60,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HandshakeResponse:
     """What the server replies."""
 
     compatible: bool
@@ -77,7 +77,7 @@ class Answer:
     """The ``EnvContract``, opaque here; only when compatible, only from an EnvService."""
 
 
-def resolve_text(name: str) -> str:
+def edition_sha256(name: str) -> str:
     """Return the sha256 of the edition text that an operator names.
 
     Args:
@@ -95,19 +95,19 @@ def resolve_text(name: str) -> str:
     return digest
 
 
-def make_offer(
+def make_handshake_request(
     client_name: str, client_version: str, capabilities: Mapping[str, str], *, text: str = ""
-) -> Offer:
+) -> HandshakeRequest:
     """Return what this package's clients offer.
 
     Args:
         client_name: Of the program.
         client_version: Of the program.
         capabilities: What the client can do beyond the edition; advisory.
-        text: The sha256 to present in place of the own text's, as ``resolve_text`` returns it.
+        text: The sha256 to present in place of the own text's, as ``edition_sha256`` returns it.
     """
     newest = EDITIONS[-1]
-    return Offer(
+    return HandshakeRequest(
         generation=GENERATION,
         client_name=client_name,
         client_version=client_version,
@@ -118,14 +118,14 @@ def make_offer(
     )
 
 
-def answer_offer(
-    offer: Offer,
+def answer_handshake(
+    offer: HandshakeRequest,
     *,
     server_version: str,
     capabilities: Mapping[str, str],
     contract: object = None,
     accept_texts: Collection[str] = (),
-) -> Answer:
+) -> HandshakeResponse:
     """Answer ``offer``: with everything when the peers match, with the reason when not.
 
     Args:
@@ -133,12 +133,12 @@ def answer_offer(
         server_version: Version of this package.
         capabilities: What the endpoint can do beyond the edition; advisory.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
-        accept_texts: The sha256 of texts that count as this package's own, as ``resolve_text``
+        accept_texts: The sha256 of texts that count as this package's own, as ``edition_sha256``
             returns them. A client that shows one of them sees it in the answer.
     """
     selected, reason = _select(offer, accept_texts)
     if selected is None:
-        return Answer(
+        return HandshakeResponse(
             compatible=False,
             generation=GENERATION,
             min_generation=GENERATION,
@@ -147,7 +147,7 @@ def answer_offer(
             error_message=reason,
         )
     is_echo = _pin_differs(selected, offer.spec_sha256)
-    return Answer(
+    return HandshakeResponse(
         compatible=True,
         generation=GENERATION,
         min_generation=GENERATION,
@@ -161,7 +161,7 @@ def answer_offer(
     )
 
 
-def check_answer(offer: Offer, answer: Answer) -> Edition:
+def check_handshake_response(offer: HandshakeRequest, answer: HandshakeResponse) -> Edition:
     """Return the edition that ``answer`` selected, as the client that made ``offer``.
 
     Raises:
@@ -171,16 +171,16 @@ def check_answer(offer: Offer, answer: Answer) -> Edition:
     if not answer.compatible:
         says = f"; the server says: {answer.error_message}" if answer.error_message else ""
         remedy = _client_remedy(offer, answer.error_message)
-        raise HandshakeRefusedError(f"{_who_speaks_what(answer)}{says}{remedy}", answer.editions)
+        raise HandshakeRefusedError(f"{_version_mismatch(answer)}{says}{remedy}", answer.editions)
     if answer.generation and GENERATION not in (answer.generation, answer.min_generation):
         raise HandshakeRefusedError(
-            f"{_who_speaks_what(answer)}; the server took the offer for one of its own generation",
+            f"{_version_mismatch(answer)}; the server took the offer for one of its own generation",
             answer.editions,
         )
     by_name = {edition.name: edition for edition in EDITIONS}
     if answer.selected_edition not in offer.editions or answer.selected_edition not in by_name:
         raise HandshakeRefusedError(
-            f"{_who_speaks_what(answer)}; the server selected edition "
+            f"{_version_mismatch(answer)}; the server selected edition "
             f"{answer.selected_edition!r}, which was not offered",
             answer.editions,
         )
@@ -193,7 +193,7 @@ def check_answer(offer: Offer, answer: Answer) -> Edition:
     return selected
 
 
-def _who_speaks_what(answer: Answer) -> str:
+def _version_mismatch(answer: HandshakeResponse) -> str:
     theirs = answer.generation or "no generation that it names"
     version = f" (version {answer.server_version})" if answer.server_version else ""
     return (
@@ -202,7 +202,7 @@ def _who_speaks_what(answer: Answer) -> str:
     )
 
 
-def _select(offer: Offer, accept_texts: Collection[str]) -> tuple[Edition | None, str]:
+def _select(offer: HandshakeRequest, accept_texts: Collection[str]) -> tuple[Edition | None, str]:
     if offer.generation != GENERATION:
         return None, (
             f"protocol generation {quoted(offer.generation)!r} is not supported; "
@@ -243,7 +243,7 @@ def _server_remedy(peer_sha256: str) -> str:
     )
 
 
-def _client_remedy(offer: Offer, told: str) -> str:
+def _client_remedy(offer: HandshakeRequest, told: str) -> str:
     """Say what makes the client present the text that the server means, where that is known.
 
     Args:

@@ -42,7 +42,7 @@ class Response:
 
 
 @message
-class Unreadable(Request):
+class MalformedRequest(Request):
     """A frame that is no request: answered in band, like everything else."""
 
     reason: str

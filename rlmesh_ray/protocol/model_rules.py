@@ -4,7 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlmesh_ray.protocol.adapter_messages import EpisodesForgotten
+from rlmesh_ray.dialects.released.protocol.model_messages import EpisodesForgotten
 from rlmesh_ray.protocol.messages import (
     CloseRoute,
     ConfigureRoute,
@@ -92,7 +92,7 @@ RELEASED_2026_06_RULES = ModelRules(
 )
 """Those of ``rlmesh-wire-v1``, in whose words a route is an adapter."""
 
-ANSWERS: Mapping[type[Request], type[Response]] = {
+RESPONSE_TYPES: Mapping[type[Request], type[Response]] = {
     ConfigureRoute: RouteConfigured,
     Predict: Predicted,
     ForgetEpisodes: EpisodesForgotten,

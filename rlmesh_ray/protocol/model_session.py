@@ -20,16 +20,16 @@ from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
     CloseModel,
+    MalformedRequest,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
     Request,
     RouteRequest,
-    Unreadable,
 )
 from rlmesh_ray.protocol.model_rules import (
-    ANSWERS,
     EDITION_2026_06_RULES,
+    RESPONSE_TYPES,
     ModelRules,
     RouteState,
     SessionRequest,
@@ -38,14 +38,14 @@ from rlmesh_ray.protocol.model_rules import (
 
 
 @dataclass(slots=True)
-class _Route:
+class _RouteQueue:
     state: RouteState = RouteState.ABSENT
-    working_on: RouteRequest | None = None
+    in_progress: RouteRequest | None = None
     waiting: deque[RouteRequest] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
-class Todo:
+class ModelSessionOutput:
     """What the shell does next."""
 
     responses: list[SessionResponse] = field(default_factory=list)
@@ -64,7 +64,7 @@ class ModelSession:
     def __init__(self, rules: ModelRules = EDITION_2026_06_RULES) -> None:
         self._requests = rules.requests
         self._remedy = rules.remedy
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, _RouteQueue] = {}
         self._outstanding: set[str] = set()
         self._closing: CloseModel | None = None
         self._is_closed = False
@@ -84,26 +84,26 @@ class ModelSession:
         """How many routes are configured, or have requests that have not been answered."""
         return len(self._routes)
 
-    def receive(self, request: SessionRequest | Unreadable) -> Todo:
+    def receive(self, request: SessionRequest | MalformedRequest) -> ModelSessionOutput:
         """Take the next message of the stream, in arrival order."""
-        todo = Todo()
+        output = ModelSessionOutput()
         refusal = self._refusal(request)
         if refusal is not None:
-            todo.responses.append(refusal)
+            output.responses.append(refusal)
         elif isinstance(request, CloseModel):
             self._closing = request
-            self._maybe_close(todo)
+            self._maybe_close(output)
         elif isinstance(request, RouteRequest):
             self._outstanding.add(request.request_id)
             route_id = request.context.route_id
             route = self._routes.get(route_id)
             if route is None:
-                route = self._routes[route_id] = _Route()
+                route = self._routes[route_id] = _RouteQueue()
             route.waiting.append(request)
-            self._advance(route_id, todo)
-        return todo
+            self._advance(route_id, output)
+        return output
 
-    def complete(self, request: RouteRequest, response: SessionResponse) -> Todo:
+    def complete(self, request: RouteRequest, response: SessionResponse) -> ModelSessionOutput:
         """Take the host's answer to a request that was ready.
 
         Args:
@@ -115,45 +115,47 @@ class ModelSession:
                 another kind.
         """
         route = self._routes.get(request.context.route_id)
-        if route is None or route.working_on is not request:
+        if route is None or route.in_progress is not request:
             raise LocalProtocolError("the request is not being worked on", request.request_id)
-        if type(response) is not ANSWERS[type(request)] and not isinstance(response, ModelFailed):
+        if type(response) is not RESPONSE_TYPES[type(request)] and not isinstance(
+            response, ModelFailed
+        ):
             name = type(response).__name__
             raise LocalProtocolError(
                 f"{name} does not answer {type(request).__name__}", request.request_id
             )
-        route.working_on = None
+        route.in_progress = None
         if not isinstance(response, ModelFailed):
             route.state = self._requests[route.state][type(request)]
-        todo = Todo()
-        self._answer(response, todo)
-        self._advance(request.context.route_id, todo)
-        return todo
+        output = ModelSessionOutput()
+        self._answer(response, output)
+        self._advance(request.context.route_id, output)
+        return output
 
-    def _advance(self, route_id: str, todo: Todo) -> None:
+    def _advance(self, route_id: str, output: ModelSessionOutput) -> None:
         route = self._routes[route_id]
-        while route.waiting and route.working_on is None:
+        while route.waiting and route.in_progress is None:
             request = route.waiting.popleft()
             if type(request) in self._requests[route.state]:
-                route.working_on = request
-                todo.ready.append(request)
+                route.in_progress = request
+                output.ready.append(request)
             else:
-                self._answer(self._not_configured(request), todo)
-        if route.state is RouteState.ABSENT and route.working_on is None:
+                self._answer(self._not_configured(request), output)
+        if route.state is RouteState.ABSENT and route.in_progress is None:
             del self._routes[route_id]
 
-    def _answer(self, response: SessionResponse, todo: Todo) -> None:
+    def _answer(self, response: SessionResponse, output: ModelSessionOutput) -> None:
         self._outstanding.discard(response.request_id)
-        todo.responses.append(response)
-        self._maybe_close(todo)
+        output.responses.append(response)
+        self._maybe_close(output)
 
-    def _maybe_close(self, todo: Todo) -> None:
+    def _maybe_close(self, output: ModelSessionOutput) -> None:
         if self._closing is not None and not self._outstanding:
-            todo.responses.append(ModelClosed(self._closing.request_id))
+            output.responses.append(ModelClosed(self._closing.request_id))
             self._is_closed = True
             self._closing = None
 
-    def _refusal(self, request: SessionRequest | Unreadable) -> ModelFailed | None:
+    def _refusal(self, request: SessionRequest | MalformedRequest) -> ModelFailed | None:
         if self._closing is not None or self._is_closed:
             return ModelFailed(
                 request.request_id,
@@ -161,7 +163,7 @@ class ModelSession:
                 "the session is closing; nothing may follow Close",
                 is_recoverable=False,
             )
-        if isinstance(request, Unreadable):
+        if isinstance(request, MalformedRequest):
             return _invalid(request, request.reason)
         if request.request_id in self._outstanding:
             return _invalid(request, "this request_id is still outstanding")

@@ -22,10 +22,10 @@ class RouteLanes(Protocol):
     """What a route's requests may be about."""
 
     @property
-    def num_claimed(self) -> int:
+    def num_reserved(self) -> int:
         """How many lanes the route has from the start; 0: they come and go."""
 
-    def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
+    def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
         """Return the rows of a Predict with the lanes that the policy knows them by.
 
         Raises:
@@ -62,11 +62,11 @@ class ContractLanes:
                 f"ConfigureRoute's contract has num_envs = {num_envs}; set it to the number of the "
                 "environment's lanes, 1 or more"
             )
-        self.num_claimed = num_envs
+        self.num_reserved = num_envs
 
-    def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
+    def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
         """Return ``slots`` as they are, which are different lanes of the route."""
-        num_envs = self.num_claimed
+        num_envs = self.num_reserved
         _check_lengths([slot.episode_id for slot in slots])
         if len(slots) == 1 and 0 <= slots[0].env_index < num_envs:
             return slots
@@ -96,7 +96,7 @@ class ContractLanes:
         """Nothing to be freed: the lanes are the contract's."""
 
 
-class HeldEpisodes:
+class EpisodeLimit:
     """Counts the episodes that have a lane, over all routes of a session.
 
     Args:
@@ -118,7 +118,7 @@ class HeldEpisodes:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _EpisodeLane:
     lane: int
     has_begun: bool = False
     """Whether the policy has chosen an action for the episode."""
@@ -133,51 +133,53 @@ class EpisodeLanes:
         held: The session's.
     """
 
-    num_claimed = 0
+    num_reserved = 0
 
-    def __init__(self, held: HeldEpisodes) -> None:
+    def __init__(self, held: EpisodeLimit) -> None:
         self._held = held
-        self._seats: dict[str, _Seat] = {}
+        self._lanes: dict[str, _EpisodeLane] = {}
         self._free: list[int] = []
 
-    def seated(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
+    def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
         """Give each row its episode's lane, and say which rows are first ones."""
         episodes = [slot.episode_id for slot in slots]
         _check_episodes(episodes)
-        new = [episode for episode in episodes if episode not in self._seats]
+        new = [episode for episode in episodes if episode not in self._lanes]
         _check_lengths(new)
         self._held.add(len(new))
         for episode in new:
             # Without a gap in them, there are as many lanes as episodes.
-            self._seats[episode] = _Seat(self._free.pop() if self._free else len(self._seats))
-        return tuple(self._seated(slot) for slot in slots)
+            self._lanes[episode] = _EpisodeLane(
+                self._free.pop() if self._free else len(self._lanes)
+            )
+        return tuple(self._assigned(slot) for slot in slots)
 
     def note_failed(self, slots: Sequence[PredictSlot]) -> None:
         """Let the next row of an episode that has not begun be its first one again."""
         for slot in slots:
-            self._seats[slot.episode_id].has_begun = not slot.reset
+            self._lanes[slot.episode_id].has_begun = not slot.reset
 
     def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
         """Return the lanes of those episodes that are known, each once."""
-        return [self._seats[episode].lane for episode in self._known(episode_ids)]
+        return [self._lanes[episode].lane for episode in self._known(episode_ids)]
 
     def free(self, episode_ids: Sequence[str]) -> None:
         """Take the lanes of episodes back, which the policy has forgotten."""
         known = self._known(episode_ids)
-        self._free += [self._seats.pop(episode).lane for episode in known]
+        self._free += [self._lanes.pop(episode).lane for episode in known]
         self._held.count -= len(known)
 
     def clear(self) -> None:
         """Take all lanes back, since the policy has forgotten the route."""
-        self.free(tuple(self._seats))
+        self.free(tuple(self._lanes))
 
     def _known(self, episode_ids: Sequence[str]) -> list[str]:
-        return [episode for episode in dict.fromkeys(episode_ids) if episode in self._seats]
+        return [episode for episode in dict.fromkeys(episode_ids) if episode in self._lanes]
 
-    def _seated(self, slot: PredictSlot) -> PredictSlot:
-        seat = self._seats[slot.episode_id]
-        is_first, seat.has_begun = not seat.has_begun, True
-        return PredictSlot(seat.lane, slot.episode_id, slot.step, is_first)
+    def _assigned(self, slot: PredictSlot) -> PredictSlot:
+        episode_lane = self._lanes[slot.episode_id]
+        is_first, episode_lane.has_begun = not episode_lane.has_begun, True
+        return PredictSlot(episode_lane.lane, slot.episode_id, slot.step, is_first)
 
 
 def _check_lengths(episodes: Sequence[str]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.rllib.configure import configure
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.config.configure import configure
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 
 _STEPS = 16
 """Vector steps of each fragment."""

@@ -19,13 +19,13 @@ from ray.rllib.utils.metrics import (
 )
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.lost_and_moved import NUM_EPISODES_INTERRUPTED_LIFETIME
+from rlmesh_ray.rllib.runner.session_recovery import NUM_EPISODES_INTERRUPTED_LIFETIME
 
 _ASK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Where a training stands after an iteration."""
 
     iteration: int
@@ -59,7 +59,7 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     checkpoint_dir: str | Path | None = None,
     torch_threads: int = 1,
     is_interrupted: Callable[[], bool] = lambda: False,
-) -> Iterator[Progress]:
+) -> Iterator[TrainingProgress]:
     """Train until the first goal is reached; yield after each iteration.
 
     The algorithm is stopped when the iteration over this ends, also when it is abandoned. A
@@ -87,7 +87,7 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
     torch.set_num_threads(torch_threads)
     algorithm = config.build_algo()
     start_s = time.perf_counter()
-    last = Progress(0, 0, math.nan, math.nan, 0, 0.0, 0)
+    last = TrainingProgress(0, 0, math.nan, math.nan, 0, 0.0, 0)
     returns = _RecentReturns()
     try:
         is_done = False
@@ -115,7 +115,7 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
 
 
 def learning_curve(
-    progress: Sequence[Progress], path: str | Path, *, title: str, goal: float | None = None
+    progress: Sequence[TrainingProgress], path: str | Path, *, title: str, goal: float | None = None
 ) -> None:
     """Draw mean return over env steps into a PNG.
 
@@ -187,14 +187,14 @@ def _first_failure_of(runner: Any) -> str:
 def _progress(
     result: dict[str, Any],
     returns: _RecentReturns,
-    last: Progress,
+    last: TrainingProgress,
     wall_s: float,
     first_failure: str,
-) -> Progress:
+) -> TrainingProgress:
     runners = result.get(ENV_RUNNER_RESULTS, {})
     episodes = int(runners.get(NUM_EPISODES_LIFETIME, last.episodes))
     env_steps = int(runners.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, last.env_steps))
-    return Progress(
+    return TrainingProgress(
         iteration=last.iteration + 1,
         env_steps=env_steps,
         env_steps_per_s=(env_steps - last.env_steps) / max(wall_s - last.wall_s, 1e-9),

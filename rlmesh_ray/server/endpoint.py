@@ -8,25 +8,24 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.auth.interceptor import TokenInterceptor
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import LocalProtocolError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.access import (
+from rlmesh_ray.server.bind_policy import (
     TlsSource,
     checked_address,
-    resolved_tls,
-    warn_of_strangers,
+    resolve_server_tls,
+    warn_without_token,
 )
-from rlmesh_ray.server.admission import Admission
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.gate import TokenGate
-from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, ask
+from rlmesh_ray.server.drain_interceptor import DrainInterceptor
+from rlmesh_ray.server.event_loop import in_thread, shared_loop
+from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, run_probe
 from rlmesh_ray.server.limits import MAX_CALLS
-from rlmesh_ray.server.listener import Dispatch, Listener
-from rlmesh_ray.server.log_context import facts, logged_as, new_endpoint_id
-from rlmesh_ray.server.log_gate import LogGate
-from rlmesh_ray.server.loop import in_thread, shared_loop
+from rlmesh_ray.server.listener import Listener, ServerConfig
+from rlmesh_ray.server.log_context import LoggingInterceptor, facts, logged_as, new_endpoint_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,12 +73,12 @@ class Endpoint:
         """Its name in the log."""
         self._wanted = checked_address(address, token, open_to_strangers=open_to_strangers)
         self._has_token = token is not None
-        self._admission = Admission()
+        self._drain_interceptor = DrainInterceptor()
         # The first one is the outermost: strangers do not learn that an endpoint drains.
-        gate = [] if token is None else [TokenGate(token, kind)]
-        self._interceptors = [LogGate(self.endpoint_id), *gate, self._admission]
+        gate = [] if token is None else [TokenInterceptor(token, kind)]
+        self._interceptors = [LoggingInterceptor(self.endpoint_id), *gate, self._drain_interceptor]
         # Before anything starts: gRPC would report a bad file as an address that cannot be bound.
-        self._listener = Listener(self._wanted, resolved_tls(tls))
+        self._listener = Listener(self._wanted, resolve_server_tls(tls))
         self._is_serving = False
         self._bound: Address | None = None
         self._on_stop = on_stop
@@ -133,7 +132,7 @@ class Endpoint:
         self.require_new()
         with logged_as(self.endpoint_id):
             if not self._has_token:
-                warn_of_strangers(self._wanted)
+                warn_without_token(self._wanted)
             shared_loop().run(self._start(services, max_receive_bytes, max_calls))
             _LOG.info("serving on %s", self.address, extra=facts("serving", address=self.address))
 
@@ -154,10 +153,12 @@ class Endpoint:
             return Health(False, "it has stopped")
         if self._bound is None:
             return Health(False, "it has not been started")
-        silent_for_s = shared_loop().silent_for_s()
-        health = ask(self._current_health)
-        if health.is_serving and silent_for_s > _SILENT_S:
-            return Health(False, f"the serving loop has not answered for {silent_for_s:.0f} s")
+        unresponsive_for_s = shared_loop().unresponsive_for_s()
+        health = run_probe(self._current_health)
+        if health.is_serving and unresponsive_for_s > _SILENT_S:
+            return Health(
+                False, f"the serving loop has not answered for {unresponsive_for_s:.0f} s"
+            )
         return health
 
     def begin_drain(self) -> None:
@@ -176,7 +177,7 @@ class Endpoint:
             timeout_s: How long to wait; None: as long as it takes.
         """
         self.begin_drain()
-        waiting = self._admission.wait_empty(timeout_s)
+        waiting = self._drain_interceptor.wait_empty(timeout_s)
         try:
             return shared_loop().run(waiting, None if timeout_s is None else _within_s(timeout_s))
         except TimeoutError:
@@ -214,14 +215,14 @@ class Endpoint:
     def _current_health(self) -> Health:
         if self._is_stopping:
             return Health(False, "it is stopping")
-        if self._admission.is_closed:
+        if self._drain_interceptor.is_closed:
             return Health(False, "it is draining: no new sessions")
         if not self._listener.is_open:
             return Health(False, "its port is closed")
         return self._probe()
 
     async def _close_door(self) -> None:
-        self._admission.close()
+        self._drain_interceptor.close()
         if self._health is not None:
             self._health.refresh()
 
@@ -244,7 +245,7 @@ class Endpoint:
         names = [service.service_name() for service in services]
         self._health = HealthService(self._current_health, names)
         every_service = (*services, self._health.handlers())
-        dispatch = Dispatch(self._interceptors, every_service, max_receive_bytes, max_calls)
+        dispatch = ServerConfig(self._interceptors, every_service, max_receive_bytes, max_calls)
         self._bound = await self._listener.open(dispatch)
         self._is_serving = True
 

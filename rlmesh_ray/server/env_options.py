@@ -6,11 +6,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import AddressError, ConfigurationError
-from rlmesh_ray.options import TCP, whole
-from rlmesh_ray.protocol.address import Address, parse_address, speaks_dm_env_rpc
-from rlmesh_ray.server.access import check_exposure, is_wildcard
+from rlmesh_ray.options import TCP, as_int
+from rlmesh_ray.protocol.address import Address, is_dm_env_rpc_address, parse_address
+from rlmesh_ray.server.bind_policy import check_exposure, is_wildcard
 from rlmesh_ray.transport import tcp
 
 _LOG = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _Place = tuple[socket.AddressFamily, tuple[Any, ...]]
 """Family, and where ``socket.bind`` takes a port after the first item."""
 
 
-def resets_itself(autoreset: str) -> bool:
+def autoresets(autoreset: str) -> bool:
     """Tell whether several lanes reset by themselves.
 
     Raises:
@@ -90,7 +90,7 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
         )
     if obstacle and transports == {TCP}:
         raise ConfigurationError(f'transport="tcp" is not possible: {obstacle}; leave it out')
-    if data_advertise is not None and not 0 < whole("data_advertise", data_advertise) < 2**16:
+    if data_advertise is not None and not 0 < as_int("data_advertise", data_advertise) < 2**16:
         raise ConfigurationError(f"data_advertise={data_advertise!r} must be a port, 1 to 65535")
     if data_address is not None:
         parsed = _parsed_data_address(data_address, address)
@@ -102,7 +102,7 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
 
 def _parsed_data_address(data_address: str, address: Address) -> Address:
     parsed = parse_address(data_address)
-    if parsed.path or speaks_dm_env_rpc(data_address):
+    if parsed.path or is_dm_env_rpc_address(data_address):
         raise AddressError(f"data_address={data_address!r} must be HOST:PORT")
     is_same_host = _meet(parsed, address)
     if is_same_host and parsed.port and parsed.port == address.port:

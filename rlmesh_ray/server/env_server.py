@@ -7,45 +7,45 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.credentials.token_file import TokenSource
-from rlmesh_ray.envs.source import HostedEnv, make_source
-from rlmesh_ray.options import SHARED_MEMORY, checked_transport, require_flag, require_seconds
-from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.protocol.handshake import resolve_text
-from rlmesh_ray.server.access import TlsSource
-from rlmesh_ray.server.dialects import (
-    env_dialects,
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.dialects.registry import (
+    additional_services,
     max_dialect_request_bytes,
-    streams_of_session,
+    streams_per_session,
 )
+from rlmesh_ray.envs.env_source import EnvLike, make_source
+from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, require_flag, require_seconds
+from rlmesh_ray.polling import should_spin
+from rlmesh_ray.protocol.address import parse_address
+from rlmesh_ray.protocol.handshake import edition_sha256
+from rlmesh_ray.server.bind_policy import TlsSource
+from rlmesh_ray.server.enabled_dialects import ENV_DIALECT_NAMES, checked_dialects
 from rlmesh_ray.server.endpoint import Endpoint
-from rlmesh_ray.server.env_calls import EnvCalls, checked_names
+from rlmesh_ray.server.env_call_service import EnvCallService, checked_names
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
+    autoresets,
     bound_sockets,
     checked_data_address,
     checked_sessions,
-    resets_itself,
     truncates_on_bad_value,
 )
-from rlmesh_ray.server.env_service import EnvService, SideDoors
+from rlmesh_ray.server.env_service import EnvService, SessionServices
+from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.limits import max_calls
 from rlmesh_ray.server.log_context import logged_as
-from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.observer_service import ObserverService
-from rlmesh_ray.server.reception import HouseRules
-from rlmesh_ray.server.silence import checked_idle_timeout
-from rlmesh_ray.server.speaks import ENV_LANGUAGES, checked_languages
 from rlmesh_ray.server.statistics import EnvStatistics
 from rlmesh_ray.server.transport_service import TransportService
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.spaces.block import is_fixed_size
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.transport.broker import Broker, TcpListener
-from rlmesh_ray.transport.memory import can_seal
-from rlmesh_ray.waiting import spins
+from rlmesh_ray.spaces.step_buffers import is_fixed_size
+from rlmesh_ray.transport.anonymous_memory import can_seal
+from rlmesh_ray.transport.connection_broker import ConnectionBroker, TcpListener
 from rlmesh_ray.wire.rlmesh_v1.limits import max_request_bytes
 
 _CLOSE_S = 10.0  # several times what the pool takes
@@ -121,7 +121,7 @@ class EnvServer:
 
     def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
         self,
-        env: HostedEnv,
+        env: EnvLike,
         *,
         num_envs: int = 1,
         address: str = "127.0.0.1:0",
@@ -146,21 +146,21 @@ class EnvServer:
         endpoint_id: str | None = None,
         spin: bool | None = None,
     ) -> None:
-        require_seconds("step_grace_s", step_grace_s, may_be_zero=True)
+        require_seconds("step_grace_s", step_grace_s, allow_zero=True)
         self._step_grace_s = step_grace_s
         require_flag("observers", observers)
         require_flag("allow_shutdown", allow_shutdown)
-        self._transports = checked_transport(transport)
+        self._transports = allowed_transports(transport)
         self._allow_calls = checked_names(allow_calls)
         self._has_observers = observers
-        languages = checked_languages(speaks, ENV_LANGUAGES)
+        languages = checked_dialects(speaks, ENV_DIALECT_NAMES)
         self._source = dataclasses.replace(
-            make_source(env, num_envs, env_kwargs, resets_itself=resets_itself(autoreset)),
+            make_source(env, num_envs, env_kwargs, autoresets=autoresets(autoreset)),
             truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
-            spin=spins(spin),
+            spin=should_spin(spin),
         )
         allowed = checked_sessions(max_sessions, self._source.max_sessions)
-        self._pool = WorkerPool(self._source, Policy.of(validation), allowed)
+        self._pool = WorkerPool(self._source, ValidationMode.from_option(validation), allowed)
         self._max_sessions = allowed
         self._endpoint = Endpoint(
             address,
@@ -170,9 +170,9 @@ class EnvServer:
             endpoint_id=endpoint_id,
             on_stop=self._close_pool,
         )
-        self._rules = HouseRules(
+        self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
-            accept_texts=frozenset(map(resolve_text, accept_edition_texts)),
+            accept_texts=frozenset(map(edition_sha256, accept_edition_texts)),
             speaks=languages,
             idle_timeout_s=checked_idle_timeout(idle_timeout_s),
         )
@@ -217,37 +217,37 @@ class EnvServer:
         """
         self._endpoint.require_new()
         self._contract = self._pool.start()
-        broker: Broker | None = None
+        broker: ConnectionBroker | None = None
         try:
             drain = self._endpoint.drain
-            calls = EnvCalls(self._allow_calls, self._contract.num_envs, drain)
+            calls = EnvCallService(self._allow_calls, self._contract.num_envs, drain)
             observers = ObserverService(self._contract)
             broker = self._broker(self._contract)
-            drain.prepare(broker.stop)
+            drain.add_preparation(broker.stop)
             service = EnvService(
                 self._pool,
                 self._contract,
                 self._step_grace_s,
-                self._rules,
+                self._options,
                 drain,
-                SideDoors(observers, calls, broker),
+                SessionServices(observers, calls, broker),
             )
             limit_bytes = max(
                 max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
             )
-            dialects = env_dialects(
-                self._rules.speaks,
+            dialects = additional_services(
+                self._options.speaks,
                 self._pool,
                 self._contract,
                 self._step_grace_s,
                 drain,
-                self._rules.idle_timeout_s,
+                self._options.idle_timeout_s,
             )
             direct = TransportService(broker)
             handlers = [service.handlers(), *calls.handlers(), *direct.handlers(), *dialects]
             if self._has_observers:
                 handlers.append(observers.handlers())
-            num_streams = streams_of_session(self._rules.speaks, self._contract)
+            num_streams = streams_per_session(self._options.speaks, self._contract)
             self._endpoint.start(
                 handlers,
                 max_receive_bytes=limit_bytes,
@@ -257,7 +257,7 @@ class EnvServer:
                 shared_loop().run(broker.start())
         except BaseException:
             if broker is not None:
-                broker.abandon()
+                broker.close_listener()
             self._endpoint.stop(0.0)  # closes the pool, too
             raise
         return self
@@ -292,10 +292,10 @@ class EnvServer:
         """
         self._endpoint.stop(grace_s)
 
-    def _broker(self, contract: EnvContract) -> Broker:
+    def _broker(self, contract: EnvContract) -> ConnectionBroker:
         """Return who lends roads; listens already where clients connect over TCP."""
         if not is_fixed_size(contract):
-            return Broker(has_shared_memory=False)
+            return ConnectionBroker(has_shared_memory=False)
         listener = None
         if self._data_address is not None:
             bound = bound_sockets(self._data_address)
@@ -303,7 +303,7 @@ class EnvServer:
             name = f"{self._endpoint.endpoint_id}/{secrets.token_hex(8)}"
             listener = TcpListener(bound, port, name)
         has_shared_memory = SHARED_MEMORY in self._transports and can_seal()
-        return Broker(has_shared_memory=has_shared_memory, listener=listener)
+        return ConnectionBroker(has_shared_memory=has_shared_memory, listener=listener)
 
     def _close_pool(self) -> None:
         # A loop that something holds closes it later; workers end with this process at the latest.

@@ -9,25 +9,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from rlmesh_ray.dialects.released.wire import env as released_frames
 from rlmesh_ray.errors import CapacityError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.env_calls import EnvCalls, OpenSession, session_id_of
-from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvDialect
-from rlmesh_ray.server.env_exchange import EnvExchange, Exchanges
-from rlmesh_ray.server.env_host import EnvHost
-from rlmesh_ray.server.first_words import Resumed
+from rlmesh_ray.server.env_call_service import EnvCallService, SessionScheduler, session_id_of
+from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvServerDialect
+from rlmesh_ray.server.env_executor import EnvExecutor
+from rlmesh_ray.server.env_session_handler import EnvSessionFactory, EnvSessionHandler
+from rlmesh_ray.server.handshake_service import HandshakeService, PrependedStream, ServiceOptions
+from rlmesh_ray.server.idle_timeout import IdleTimeout, change_detector
 from rlmesh_ray.server.observer_service import ObserverService
-from rlmesh_ray.server.reception import HouseRules, Reception
 from rlmesh_ray.server.session_log import SessionLog
-from rlmesh_ray.server.silence import Silence, changes
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.transport.broker import Broker
+from rlmesh_ray.transport.connection_broker import ConnectionBroker
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_frames
 
 SERVICE = "rlmesh.env.v1.EnvService"
 _ABLE = {
@@ -46,14 +45,14 @@ _SAME_STEP_REFUSAL = (
 
 
 @dataclass(frozen=True, slots=True)
-class SideDoors:
+class SessionServices:
     """What open sessions have besides their streams."""
 
     observers: ObserverService
     """Where others than their clients see what they do."""
-    calls: EnvCalls
+    calls: EnvCallService
     """Where they reach into their lanes."""
-    broker: Broker
+    broker: ConnectionBroker
     """Where they get direct roads."""
 
 
@@ -64,9 +63,9 @@ class EnvService:
         pool: Started; where sessions get their workers.
         contract: What the endpoint promises.
         step_grace_s: See ``EnvServer``.
-        rules: What clients may do.
+        options: What clients may do.
         drain: The endpoint's.
-        doors: Open to the clients of its sessions.
+        services: Open to the clients of its sessions.
     """
 
     def __init__(
@@ -74,40 +73,51 @@ class EnvService:
         pool: WorkerPool,
         contract: EnvContract,
         step_grace_s: float,
-        rules: HouseRules,
+        options: ServiceOptions,
         drain: Drain,
-        doors: SideDoors,
+        services: SessionServices,
     ) -> None:
         self._pool = pool
-        self._idle_timeout_s = rules.idle_timeout_s
-        self._exchanges = Exchanges(pool, contract, step_grace_s)
+        self._idle_timeout_s = options.idle_timeout_s
+        self._session_factory = EnvSessionFactory(pool, contract, step_grace_s)
         self._drain = drain
-        self._calls, self._broker, self._observers = doors.calls, doors.broker, doors.observers
+        self._calls, self._broker, self._observers = (
+            services.calls,
+            services.broker,
+            services.observers,
+        )
         # The edition reserves this mode: a client that does not know it would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
         subsets = (
-            {capabilities.SUBSET_STEP: capabilities.YES} if self._exchanges.steps_subsets else {}
+            {capabilities.SUBSET_STEP: capabilities.YES}
+            if self._session_factory.steps_subsets
+            else {}
         )
-        self._reception = Reception(
+        self._handshakes = HandshakeService(
             {PROTOCOL_V1: edition_frames, WIRE_V1: released_frames},
             {
-                PROTOCOL_V1: {**_ABLE, **own, **doors.calls.able, **doors.broker.able},
+                PROTOCOL_V1: {
+                    **_ABLE,
+                    **own,
+                    **services.calls.able,
+                    **services.broker.offered_capabilities,
+                },
                 WIRE_V1: subsets,
             },
-            rules,
+            options,
             contract,
             {WIRE_V1: _SAME_STEP_REFUSAL} if self._is_same_step else {},
         )
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
-        return self._reception.handlers(SERVICE, self.join)
+        return self._handshakes.handlers(SERVICE, self.join)
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: one response for each request, in arrival order."""
-        offered = self._reception.capabilities_of(context)
+        offered = self._handshakes.capabilities_of(context)
         if self._is_same_step and capabilities.SAME_STEP not in offered:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _SAME_STEP_REFUSAL)
         begun = await self._begin(requests, context)
@@ -115,56 +125,56 @@ class EnvService:
             return
         dialect, frames = begun
         is_numbered = capabilities.NUMBERED_REQUESTS in offered
-        exchange = self._exchanges.open(
+        handler = self._session_factory.open(
             dialect, tag_arrays=capabilities.NDARRAY in offered, is_numbered=is_numbered
         )
-        lanes = self._calls.open(context, exchange.host)
-        silence = Silence(self._idle_timeout_s, _signs_of_life(exchange.host, lanes))
-        doors = ExitStack()
-        doors.callback(self._calls.close, context, lanes)
-        doors.callback(self._observers.open(context.peer(), dialect.name, exchange, lanes))
+        lanes = self._calls.open(context, handler.executor)
+        idle_timeout = IdleTimeout(self._idle_timeout_s, _signs_of_life(handler.executor, lanes))
+        cleanup = ExitStack()
+        cleanup.callback(self._calls.close, context, lanes)
+        cleanup.callback(self._observers.open(context.peer(), dialect.name, handler, lanes))
         if is_numbered and offered & {capabilities.SHARED_MEMORY, capabilities.DIRECT_TCP}:
-            doors.callback(self._wait_at_broker(session_id_of(context), exchange, lanes))
+            cleanup.callback(self._wait_at_broker(session_id_of(context), handler, lanes))
         log = SessionLog(
             self._pool.counts.sessions,
             context.peer(),
             dialect.name,
-            lambda: {"steps": exchange.host.num_steps},
+            lambda: {"steps": handler.executor.num_steps},
         )
         try:
-            async for data in exchange.requests(silence.heard(frames)):
-                self._drain.owe()
+            async for data in handler.requests(idle_timeout.watch(frames)):
+                self._drain.begin_request()
                 try:
-                    answer = await lanes.in_turn(
-                        partial(exchange.answer, data), partial(exchange.timeout_s, data)
+                    answer = await lanes.run_request(
+                        partial(handler.answer, data), partial(handler.timeout_s, data)
                     )
-                    if exchange.is_over:
-                        doors.close()
+                    if handler.is_over:
+                        cleanup.close()
                         # Before the answer: whoever reads it may open the next session at once.
-                        exchange.host.release()
+                        handler.executor.release()
                     await context.write(answer)
                 finally:
-                    self._drain.settle()
-                if exchange.is_over:
+                    self._drain.end_request()
+                if handler.is_over:
                     break
-                if self._drain.is_wanted:
+                if self._drain.is_draining:
                     # Not an orderly end: there may be requests that were never taken.
                     await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
-            await silence.tell(context)
+            await idle_timeout.abort_if_expired(context)
         finally:
-            silence.stop()
-            exchange.interrupt()
-            doors.close()
-            exchange.host.release()
+            idle_timeout.stop()
+            handler.interrupt()
+            cleanup.close()
+            handler.executor.release()
             log.end(
-                is_closed=exchange.is_over,
-                is_silent=silence.is_over,
-                is_stopping=self._drain.is_wanted,
+                is_closed=handler.is_over,
+                is_idle=idle_timeout.has_expired,
+                is_stopping=self._drain.is_draining,
             )
 
     async def _begin(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> tuple[EnvDialect, AsyncIterator[bytes]] | None:
+    ) -> tuple[EnvServerDialect, AsyncIterator[bytes]] | None:
         """Take a place; return what the client speaks, and all its messages.
 
         None: it has left without a word, and the place is free again.
@@ -173,7 +183,7 @@ class EnvService:
         # come for a road, before anything is said here.
         is_known = bool(session_id_of(context))
         if is_known:
-            await self._reception.require_spoken(PROTOCOL_V1, context)
+            await self._handshakes.require_enabled(PROTOCOL_V1, context)
         await self._reserve(context)
         begun = None
         try:
@@ -182,8 +192,8 @@ class EnvService:
             await context.send_initial_metadata(())
             if is_known:
                 begun = ENV_DIALECTS[PROTOCOL_V1], requests
-            elif words := await self._reception.first_words(requests, context):
-                begun = ENV_DIALECTS[words.generation], Resumed(words.frame, requests)
+            elif words := await self._handshakes.first_message(requests, context):
+                begun = ENV_DIALECTS[words.generation], PrependedStream(words.frame, requests)
         finally:
             if begun is None:
                 self._pool.release(None, is_idle=True)
@@ -196,22 +206,22 @@ class EnvService:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.message)
 
     def _wait_at_broker(
-        self, session_id: str, exchange: EnvExchange, lanes: OpenSession
+        self, session_id: str, handler: EnvSessionHandler, lanes: SessionScheduler
     ) -> Callable[[], None]:
         """Let the client come for a road, until what is returned is called."""
         return self._broker.open(
             session_id,
-            lambda *wanted: lanes.between(partial(exchange.lend_road, *wanted)),
-            lambda: lanes.between(exchange.host.end_road),
+            lambda *wanted: lanes.run_between_requests(partial(handler.open_direct, *wanted)),
+            lambda: lanes.run_between_requests(handler.executor.close_direct),
         )
 
 
-def _signs_of_life(host: EnvHost, lanes: OpenSession) -> Callable[[], bool]:
+def _signs_of_life(executor: EnvExecutor, lanes: SessionScheduler) -> Callable[[], bool]:
     """Return what tells whether a client has done something since, beside its stream."""
 
     def is_at_work() -> bool:
-        return host.is_road_busy or lanes.is_called
+        return executor.is_direct_step_running or lanes.is_called
 
     # What has ended since the last look counts, too.
-    has_moved = changes(lambda: (host.num_direct_steps, lanes.num_calls, is_at_work()))
+    has_moved = change_detector(lambda: (executor.num_direct_steps, lanes.num_calls, is_at_work()))
     return lambda: has_moved() or is_at_work()

@@ -5,16 +5,16 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import AddressError
 from rlmesh_ray.protocol.address import parse_address
-from rlmesh_ray.server.access import TlsSource
+from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.gateway_calls import GatewayCalls
 from rlmesh_ray.server.gateway_health import GatewayHealth
-from rlmesh_ray.server.gateway_lines import Credentials, FindTargets, Lines
+from rlmesh_ray.server.gateway_upstreams import Credentials, FindTargets, Upstreams
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 
 _CLOSE_S = 5.0
@@ -66,9 +66,9 @@ class GatewayServer:
                 f"a gateway cannot listen on {address}: connections of a unix socket have no "
                 "names to tell them apart; use HOST:PORT"
             )
-        self._lines = Lines(find, endpoint_credentials)
-        self._calls = GatewayCalls(self._lines, service)
-        self._watch = GatewayHealth(self._lines, endpoint_credentials)
+        self._upstreams = Upstreams(find, endpoint_credentials)
+        self._calls = GatewayCalls(self._upstreams, service)
+        self._watch = GatewayHealth(self._upstreams, endpoint_credentials)
         self._watching: asyncio.Task[None] | None = None
         self._max_receive_bytes = max_receive_bytes
         self._endpoint = Endpoint(
@@ -131,7 +131,7 @@ class GatewayServer:
         if self._watching is not None:
             self._watching.cancel()
         await self._watch.close()
-        await self._lines.close()
+        await self._upstreams.close()
 
     def __enter__(self) -> Self:
         return self.start()

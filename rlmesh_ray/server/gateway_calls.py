@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
+from rlmesh_ray.auth.tokens import bearer_value
 from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.capabilities import (
     AUTHORIZATION_METADATA_KEY,
     GATEWAY_METADATA_KEY,
     SESSION_METADATA_KEY,
 )
-from rlmesh_ray.protocol.gateway_routes import Target
-from rlmesh_ray.protocol.token import bearer
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.gateway_lines import Line, Lines, NoEndpointError
+from rlmesh_ray.protocol.gateway_balancer import Target
+from rlmesh_ray.server.gateway_upstreams import NoEndpointError, Upstream, Upstreams
 from rlmesh_ray.wire import health_v1
 
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -41,7 +41,9 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
 def shown_to(target: Target, metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
     """Return a client's metadata as ``target`` is to see them: with its own token."""
     others = (pair for pair in passed_on(metadata) if pair[0] != AUTHORIZATION_METADATA_KEY)
-    token = () if target.token is None else ((AUTHORIZATION_METADATA_KEY, bearer(target.token)),)
+    token = (
+        () if target.token is None else ((AUTHORIZATION_METADATA_KEY, bearer_value(target.token)),)
+    )
     return (*others, *token, (GATEWAY_METADATA_KEY, "1"))
 
 
@@ -49,12 +51,12 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
     """Takes every call of every service, but for the health, on to an endpoint.
 
     Args:
-        lines: To the endpoints.
+        upstreams: To the endpoints.
         service: What the gateway calls itself when somebody asks for the health of a service.
     """
 
-    def __init__(self, lines: Lines, service: str) -> None:
-        self._lines = lines
+    def __init__(self, upstreams: Upstreams, service: str) -> None:
+        self._upstreams = upstreams
         self._service = service
 
     def service_name(self) -> str:
@@ -73,13 +75,13 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
         connection, metadata = context.peer(), context.invocation_metadata()
         is_bound = any(key == SESSION_METADATA_KEY for key, _ in metadata or ())
         try:
-            line = await self._lines.lead(connection, is_bound=is_bound)
+            upstream = await self._upstreams.route(connection, is_bound=is_bound)
         except (NoEndpointError, ConfigurationError) as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise  # never reached: abort raises
-        visit = self._lines.begin(connection, line)
-        call = line.channel.stream_stream(method)(
-            timeout=context.time_remaining(), metadata=shown_to(line.target, metadata)
+        visit = self._upstreams.begin(connection, upstream)
+        call = upstream.channel.stream_stream(method)(
+            timeout=context.time_remaining(), metadata=shown_to(upstream.target, metadata)
         )
         sending = asyncio.ensure_future(_send(requests, call))
         try:
@@ -90,28 +92,28 @@ class GatewayCalls(grpc.ServiceRpcHandler):  # type: ignore[misc]  # grpc has no
             # Also when the client has gone: the endpoint's session must end.
             sending.cancel()
             call.cancel()
-            self._lines.end(visit)
+            self._upstreams.end(visit)
         if code is grpc.StatusCode.OK:
             context.set_trailing_metadata(trailing)
             return
-        code, details = await self._as_told(connection, line, code, details or "")
+        code, details = await self._as_told(connection, upstream, code, details or "")
         await context.abort(code, details, trailing)
 
     async def _as_told(
-        self, connection: str, line: Line, code: grpc.StatusCode, details: str
+        self, connection: str, upstream: Upstream, code: grpc.StatusCode, details: str
     ) -> tuple[grpc.StatusCode, str]:
         """Return how a call has ended, as the client shall know it."""
         if code is grpc.StatusCode.UNAUTHENTICATED:  # the client's token is not to blame
-            self._lines.lose(connection, line)
+            self._upstreams.note_lost(connection, upstream)
             return grpc.StatusCode.UNAVAILABLE, _REFUSED
         if code is grpc.StatusCode.INTERNAL and details.startswith(_ENDED_EARLY):
             code, details = grpc.StatusCode.UNAVAILABLE, "it has ended the call early"
         if code is not grpc.StatusCode.UNAVAILABLE:
             return code, details
-        if not await line.has_gone():  # the endpoint says so itself: it drains, or stops
-            self._lines.avoid(line)
+        if not await upstream.has_gone():  # the endpoint says so itself: it drains, or stops
+            self._upstreams.note_refused(upstream)
             return code, details
-        self._lines.lose(connection, line)
+        self._upstreams.note_lost(connection, upstream)
         return code, f"the endpoint behind the gateway has gone ({details}); dial the gateway again"
 
 

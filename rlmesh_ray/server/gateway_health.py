@@ -9,10 +9,10 @@ import logging
 import time
 
 from rlmesh_ray.errors import CodecError, ConfigurationError
-from rlmesh_ray.protocol.gateway_routes import Target
-from rlmesh_ray.rpc import grpc
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server.gateway_calls import shown_to
-from rlmesh_ray.server.gateway_lines import Credentials, Line, Lines, open_line
+from rlmesh_ray.server.gateway_upstreams import Credentials, Upstream, Upstreams, open_upstream
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.wire import health_v1
 from rlmesh_ray.wire.health_v1 import ServingStatus
@@ -30,14 +30,14 @@ class GatewayHealth:
     To be used in the serving loop only, but for ``health``.
 
     Args:
-        lines: Whose endpoints to ask.
+        upstreams: Whose endpoints to ask.
         credentials: See ``Credentials``.
     """
 
-    def __init__(self, lines: Lines, credentials: Credentials | None) -> None:
-        self._lines = lines
+    def __init__(self, upstreams: Upstreams, credentials: Credentials | None) -> None:
+        self._upstreams = upstreams
         self._credentials = credentials
-        self._own: dict[Target, Line] = {}
+        self._own: dict[Target, Upstream] = {}
         self._health = Health(False, "its endpoints have not been asked yet")
 
     def health(self) -> Health:
@@ -56,29 +56,29 @@ class GatewayHealth:
 
     async def look(self) -> None:
         """Ask all endpoints once, and let go of what is not needed any more."""
-        await self._lines.renew(at_once=True)
-        await self._lines.close_idle()
-        targets = self._lines.routes.targets
+        await self._upstreams.renew(at_once=True)
+        await self._upstreams.close_idle()
+        targets = self._upstreams.routes.targets
         for gone in set(self._own) - set(targets):
             await self._own.pop(gone).channel.close()
         reasons = await asyncio.gather(*(self._obstacle(target) for target in targets))
         for target, reason in zip(targets, reasons, strict=True):
             if reason:
-                self._lines.routes.fail(target, time.monotonic())
+                self._upstreams.routes.fail(target, time.monotonic())
         self._health = _together(reasons)
 
     async def close(self) -> None:
         """Let go of the endpoints."""
         own, self._own = self._own, {}
-        for line in own.values():
-            await line.channel.close()
+        for upstream in own.values():
+            await upstream.channel.close()
 
     async def _obstacle(self, target: Target) -> str:
         """Ask one endpoint; return why it does not serve, empty if it does."""
         request, metadata = health_v1.pack_request(), shown_to(target, ())
         try:
             if target not in self._own:
-                self._own[target] = open_line(target, self._credentials)
+                self._own[target] = open_upstream(target, self._credentials)
             ask = self._own[target].channel.unary_unary(health_v1.CHECK)
             answer = await ask(request, timeout=_TIMEOUT_S, metadata=metadata)
             status = health_v1.parse_response(answer)

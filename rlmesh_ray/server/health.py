@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.handshake import quoted
-from rlmesh_ray.rpc import grpc
 from rlmesh_ray.server.error_text import parsed, text_of
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
@@ -42,7 +42,7 @@ def always_serving() -> Health:
     return Health(is_serving=True)
 
 
-def ask(probe: Probe) -> Health:
+def run_probe(probe: Probe) -> Health:
     """Return what ``probe`` says; one that raises says that nobody can be served."""
     try:
         return probe()
@@ -91,7 +91,7 @@ class HealthService:
         await _require_readable(service, context)
         if service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {service!r} here")
-        health = ask(self._probe)
+        health = run_probe(self._probe)
         if health.reason:
             reason = health.reason.encode(errors="replace")[:_MAX_REASON_BYTES]
             context.set_trailing_metadata(((wire.REASON_METADATA_KEY, reason),))
@@ -107,7 +107,7 @@ class HealthService:
         while True:
             # What is read first cannot be missed while a response is on its way.
             news, is_last = self._news, self._is_over
-            status = _status(ask(self._probe)) if is_known else ServingStatus.SERVICE_UNKNOWN
+            status = _status(run_probe(self._probe)) if is_known else ServingStatus.SERVICE_UNKNOWN
             if status is not told:
                 yield wire.pack_response(status)
                 told = status

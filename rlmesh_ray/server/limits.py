@@ -1,7 +1,7 @@
 """What an endpoint gives to clients at most: the numbers, in one place.
 
 Sizes of messages follow from the spaces (``wire.rlmesh_v1.limits``), sessions from max_sessions;
-RLlink's port has ``server.rllink.Limits``.
+RLlink's port has ``dialects.rllink.server.rllink_server.Limits``.
 """
 
 MAX_STREAMS = 128
@@ -10,7 +10,7 @@ MAX_CALLS = 4096
 """Calls at a time at an endpoint without a number of sessions; further ones are refused."""
 MAX_METADATA_BYTES = 8 * 1024
 """Of all metadata of a call; one with more is refused before anything looks at it."""
-FIRST_WORDS_S = 60.0
+FIRST_MESSAGE_TIMEOUT_S = 60.0
 """How long a stream without a handshake may say nothing before its place is taken away."""
 CONNECTION_SETUP_S = 20.0
 """How long a connection may take to become one (TLS, HTTP/2)."""

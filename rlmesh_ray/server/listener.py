@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlmesh_ray.errors import AddressError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.access import ServerTls, is_wildcard
+from rlmesh_ray.server.bind_policy import ServerTls, is_wildcard
 from rlmesh_ray.server.limits import connection_options
 
 _LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _FOR_EVER_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
+class ServerConfig:
     """What comes behind a port."""
 
     interceptors: Sequence[grpc.aio.ServerInterceptor]
@@ -75,7 +75,7 @@ class Listener:
         self._watching: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
-    async def open(self, dispatch: Dispatch) -> Address:
+    async def open(self, dispatch: ServerConfig) -> Address:
         """Bind and serve; return where clients dial.
 
         Raises:
@@ -103,7 +103,7 @@ class Listener:
         self.is_open = False
         await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
-    async def _serve(self, dispatch: Dispatch) -> int:
+    async def _serve(self, dispatch: ServerConfig) -> int:
         server = grpc.aio.server(
             interceptors=dispatch.interceptors,
             options=[
@@ -127,7 +127,7 @@ class Listener:
         self.is_open = True
         return 0 if self._address.path else int(port)
 
-    async def _keep_open(self, dispatch: Dispatch) -> None:
+    async def _keep_open(self, dispatch: ServerConfig) -> None:
         while True:
             server = self._servers[-1]
             try:
@@ -148,7 +148,7 @@ class Listener:
             ending.add_done_callback(self._endings.discard)
             await self._open_again(dispatch)
 
-    async def _open_again(self, dispatch: Dispatch) -> None:
+    async def _open_again(self, dispatch: ServerConfig) -> None:
         while True:
             try:
                 await self._serve(dispatch)

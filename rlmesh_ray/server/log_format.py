@@ -57,7 +57,7 @@ def formatter_of(log_format: LogFormat) -> logging.Formatter:
     return JsonFormatter() if log_format is LogFormat.JSON else TextFormatter()
 
 
-def log_as_environment_says() -> None:
+def configure_logging_from_environment() -> None:
     """Do so where the process's environment names a format; for actors, which have no options.
 
     Raises:

@@ -22,7 +22,7 @@ Numbers = Mapping[str, float]
 """By the value of the metric's own label; empty, where it has none."""
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """What may become of a value."""
 
     COUNTER = enum.auto()
@@ -36,7 +36,7 @@ class Metric:
     """One number of an endpoint, or one for each value of a label."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     description: str
     read: Callable[[Any], Numbers]
     """Finds it in statistics."""
@@ -46,7 +46,7 @@ class Metric:
     @property
     def exported(self) -> str:
         """What Prometheus gets to see: Ray puts something before the name, and after it."""
-        return f"ray_{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+        return f"ray_{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,90 +67,130 @@ class HistogramMetric:
 
 
 def _counter(name: str, description: str, value: Callable[[Any], float]) -> Metric:
-    return Metric(f"{PREFIX}_{name}", Kind.COUNTER, description, lambda told: {"": value(told)})
+    return Metric(
+        f"{PREFIX}_{name}",
+        MetricKind.COUNTER,
+        description,
+        lambda statistics: {"": value(statistics)},
+    )
 
 
 def _gauge(name: str, description: str, value: Callable[[Any], float]) -> Metric:
-    return Metric(f"{PREFIX}_{name}", Kind.GAUGE, description, lambda told: {"": value(told)})
+    return Metric(
+        f"{PREFIX}_{name}",
+        MetricKind.GAUGE,
+        description,
+        lambda statistics: {"": value(statistics)},
+    )
 
 
 def _histogram(name: str, description: str, value: Callable[[Any], Histogram]) -> HistogramMetric:
-    def by_bound(told: Any) -> Numbers:
-        histogram = value(told)
+    def by_bound(statistics: Any) -> Numbers:
+        histogram = value(statistics)
         bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
         return dict(zip(bounds, histogram.cumulative(), strict=True))
 
     bucket_name, description_of_buckets = f"{PREFIX}_{name}_bucket", f"{description}, by bound."
     return HistogramMetric(
-        Metric(bucket_name, Kind.GAUGE, description_of_buckets, by_bound, "le"),
-        _gauge(f"{name}_sum", f"{description}, summed up.", lambda told: value(told).total),
-        _gauge(f"{name}_count", f"{description}, how many.", lambda told: value(told).count),
+        Metric(bucket_name, MetricKind.GAUGE, description_of_buckets, by_bound, "le"),
+        _gauge(
+            f"{name}_sum", f"{description}, summed up.", lambda statistics: value(statistics).total
+        ),
+        _gauge(
+            f"{name}_count", f"{description}, how many.", lambda statistics: value(statistics).count
+        ),
     )
 
 
-SESSIONS = _gauge("sessions", "Open sessions.", lambda told: told.sessions.open)
-SESSIONS_OPENED = _counter("sessions_opened", "Sessions begun.", lambda told: told.sessions.opened)
+SESSIONS = _gauge("sessions", "Open sessions.", lambda statistics: statistics.sessions.open)
+SESSIONS_OPENED = _counter(
+    "sessions_opened", "Sessions begun.", lambda statistics: statistics.sessions.opened
+)
 SESSIONS_REFUSED = _counter(
-    "sessions_refused", "Sessions that there was no place for.", lambda told: told.sessions.refused
+    "sessions_refused",
+    "Sessions that there was no place for.",
+    lambda statistics: statistics.sessions.refused,
 )
 SESSIONS_LOST = _counter(
-    "sessions_lost", "Sessions that ended without Close.", lambda told: told.sessions.lost
+    "sessions_lost",
+    "Sessions that ended without Close.",
+    lambda statistics: statistics.sessions.lost,
 )
 ERRORS = Metric(
     f"{PREFIX}_errors",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "Requests that were answered with an error, by its code.",
-    lambda told: told.errors,
+    lambda statistics: statistics.errors,
     "code",
 )
-UPTIME = _gauge("uptime_seconds", "Age of the endpoint's process.", lambda told: told.uptime_s)
+UPTIME = _gauge(
+    "uptime_seconds", "Age of the endpoint's process.", lambda statistics: statistics.uptime_s
+)
 
-ENV_STEPS = _counter("env_steps", "Vector steps that succeeded.", lambda told: told.steps)
-ENV_LANE_STEPS = _counter("env_lane_steps", "Steps of single lanes.", lambda told: told.lane_steps)
-ENV_RESETS = _counter("env_resets", "Resets that succeeded.", lambda told: told.resets)
-ENV_EPISODES = _counter("env_episodes", "Episodes that ended.", lambda told: told.episodes)
+ENV_STEPS = _counter(
+    "env_steps", "Vector steps that succeeded.", lambda statistics: statistics.steps
+)
+ENV_LANE_STEPS = _counter(
+    "env_lane_steps", "Steps of single lanes.", lambda statistics: statistics.lane_steps
+)
+ENV_RESETS = _counter("env_resets", "Resets that succeeded.", lambda statistics: statistics.resets)
+ENV_EPISODES = _counter(
+    "env_episodes", "Episodes that ended.", lambda statistics: statistics.episodes
+)
 WORKER_RESTARTS = _counter(
     "env_worker_restarts",
     "Worker processes that were replaced within a session.",
-    lambda told: told.worker_restarts,
+    lambda statistics: statistics.worker_restarts,
 )
 TRANSPORTS = Metric(
     f"{PREFIX}_env_sessions_by_transport",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "Open sessions, by what their steps travel by.",
-    lambda told: {name: told.transports.get(name, 0) for name in ("shared_memory", "tcp", "grpc")},
+    lambda statistics: {
+        name: statistics.transports.get(name, 0) for name in ("shared_memory", "tcp", "grpc")
+    },
     "transport",
 )
 DEVIATIONS = _counter(
     "env_deviations",
     "Values out of range that were delivered, or that have truncated an episode.",
-    lambda told: told.deviations,
+    lambda statistics: statistics.deviations,
 )
 ENV_STEP_SECONDS = _histogram(
-    "env_step_seconds", "How long workers take for a vector step", lambda told: told.step_s
+    "env_step_seconds",
+    "How long workers take for a vector step",
+    lambda statistics: statistics.step_s,
 )
 
-PREDICTIONS = _counter("predictions", "Predictions that have begun.", lambda told: told.items)
-ROWS = _counter("rows", "Rows of these predictions.", lambda told: told.rows)
-BATCHES = _counter("batches", "Batches that have begun.", lambda told: told.batches)
+PREDICTIONS = _counter(
+    "predictions", "Predictions that have begun.", lambda statistics: statistics.items
+)
+ROWS = _counter("rows", "Rows of these predictions.", lambda statistics: statistics.rows)
+BATCHES = _counter("batches", "Batches that have begun.", lambda statistics: statistics.batches)
 WAITING = _gauge(
-    "predictions_waiting", "Predictions that wait for a batch.", lambda told: told.items_waiting
+    "predictions_waiting",
+    "Predictions that wait for a batch.",
+    lambda statistics: statistics.items_waiting,
 )
-ROUTES = _gauge("routes", "Open routes.", lambda told: told.routes)
+ROUTES = _gauge("routes", "Open routes.", lambda statistics: statistics.routes)
 POLICY_VERSION = _gauge(
-    "policy_version", "Of the weights that act.", lambda told: told.policy_version
+    "policy_version", "Of the weights that act.", lambda statistics: statistics.policy_version
 )
-BATCH_ROWS = _histogram("batch_rows", "Rows of a batch", lambda told: told.batch_rows)
+BATCH_ROWS = _histogram("batch_rows", "Rows of a batch", lambda statistics: statistics.batch_rows)
 QUEUE_SECONDS = _histogram(
-    "queue_seconds", "How long a prediction waits for its batch", lambda told: told.queue_s
+    "queue_seconds",
+    "How long a prediction waits for its batch",
+    lambda statistics: statistics.queue_s,
 )
 FORWARD_SECONDS = _histogram(
-    "forward_seconds", "How long the policy takes for a batch", lambda told: told.forward_s
+    "forward_seconds",
+    "How long the policy takes for a batch",
+    lambda statistics: statistics.forward_s,
 )
 
 RESTARTS = Metric(
     f"{PREFIX}_restarts",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "How often the endpoint has been started anew.",
     lambda _: {},  # not the endpoint's to tell: its process knows nothing of former ones
 )

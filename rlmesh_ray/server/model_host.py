@@ -6,18 +6,18 @@ from concurrent.futures import CancelledError
 
 from rlmesh_ray.errors import EndpointClosedError, EndpointTimeoutError
 from rlmesh_ray.models.policy import Policy, traits_of
-from rlmesh_ray.models.torch_threads import limit_torch_threads
+from rlmesh_ray.models.torch.threads import limit_torch_threads
 from rlmesh_ray.options import require_count, require_seconds
+from rlmesh_ray.server.batch_engine import BatchEngine
 from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_options import checked_version
-from rlmesh_ray.server.policy_calls import PolicyCalls
+from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S, PolicyHealth
 from rlmesh_ray.server.policy_thread import PolicyThread
 from rlmesh_ray.server.policy_weights import PolicyWeights
-from rlmesh_ray.server.predictions import Predictions
 from rlmesh_ray.server.statistics import ModelStatistics
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.describe import space_lines
+from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 
 _MAX_ACCEPTED = 64
@@ -28,7 +28,7 @@ class ModelHost:
     """The policy of one endpoint: its predictions, its routes, its weights.
 
     Args:
-        policy: Called from one thread at a time, but for what its ``Traits`` allow.
+        policy: Called from one thread at a time, but for what its ``PolicyTraits`` allow.
         max_rows: Most rows in a batch that joins several requests.
         stuck_after_s: After how many seconds at one batch, or one call, the policy counts as
             stuck.
@@ -53,30 +53,30 @@ class ModelHost:
         self._policy = policy
         self._health = PolicyHealth(stuck_after_s)
         self._weights = PolicyWeights(policy)
-        self._predictions = Predictions(
+        self._engine = BatchEngine(
             policy, self._weights, self._health, max_rows, torch_threads, name
         )
-        self._gathering = self._predictions.gathering
-        self._thread = self._predictions.thread
+        self._collector = self._engine.collector
+        self._thread = self._engine.thread
         self._threads = [self._thread]
-        self._calls = self._checks = PolicyCalls(self._thread)
+        self._calls = self._checks = PolicyExecutor(self._thread)
         if traits_of(policy).checks_concurrently:
             # One thread for all checks: each may take the memory of a client's largest space.
             self._threads.append(PolicyThread(_no_batch, "rlmesh-ray-policy-checks"))
-            self._checks = PolicyCalls(self._threads[-1])
+            self._checks = PolicyExecutor(self._threads[-1])
         self._accepted: dict[Hashable, None] = {}
         """Environments that the policy need not be asked about again, the newest last."""
         # What each request goes through is handed out as it is: a method here would cost a call.
-        self.soon = self._gathering.soon
-        """See ``Gathering.soon``."""
-        self.predict = self._predictions.predict
-        """See ``Predictions.predict``."""
-        self.cancel = self._predictions.cancel
-        """See ``Predictions.cancel``."""
-        self.sessions = self._predictions.counts.sessions
+        self.submit = self._collector.submit
+        """See ``BatchCollector.submit``."""
+        self.predict = self._engine.predict
+        """See ``BatchEngine.predict``."""
+        self.cancel = self._engine.cancel
+        """See ``BatchEngine.cancel``."""
+        self.sessions = self._engine.counts.sessions
         """Where sessions are counted, for whoever opens and ends them."""
         for calls in {self._calls, self._checks}:
-            calls.make(limit_torch_threads, torch_threads)
+            calls.submit(limit_torch_threads, torch_threads)
 
     @property
     def policy_version(self) -> int:
@@ -85,7 +85,7 @@ class ModelHost:
 
     def statistics(self) -> ModelStatistics:
         """Return what has been counted. From any thread."""
-        return self._predictions.statistics()
+        return self._engine.statistics()
 
     def facts(self) -> PolicyFacts:
         """Tell what the policy is. From any thread."""
@@ -105,16 +105,16 @@ class ModelHost:
         """Ask whether the policy can act there; what acts there counts as a route from now on.
 
         It waits for no batch if the policy has accepted such an environment before, or can be
-        asked at any time (``Traits.checks_concurrently``).
+        asked at any time (``PolicyTraits.checks_concurrently``).
 
         Raises:
             ContractMismatchError: It cannot.
         """
         environment = _environment_of(contract)
         if environment not in self._accepted:
-            await asyncio.wrap_future(self._checks.make(self._policy.check_contract, contract))
+            await asyncio.wrap_future(self._checks.submit(self._policy.check_contract, contract))
             self._note_accepted(environment)
-        self._gathering.num_routes += 1
+        self._collector.num_routes += 1
 
     def forget(self, route_key: str) -> "asyncio.Future[None]":
         """End a route at once; return what is done when the policy has freed what it remembers.
@@ -124,8 +124,8 @@ class ModelHost:
         Returns:
             Raises the policy's RlmeshError; is cancelled when the host is closed before.
         """
-        self._gathering.num_routes -= 1
-        return asyncio.wrap_future(self._calls.make_together(self._policy.forget, route_key, None))
+        self._collector.num_routes -= 1
+        return asyncio.wrap_future(self._calls.submit_grouped(self._policy.forget, route_key, None))
 
     async def forget_lanes(self, route_key: str, lanes: Sequence[int]) -> None:
         """Free what the policy remembers about some lanes of a route, which goes on.
@@ -133,15 +133,15 @@ class ModelHost:
         Raises:
             RlmeshError: The policy could not; it may remember some of them.
         """
-        await asyncio.wrap_future(self._calls.make(self._forget_lanes, route_key, lanes))
+        await asyncio.wrap_future(self._calls.submit(self._forget_lanes, route_key, lanes))
 
     def set_weights(self, weights: object, *, version: int | None, timeout_s: float | None) -> int:
         """Let the policy act with other weights from the next batch on. Blocks; see ModelServer."""
         wanted = None if version is None else checked_version(version)
         if timeout_s is not None:
-            require_seconds("timeout_s", timeout_s, may_be_zero=True)
+            require_seconds("timeout_s", timeout_s, allow_zero=True)
             timeout_s = float(timeout_s)  # NumPy's smaller floats no lock takes
-        replaced = self._calls.make(self._weights.replace, weights, wanted)
+        replaced = self._calls.submit(self._weights.replace, weights, wanted)
         try:
             return replaced.result(timeout_s)
         except CancelledError:

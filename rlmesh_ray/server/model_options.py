@@ -4,7 +4,7 @@ import operator
 
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.policy import Policy, traits_of
-from rlmesh_ray.options import whole
+from rlmesh_ray.options import as_int
 from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES, max_predict_bytes
 
 DEFAULT_MODEL_MESSAGE_BYTES = 2**25
@@ -24,15 +24,15 @@ def checked_version(version: object) -> int:
         ConfigurationError: It is no integer from 1 to 2**63 - 1.
     """
     try:
-        whole = 0 if isinstance(version, bool) else operator.index(version)  # type: ignore[arg-type]
+        as_int = 0 if isinstance(version, bool) else operator.index(version)  # type: ignore[arg-type]
     except TypeError:
-        whole = 0
-    if not 1 <= whole <= LAST_VERSION:
+        as_int = 0
+    if not 1 <= as_int <= LAST_VERSION:
         raise ConfigurationError(
             f"version={version!r} must be an integer from 1 to 2**63 - 1; leave it out to get the "
             "next one"
         )
-    return whole
+    return as_int
 
 
 def version_after(latest: int) -> int:
@@ -56,7 +56,7 @@ def checked_message_bytes(max_message_bytes: int | None) -> int | None:
     """
     if max_message_bytes is None:
         return None
-    size = whole("max_message_bytes", max_message_bytes)
+    size = as_int("max_message_bytes", max_message_bytes)
     if not _LEAST_MESSAGE_BYTES <= size <= MAX_MESSAGE_BYTES:
         raise ConfigurationError(
             f"max_message_bytes={size} must be from {_LEAST_MESSAGE_BYTES}, which handshakes and "

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.route_lanes import RouteLanes
-from rlmesh_ray.server.batch_form import BatchForm
+from rlmesh_ray.server.batch_schema import BatchSchema
 from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.log_context import current, logged_as
 from rlmesh_ray.server.model_host import ModelHost
@@ -31,7 +31,7 @@ class Route(NamedTuple):
 
     key: str
     """Its name over all sessions of the server; no other route has or had it."""
-    form: BatchForm
+    schema: BatchSchema
     """With its contract."""
     lanes: RouteLanes
 
@@ -92,17 +92,21 @@ class ModelRoutes:
                 "open another session"
             )
         before = self.by_id.get(route_id)
-        if before is not None and self._keeps_same and _acts_alike(contract, before.form.contract):
+        if (
+            before is not None
+            and self._keeps_same
+            and _acts_alike(contract, before.schema.contract)
+        ):
             return
         lanes = self._make_lanes(contract)
-        with self._room_for(route_id, lanes.num_claimed):
+        with self._room_for(route_id, lanes.num_reserved):
             while num_routes + len(self._ending) > MAX_ROUTES:
                 # A client that opens and closes for ever shall wait, not fill the memory.
                 await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
             await self._host.configure(contract)
         # Never the key of a route that has ended: the policy may yet have to forget that one.
         key = f"{self._key}/{next(self._numbers)}/{route_id}"
-        self.by_id[route_id] = Route(key, BatchForm(contract), lanes)
+        self.by_id[route_id] = Route(key, BatchSchema(contract), lanes)
         if before is not None:
             self._end(before)
 

@@ -5,22 +5,22 @@ from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
-from rlmesh_ray.credentials.token_file import TokenSource
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy
-from rlmesh_ray.protocol.handshake import resolve_text
-from rlmesh_ray.server.access import TlsSource, checked_address
+from rlmesh_ray.polling import should_spin
+from rlmesh_ray.protocol.handshake import edition_sha256
+from rlmesh_ray.server.bind_policy import TlsSource, checked_address
+from rlmesh_ray.server.enabled_dialects import MODEL_DIALECT_NAMES, checked_dialects
 from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.idle_timeout import checked_idle_timeout
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_options import checked_message_bytes, message_limit
 from rlmesh_ray.server.model_service import ModelService
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
-from rlmesh_ray.server.reception import HouseRules
-from rlmesh_ray.server.silence import checked_idle_timeout
-from rlmesh_ray.server.speaks import MODEL_LANGUAGES, checked_languages
 from rlmesh_ray.server.statistics import ModelStatistics
-from rlmesh_ray.waiting import spins
 
 
 class ModelServer:
@@ -31,7 +31,7 @@ class ModelServer:
     batch delays the requests of all of the server's routes, and of nobody else. To configure and to
     close routes, to open sessions, and to ask for health and statistics does not wait for it. Only
     an environment of a new kind may: a module with code of its own, or a ``Policy`` that does not
-    claim ``Traits.checks_concurrently``, is asked about that between two batches. Serve two
+    claim ``PolicyTraits.checks_concurrently``, is asked about that between two batches. Serve two
     policies, or two copies of one, by two servers: each has a thread of its own, also in one
     process.
 
@@ -92,10 +92,10 @@ class ModelServer:
     ) -> None:
         # What can be refused without the policy comes first: a host begins with a thread.
         checked_address(address, token, open_to_strangers=open_to_strangers)
-        accept_texts = frozenset(map(resolve_text, accept_edition_texts))
-        languages = checked_languages(speaks, MODEL_LANGUAGES)
+        accept_texts = frozenset(map(edition_sha256, accept_edition_texts))
+        languages = checked_dialects(speaks, MODEL_DIALECT_NAMES)
         checked_idle_timeout(idle_timeout_s)
-        is_awake = spins(spin)
+        is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
         served = as_policy(policy)
         self._host = ModelHost(
@@ -115,7 +115,7 @@ class ModelServer:
             on_stop=self._host.close,
             probe=self._host.health,
         )
-        self._rules = HouseRules(
+        self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
             accept_texts=accept_texts,
@@ -180,7 +180,7 @@ class ModelServer:
         Raises:
             AddressError: The address is in use or not this machine's.
         """
-        service = ModelService(self._host, self._rules, self._endpoint.drain)
+        service = ModelService(self._host, self._options, self._endpoint.drain)
         self._endpoint.start([service.handlers()], max_receive_bytes=self._max_message_bytes)
         return self
 

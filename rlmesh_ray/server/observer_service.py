@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.outcomes import Failure, RenderOutcome
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.env_calls import OpenSession
-from rlmesh_ray.server.env_exchange import EnvExchange
+from rlmesh_ray.server.env_call_service import SessionScheduler
+from rlmesh_ray.server.env_session_handler import EnvSessionHandler
 from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.log_context import current, short_name
 from rlmesh_ray.spaces.contract import EnvContract
@@ -52,7 +52,7 @@ class TokenBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
+class _ObserverRefusal:
     """Why an observer gets nothing."""
 
     code: grpc.StatusCode
@@ -66,13 +66,13 @@ class _Observed:
         self,
         peer: str,
         dialect: str,
-        exchange: EnvExchange,
-        turns: OpenSession,
+        handler: EnvSessionHandler,
+        turns: SessionScheduler,
         renders: TokenBucket,
         clock: Callable[[], float],
     ) -> None:
         self._peer, self._dialect = peer, dialect
-        self._exchange = exchange
+        self._handler = handler
         self._turns = turns
         self._renders = renders
         self._clock = clock
@@ -81,26 +81,26 @@ class _Observed:
 
     def report(self, name: str) -> ObservedSession:
         """Return what it does."""
-        host = self._exchange.host
-        counts, done = host.episode_counts, host.counts.read()
-        episodes = zip(self._exchange.episodes, counts.is_tracked, strict=True)
+        executor = self._handler.executor
+        counts, done = executor.episode_counts, executor.counts.read()
+        episodes = zip(self._handler.episodes, counts.is_tracked, strict=True)
         return ObservedSession(
             name,
             self._peer,
             self._since_ns,
             self._dialect,
-            host.counts.transport,
+            executor.counts.transport,
             tuple(each.episode_id if each and is_tracked else "" for each, is_tracked in episodes),
             tuple(counts.step_counts.tolist()),
             tuple(counts.cumulative_rewards.tolist()),
             done.num_steps,
             done.lane_steps,
-            host.counts.resets,
+            executor.counts.resets,
             done.episodes,
             done.deviations,
         )
 
-    async def draw(self, lane: int) -> bytes | _Refusal:
+    async def draw(self, lane: int) -> bytes | _ObserverRefusal:
         """Return a picture of a lane, when its turn has come."""
         if self._turns.is_observed:
             return _exhausted(
@@ -116,7 +116,7 @@ class _Observed:
                 f"a session gives {MAX_A_SECOND} pictures a second, since each of them delays it; "
                 "ask less often"
             )
-        outcome = await self._turns.observe(partial(self._exchange.host.observe, lane))
+        outcome = await self._turns.observe(partial(self._handler.executor.observe, lane))
         if outcome is None:
             return _gone()
         if isinstance(outcome, RenderOutcome):
@@ -156,21 +156,21 @@ class ObserverService:
         return grpc.method_handlers_generic_handler(wire.SERVICE, calls)
 
     def open(
-        self, peer: str, dialect: str, exchange: EnvExchange, turns: OpenSession
+        self, peer: str, dialect: str, handler: EnvSessionHandler, turns: SessionScheduler
     ) -> Callable[[], None]:
         """Let a session be observed, until what is returned is called, once or more.
 
         Args:
             peer: Its client.
             dialect: What that speaks.
-            exchange: The session itself.
+            handler: The session itself.
             turns: Of what is done in it.
         """
         _, name = current()
         while not name or name in self._open:  # a replay has the same
             name = short_name("")
         renders = TokenBucket(MAX_A_SECOND, self._clock)
-        self._open[name] = _Observed(peer, dialect, exchange, turns, renders, self._clock)
+        self._open[name] = _Observed(peer, dialect, handler, turns, renders, self._clock)
 
         def close() -> None:
             self._open.pop(name, None)
@@ -189,25 +189,25 @@ class ObserverService:
 
     async def render(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Return a picture of a session's lane."""
-        asked = parsed(wire.parse_render, data)
+        asked = parsed(wire.parse_render_request, data)
         del data
         if isinstance(asked, CodecError):
-            refusal = _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
+            refusal = _ObserverRefusal(grpc.StatusCode.INVALID_ARGUMENT, str(asked))
             await _refuse(context, refusal)
             raise AssertionError("abort raises")
         picture = await self._render(*asked)
-        if isinstance(picture, _Refusal):
+        if isinstance(picture, _ObserverRefusal):
             await _refuse(context, picture)
             raise AssertionError("abort raises")
-        return wire.pack_picture(picture)
+        return wire.pack_png(picture)
 
-    async def _render(self, name: str, lane: int) -> bytes | _Refusal:
+    async def _render(self, name: str, lane: int) -> bytes | _ObserverRefusal:
         session, contract = self._open.get(name), self._contract
         if session is None:
             return _gone()
         if lane >= contract.num_envs:
             message = f"lane {lane} is not in [0, {contract.num_envs})"
-            return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, message)
+            return _ObserverRefusal(grpc.StatusCode.INVALID_ARGUMENT, message)
         if contract.render_mode != "rgb_array":
             return _unable(
                 f"the environment has render mode {contract.render_mode or 'none'}, which gives no "
@@ -217,18 +217,18 @@ class ObserverService:
         return await session.draw(lane)
 
 
-def _gone() -> _Refusal:
+def _gone() -> _ObserverRefusal:
     message = "no such session is open (any more); list them again"
-    return _Refusal(grpc.StatusCode.NOT_FOUND, message)
+    return _ObserverRefusal(grpc.StatusCode.NOT_FOUND, message)
 
 
-def _unable(message: str) -> _Refusal:
-    return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, message)
+def _unable(message: str) -> _ObserverRefusal:
+    return _ObserverRefusal(grpc.StatusCode.FAILED_PRECONDITION, message)
 
 
-def _exhausted(message: str) -> _Refusal:
-    return _Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+def _exhausted(message: str) -> _ObserverRefusal:
+    return _ObserverRefusal(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
-async def _refuse(context: grpc.aio.ServicerContext, refusal: _Refusal) -> None:
+async def _refuse(context: grpc.aio.ServicerContext, refusal: _ObserverRefusal) -> None:
     await context.abort(refusal.code, refusal.message)

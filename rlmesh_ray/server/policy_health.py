@@ -22,12 +22,12 @@ class PolicyHealth:
     """
 
     def __init__(self, stuck_after_s: float) -> None:
-        require_seconds("stuck_after_s", stuck_after_s, may_be_endless=True)
+        require_seconds("stuck_after_s", stuck_after_s, allow_infinite=True)
         self.stuck_after_s = stuck_after_s
         self._held_for_s = 0.0
         self._told_until_s = 0.0
 
-    def note_held(self, held_for_s: float) -> None:
+    def note_blocked(self, held_for_s: float) -> None:
         """Note that the policy was stuck in the serving loop, and has come back just now.
 
         While it held the loop, gRPC could not ask: so that is told for a moment afterwards.

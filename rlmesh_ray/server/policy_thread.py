@@ -7,8 +7,9 @@ Rule 1: calls and batches take turns: a flood of calls does not keep the batches
 Rule 2: the thread fetches its next work itself. A round through the serving loop between two
 batches would let the policy idle whenever the loop is busy.
 Rule 3: at any time at most one thread is at work on the policy. This one is, but for what the
-serving loop does itself (``try_here``) while this one has nothing to do. Checks of contracts that
-the policy allows beside its batches (``Traits.checks_concurrently``) have a thread like this, too.
+serving loop does itself (``try_run_inline``) while this one has nothing to do. Checks of contracts
+that the policy allows beside its batches (``PolicyTraits.checks_concurrently``) have a thread like
+this, too.
 """
 
 import logging
@@ -38,7 +39,7 @@ class PolicyThread:
         self._next_batch = next_batch
         self._calls: deque[Work] = deque()
         # A condition variable would cost three times as much a ring.
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._turn = threading.Lock()
         """Held by whoever is at work on the policy."""
         self._is_asleep = False
@@ -60,15 +61,15 @@ class PolicyThread:
     def call(self, work: Work) -> None:
         """Have ``work`` run soon. From any thread."""
         self._calls.append(work)
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Say that there is something to do; costs next to nothing while it works."""
         if self._is_asleep:
             self._is_asleep = False
-            self._bell.put(None)
+            self._wakeup.put(None)
 
-    def try_here(self, work: Work) -> bool:
+    def try_run_inline(self, work: Work) -> bool:
         """Do ``work`` in the calling thread, unless there is other work; return whether it did."""
         if self._calls or not self._turn.acquire(blocking=False):
             return False
@@ -81,7 +82,7 @@ class PolicyThread:
     def end(self) -> None:
         """Have it end after what it is doing; what waits is not done. Does not block."""
         self._is_ended = True
-        self._bell.put(None)
+        self._wakeup.put(None)
 
     def _run(self) -> None:
         while not self._is_ended:
@@ -91,7 +92,7 @@ class PolicyThread:
             # What came before the flag was up has not rung. The other way round, a ring too many
             # costs one more look.
             if not self._take_turn():
-                self._bell.get()
+                self._wakeup.get()
             self._is_asleep = False
 
     def _take_turn(self) -> bool:

@@ -1,7 +1,7 @@
 """The weights that a policy acts with: which they are, and how others take their place."""
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.policy import Policy, Updatable
+from rlmesh_ray.models.policy import Policy, UpdatablePolicy
 from rlmesh_ray.server.model_options import version_after
 
 
@@ -31,7 +31,7 @@ class PolicyWeights:
             ConfigurationError: ``version`` is not newer than the present one, or the policy's
                 weights cannot be replaced.
         """
-        if not isinstance(self._policy, Updatable):
+        if not isinstance(self._policy, UpdatablePolicy):
             raise ConfigurationError(
                 f"the weights of a {type(self._policy).__name__} cannot be replaced; serve a torch "
                 "module, an RLlib checkpoint, or a policy with get_weights and set_weights"

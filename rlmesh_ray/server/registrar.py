@@ -7,24 +7,24 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from rlmesh_ray.auth.pool_tokens import registration_token
+from rlmesh_ray.auth.token_store import TokenStore
 from rlmesh_ray.errors import CodecError, ConfigurationError, RlmeshError
-from rlmesh_ray.protocol import attendance
-from rlmesh_ray.protocol.attendance import (
-    Arrival,
-    Attendance,
-    Refusal,
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol import pool_membership
+from rlmesh_ray.protocol.pool_membership import (
+    EndpointIdTable,
     RefusalKind,
-    Registered,
-    registration_token,
+    RegistrationAccepted,
+    RegistrationRefused,
+    RegistrationRequest,
 )
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.access import TlsSource
+from rlmesh_ray.server.bind_policy import TlsSource
 from rlmesh_ray.server.endpoint import Endpoint
+from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.known_tokens import KnownTokens
-from rlmesh_ray.server.loop import in_thread
-from rlmesh_ray.server.reports import parse_report
 from rlmesh_ray.server.statistics import EnvStatistics
+from rlmesh_ray.server.statistics_report import parse_report
 from rlmesh_ray.wire import registry_v1 as wire
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _REPORTS_APART_S = 1.0
 FoundT = TypeVar("FoundT")
 
 
-class Book(Protocol[FoundT]):
+class PoolRegistry(Protocol[FoundT]):
     """Where a registrar enters who attends. It is called in threads, and may block.
 
     What it raises as RlmeshError is told to the endpoint.
@@ -58,7 +58,7 @@ class Book(Protocol[FoundT]):
     def enter(self, endpoint_id: str, address: str, found: FoundT) -> int:
         """Put an endpoint into the pool, in place of a former one of that id.
 
-        Never at the same time as another call of this or ``strike``.
+        Never at the same time as another call of this or ``remove``.
 
         Returns:
             Its incarnation.
@@ -67,24 +67,26 @@ class Book(Protocol[FoundT]):
             RlmeshError: As ``check`` does; the book is as it was then.
         """
 
-    def strike(self, endpoint_id: str) -> None:
+    def remove(self, endpoint_id: str) -> None:
         """Take an endpoint out of the pool; it may come back."""
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
         """Take notice of what an endpoint in the pool tells. In the serving loop, so at once."""
 
 
-class _Visit:
+class _RegistrationStream:
     """One stream of an endpoint."""
 
     def __init__(self) -> None:
-        self.arrival = Arrival("", "", "", 0)
+        self.arrival = RegistrationRequest("", "", "", 0)
         self.address = ""
         self.is_gone = False
-        self.verdict: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+        self.verdict: asyncio.Future[RegistrationRefused] = (
+            asyncio.get_running_loop().create_future()
+        )
         """Why it is over, if the registrar ends it."""
 
-    def end(self, refusal: Refusal) -> None:
+    def end(self, refusal: RegistrationRefused) -> None:
         """Have the endpoint told that it is out of the pool."""
         if not self.verdict.done():
             self.verdict.set_result(refusal)
@@ -93,13 +95,13 @@ class _Visit:
 class Registrar:
     """Listens for endpoints that register themselves. Usable as a context manager.
 
-    Endpoints are looked at before they are let in; see ``Book.check``. It takes 1,024 of them,
-    4 KiB a message, and 10 s for an endpoint to say who it is; those that have become silent are
-    missed after 15 s.
+    Endpoints are looked at before they are let in; see ``PoolRegistry.check``. It takes 1,024 of
+    them, 4 KiB a message, and 10 s for an endpoint to say who it is; those that have become silent
+    are missed after 15 s.
 
     Args:
         pool: The name of the pool.
-        book: Where it enters them.
+        registry: Where it enters them.
         address: Where to listen, ``HOST:PORT`` (port 0: a free one).
         secret: Of the pool; what endpoints have to show is derived from it. None: nothing, which
             takes a loopback address.
@@ -113,21 +115,21 @@ class Registrar:
     def __init__(
         self,
         pool: str,
-        book: Book[Any],
+        registry: PoolRegistry[Any],
         *,
         address: str = "127.0.0.1:0",
         secret: str | None = None,
         tls: TlsSource | None = None,
-        max_endpoints: int = attendance.MAX_ENDPOINTS,
+        max_endpoints: int = pool_membership.MAX_ENDPOINTS,
     ) -> None:
-        self._pool = attendance.checked_name(pool, "pool")
-        self._book = book
-        self._attendance: Attendance[_Visit] = Attendance(max_endpoints)
+        self._pool = pool_membership.checked_name(pool, "pool")
+        self._registry = registry
+        self._id_table: EndpointIdTable[_RegistrationStream] = EndpointIdTable(max_endpoints)
         self._turn = asyncio.Lock()
         self._looks = asyncio.Semaphore(_MAX_LOOKS)
         self._leaving: set[asyncio.Task[None]] = set()
         if secret is not None:
-            KnownTokens(secret)  # what is derived from it does not show that it is Ray's own
+            TokenStore(secret)  # what is derived from it does not show that it is Ray's own
         token = None if secret is None else registration_token(secret)
         self._endpoint = Endpoint(address, token=token, tls=tls, on_stop=_nothing)
 
@@ -139,7 +141,7 @@ class Registrar:
     @property
     def num_endpoints(self) -> int:
         """How many endpoints are there."""
-        return len(self._attendance)
+        return len(self._id_table)
 
     def start(self) -> Self:
         """Listen.
@@ -168,12 +170,12 @@ class Registrar:
     async def _attend(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
-        visit = _Visit()
+        visit = _RegistrationStream()
         # Not a ``finally``: what is suspended when its call breaks off gets there late.
         context.add_done_callback(lambda _context: self._note_end(visit))
         answer = await self._received(visit, requests, context.peer()) or await self._let_in(visit)
-        await context.write(wire.pack_answer(answer))
-        if isinstance(answer, Refusal):
+        await context.write(wire.pack_registration_reply(answer))
+        if isinstance(answer, RegistrationRefused):
             self._tell(visit, answer)
             return
         leaving = asyncio.ensure_future(self._hear(visit, requests))
@@ -183,56 +185,66 @@ class Registrar:
         finally:
             leaving.cancel()
         if visit.verdict.done():
-            await context.write(wire.pack_answer(visit.verdict.result()))
+            await context.write(wire.pack_registration_reply(visit.verdict.result()))
         # In the stream's own time: whoever has left is out when the stream has ended.
         await asyncio.shield(self._leave(visit))
 
     async def _received(
-        self, visit: _Visit, requests: AsyncIterator[bytes], peer: str
-    ) -> Refusal | None:
+        self, visit: _RegistrationStream, requests: AsyncIterator[bytes], peer: str
+    ) -> RegistrationRefused | None:
         """Hear who somebody at ``peer`` is; return why that one cannot be let in."""
         try:
             data = await asyncio.wait_for(anext(requests), _FIRST_WORD_S)
-            visit.arrival = wire.parse_arrival(data)
+            visit.arrival = wire.parse_registration(data)
         except TimeoutError:
             return _not_like_this(f"nothing was said for {_FIRST_WORD_S:g} s")
         except StopAsyncIteration:
             return _not_like_this("nothing was said")
         except CodecError as error:
             return _not_like_this(str(error))
-        place = attendance.judge(visit.arrival, self._pool, attendance.peer_host(peer))
-        if isinstance(place, Refusal):
+        place = pool_membership.validate_registration(
+            visit.arrival, self._pool, pool_membership.peer_host(peer)
+        )
+        if isinstance(place, RegistrationRefused):
             return place
         visit.address = str(place)
-        return self._attendance.objection(visit.arrival)
+        return self._id_table.conflict(visit.arrival)
 
-    async def _let_in(self, visit: _Visit) -> Registered | Refusal:
+    async def _let_in(
+        self, visit: _RegistrationStream
+    ) -> RegistrationAccepted | RegistrationRefused:
         # What has begun goes on when the stream breaks off: no more are looked at at once than may
         # be, and the book's calls keep their order.
         return await asyncio.shield(self._look_and_enter(visit))
 
-    async def _look_and_enter(self, visit: _Visit) -> Registered | Refusal:
+    async def _look_and_enter(
+        self, visit: _RegistrationStream
+    ) -> RegistrationAccepted | RegistrationRefused:
         try:
             async with self._looks:
                 if visit.is_gone:
                     return _GONE
-                found = await in_thread(self._book.check, visit.arrival.endpoint_id, visit.address)
+                found = await in_thread(
+                    self._registry.check, visit.arrival.endpoint_id, visit.address
+                )
             return await self._enter(visit, found)
         except RlmeshError as error:
             return _refusal(error)
 
-    async def _enter(self, visit: _Visit, found: object) -> Registered | Refusal:
+    async def _enter(
+        self, visit: _RegistrationStream, found: object
+    ) -> RegistrationAccepted | RegistrationRefused:
         endpoint_id = visit.arrival.endpoint_id
         async with self._turn:
             # Others have come meanwhile, or this one has gone.
-            objection = self._attendance.objection(visit.arrival)
-            if objection is not None or visit.is_gone:
-                return objection or _GONE
-            incarnation = await in_thread(self._book.enter, endpoint_id, visit.address, found)
-            registered = Registered(incarnation, visit.address)
-            former = self._attendance.take(endpoint_id, visit, registered)
+            conflict = self._id_table.conflict(visit.arrival)
+            if conflict is not None or visit.is_gone:
+                return conflict or _GONE
+            incarnation = await in_thread(self._registry.enter, endpoint_id, visit.address, found)
+            registered = RegistrationAccepted(incarnation, visit.address)
+            former = self._id_table.register(endpoint_id, visit, registered)
             if former is not None:
-                former.end(attendance.replaced(endpoint_id, visit.address))
+                former.end(pool_membership.superseded_refusal(endpoint_id, visit.address))
         _LOG.info(
             "%s is in pool %s at %s (incarnation %d, version %r)",
             endpoint_id,
@@ -243,7 +255,7 @@ class Registrar:
         )
         return registered
 
-    async def _hear(self, visit: _Visit, requests: AsyncIterator[bytes]) -> None:
+    async def _hear(self, visit: _RegistrationStream, requests: AsyncIterator[bytes]) -> None:
         """Listen to an endpoint in the pool until it ends its side; what makes no sense is left."""
         next_s = 0.0
         frames = aiter(requests)
@@ -254,17 +266,17 @@ class Registrar:
             next_s = now_s + _REPORTS_APART_S
             self._note_report(visit, data)
 
-    def _note_report(self, visit: _Visit, data: bytes) -> None:
+    def _note_report(self, visit: _RegistrationStream, data: bytes) -> None:
         try:
             told = parse_report(data)
         except CodecError:
             return
         try:
-            self._book.note(visit.arrival.endpoint_id, told)
+            self._registry.note(visit.arrival.endpoint_id, told)
         except Exception:  # noqa: BLE001  # what it has done is no reason to send it away
             _LOG.exception("what an endpoint has done cannot be noted; please report this")
 
-    def _tell(self, visit: _Visit, refusal: Refusal) -> None:
+    def _tell(self, visit: _RegistrationStream, refusal: RegistrationRefused) -> None:
         # The others come again every few seconds.
         is_lasting = refusal.kind is RefusalKind.NOT_LIKE_THIS
         _LOG.log(
@@ -276,19 +288,19 @@ class Registrar:
             refusal.message,
         )
 
-    def _note_end(self, visit: _Visit) -> None:
+    def _note_end(self, visit: _RegistrationStream) -> None:
         visit.is_gone = True
         leaving = asyncio.ensure_future(self._leave(visit))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, visit: _Visit) -> None:
+    async def _leave(self, visit: _RegistrationStream) -> None:
         endpoint_id = visit.arrival.endpoint_id
         async with self._turn:
-            if not self._attendance.leave(endpoint_id, visit):
+            if not self._id_table.unregister(endpoint_id, visit):
                 return
             try:
-                await in_thread(self._book.strike, endpoint_id)
+                await in_thread(self._registry.remove, endpoint_id)
             except RlmeshError as error:
                 _LOG.warning("%s has left pool %s, but %s", endpoint_id, self._pool, error)
             else:
@@ -314,13 +326,15 @@ async def _next_of(frames: AsyncIterator[bytes]) -> bytes | None:
     return None
 
 
-def _refusal(error: RlmeshError) -> Refusal:
+def _refusal(error: RlmeshError) -> RegistrationRefused:
     is_lasting = isinstance(error, ConfigurationError)
-    return Refusal(RefusalKind.NOT_LIKE_THIS if is_lasting else RefusalKind.NOT_NOW, str(error))
+    return RegistrationRefused(
+        RefusalKind.NOT_LIKE_THIS if is_lasting else RefusalKind.NOT_NOW, str(error)
+    )
 
 
-def _not_like_this(message: str) -> Refusal:
-    return Refusal(RefusalKind.NOT_LIKE_THIS, message)
+def _not_like_this(message: str) -> RegistrationRefused:
+    return RegistrationRefused(RefusalKind.NOT_LIKE_THIS, message)
 
 
 _GONE = _not_like_this("you have gone")

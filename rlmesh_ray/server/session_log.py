@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.server.counts import SessionCounts
+from rlmesh_ray.server.counters import SessionCounters
 from rlmesh_ray.server.log_context import facts
 
 _LOG = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class SessionLog:
 
     def __init__(
         self,
-        counts: SessionCounts,
+        counts: SessionCounters,
         peer: str,
         language: str,
         done: Callable[[], Mapping[str, int]],
@@ -51,13 +51,13 @@ class SessionLog:
         )
 
     def end(
-        self, *, is_closed: bool, is_silent: bool, is_stopping: bool, has_failed: bool = False
+        self, *, is_closed: bool, is_idle: bool, is_stopping: bool, has_failed: bool = False
     ) -> None:
         """Say that it has ended; to be called once.
 
         Args:
             is_closed: Whether its Close was answered.
-            is_silent: Whether its client was silent for too long.
+            is_idle: Whether its client was silent for too long.
             is_stopping: Whether the endpoint would not have gone on.
             has_failed: Whether a fault of this package has ended it.
         """
@@ -69,7 +69,7 @@ class SessionLog:
         elif has_failed:
             cause = "a fault of the endpoint"
         else:
-            cause = "the client was silent" if is_silent else "the client left without Close"
+            cause = "the client was silent" if is_idle else "the client left without Close"
         if is_lost:
             self._counts.note_lost()
         done, lasted_s = self._done(), time.monotonic() - self._begun_s

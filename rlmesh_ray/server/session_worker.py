@@ -8,20 +8,20 @@ from typing import Any, Self
 
 from rlmesh_ray.envs.commands import (
     Command,
-    PassOverCommand,
     Reply,
     ResetReply,
+    SkipRequestCommand,
 )
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
+from rlmesh_ray.polling import AdaptiveSpin
 from rlmesh_ray.protocol.outcomes import NOT_STARTED, Failure, FailureKind
+from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.log_context import current, logged_as
-from rlmesh_ray.server.loop import in_thread
-from rlmesh_ray.server.replies import arrives, take
 from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.transport.core import EndpointSide
-from rlmesh_ray.transport.progress import EpisodeCounts, Progress
-from rlmesh_ray.waiting import Looking
+from rlmesh_ray.server.worker_replies import take_reply, wait_for_reply
+from rlmesh_ray.transport.exactly_once import EndpointSide
+from rlmesh_ray.transport.session_progress import EpisodeCounts, SessionProgress
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,15 +69,15 @@ class Deadline:
         return self.at_s is not None and asyncio.get_running_loop().time() >= self.at_s
 
 
-class SessionCounting:
-    """What is counted in a session's episodes, whichever worker counts; a ``Counting``.
+class SessionEpisodeCounters:
+    """What is counted in a session's episodes, whichever worker counts; a ``EpisodeCounterSource``.
 
     Args:
         progress: Of the latest worker; before there is one, nothing has begun.
         endpoint: Knows which requests count.
     """
 
-    def __init__(self, progress: Progress, endpoint: EndpointSide) -> None:
+    def __init__(self, progress: SessionProgress, endpoint: EndpointSide) -> None:
         self.progress = progress
         self._endpoint = endpoint
 
@@ -129,11 +129,11 @@ class SessionWorker:
         self._names = current()
         self.counts = pool.counts.open()
         """What its lanes do."""
-        self._looking = Looking(_LONGEST_LOOK_S, pool.spin)
-        progress = Progress.local(num_lanes)
+        self._spin = AdaptiveSpin(_LONGEST_LOOK_S, pool.spin)
+        progress = SessionProgress.local(num_lanes)
         self.endpoint = EndpointSide(progress)
         """What has been decided about the session's requests."""
-        self.counting = SessionCounting(progress, self.endpoint)
+        self.counting = SessionEpisodeCounters(progress, self.endpoint)
         """Where the session reads what is counted in its episodes."""
         # While the worker is busy with what nobody waits for any more.
         self._finishing: asyncio.Task[None] | None = None
@@ -141,7 +141,7 @@ class SessionWorker:
         """The process that takes the session's requests."""
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> SessionProgress:
         """What the latest worker that was given a request has begun and done in this session."""
         return self.counting.progress
 
@@ -177,9 +177,9 @@ class SessionWorker:
             self.counts.resets += 1
         return reply
 
-    def pass_over(self, number: int, *, has_failed: bool = False) -> None:
-        """See ``EndpointSide.pass_over``."""
-        self.endpoint.pass_over(number, has_failed=has_failed)
+    def skip(self, number: int, *, has_failed: bool = False) -> None:
+        """See ``EndpointSide.skip``."""
+        self.endpoint.skip(number, has_failed=has_failed)
         self.settle_numbers()
 
     def settle_numbers(self) -> None:
@@ -187,13 +187,13 @@ class SessionWorker:
         worker = self._started
         if worker is not None and worker.fileno() >= 0:
             for number in self.endpoint.tell():
-                worker.submit(PassOverCommand(number))
+                worker.submit(SkipRequestCommand(number))
 
     def _start(self, worker: WorkerProcess, number: int) -> None:
         worker.start_session(number - 1, self.counting.after(number - 1))
         self._started, self.counting.progress = worker, worker.progress
         self.endpoint.start(number, worker.progress)
-        self._pool.counts.follow(self.counts, worker.progress)
+        self._pool.counts.attach(self.counts, worker.progress)
 
     async def call(self, command: Command, deadline: Deadline, number: int = 0) -> Reply | Failure:
         """Have ``command`` done by an idle worker, as the request with this number, or as none."""
@@ -204,18 +204,18 @@ class SessionWorker:
         worker.submit(command, number)
         is_alone = self._pool.num_sessions == 1  # else others would wait for the loop meanwhile
         if is_alone:
-            self._looking.look(worker.advance)
-        if not await arrives(worker, deadline.at_s):
+            self._spin.spin(worker.advance)
+        if not await wait_for_reply(worker, deadline.at_s):
             return self._late(worker, deadline.timeout_ms)
         if is_alone:
-            self._looking.learn()
-        reply = await take(worker)
+            self._spin.learn()
+        reply = await take_reply(worker)
         self.endpoint.replied()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
 
-    async def call_aside(self, command: Command, timeout_ms: int) -> Reply | Failure:
+    async def call_after_step(self, command: Command, timeout_ms: int) -> Reply | Failure:
         """Have ``command`` done by a worker that may be at a direct step, after that.
 
         Args:
@@ -239,7 +239,7 @@ class SessionWorker:
                 # A step may begin just now, as the last one: what was sent goes before the next.
                 until_s = loop.time() + _LOOK_AGAIN_S
                 until_s = until_s if deadline.at_s is None else min(until_s, deadline.at_s)
-            if await arrives(worker, until_s):
+            if await wait_for_reply(worker, until_s):
                 break
             if is_stepping and progress.done < number:
                 return self._late(worker, limit_ms, longest_aside_s=_LONGEST_ASIDE_S)
@@ -247,7 +247,7 @@ class SessionWorker:
                 return self._late(
                     worker, timeout_ms, "the idle environment's process has not answered within"
                 )
-        reply = await take(worker)
+        reply = await take_reply(worker)
         self.endpoint.replied()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
@@ -281,7 +281,7 @@ class SessionWorker:
             worker.advance()
         return True
 
-    def call_in_vain(self, command: Command) -> None:
+    def call_without_reply(self, command: Command) -> None:
         """Have ``command`` done after what the worker is busy with; nobody waits for either."""
         worker = self.require()
         self.endpoint.asked()
@@ -343,7 +343,7 @@ class SessionWorker:
         """Return the failure of a request that took longer than its limit.
 
         The log tells also where that was, and the limit that a user of our clients has set: they
-        leave the endpoint less than that, see ``client.env_exchange.endpoint_timeout_ms``.
+        leave the endpoint less than that, see ``client.env_session_stream.endpoint_timeout_ms``.
         """
         failure = Failure(FailureKind.TIMEOUT, f"{message} {timeout_ms} ms")
         num_lanes = self.process.contract.num_envs if self.process is not None else 1
@@ -370,7 +370,7 @@ class SessionWorker:
 
     async def _finished(self) -> None:
         """Wait until the worker is idle, or gone."""
-        while self._finishing is not None and not self.endpoint.is_at_rest:
+        while self._finishing is not None and not self.endpoint.is_worker_idle:
             await asyncio.shield(self._finishing)
 
     async def _finish(self, worker: WorkerProcess, longest_aside_s: float = 0.0) -> None:
@@ -386,11 +386,11 @@ class SessionWorker:
             if worker.fileno() < 0:  # it has died meanwhile
                 return
             loop = asyncio.get_running_loop()
-            has_finished = await arrives(worker, loop.time() + self._grace_s)
+            has_finished = await wait_for_reply(worker, loop.time() + self._grace_s)
             if not has_finished and longest_aside_s and not worker.progress.is_busy:
-                has_finished = await arrives(worker, loop.time() + longest_aside_s)
+                has_finished = await wait_for_reply(worker, loop.time() + longest_aside_s)
             if has_finished:
-                await take(worker)
+                await take_reply(worker)
             else:
                 self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
                 await in_thread(worker.kill)

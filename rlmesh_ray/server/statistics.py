@@ -84,7 +84,7 @@ Statistics = EnvStatistics | ModelStatistics
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class StatisticsPair:
     """Two looks at one endpoint: what has happened between them is what happens now."""
 
     now: Statistics

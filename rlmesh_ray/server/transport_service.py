@@ -1,12 +1,12 @@
 """The shell of TransportService: tickets for direct TCP connections to the workers of sessions."""
 
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.env_calls import session_id_of
+from rlmesh_ray.server.env_call_service import session_id_of
 from rlmesh_ray.server.error_text import parsed
-from rlmesh_ray.server.reception import came_through_gateway
-from rlmesh_ray.transport.broker import Broker
+from rlmesh_ray.server.handshake_service import came_through_gateway
+from rlmesh_ray.transport.connection_broker import ConnectionBroker
 from rlmesh_ray.wire import transport_v1 as wire
 
 
@@ -17,12 +17,12 @@ class TransportService:
         broker: Knows the open sessions.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: ConnectionBroker) -> None:
         self._broker = broker
 
     def handlers(self) -> list[grpc.ServiceRpcHandler]:
         """Return what a gRPC server dispatches to; nothing where there are no such connections."""
-        if capabilities.DIRECT_TCP not in self._broker.able:
+        if capabilities.DIRECT_TCP not in self._broker.offered_capabilities:
             return []
         open_tcp = grpc.unary_unary_rpc_method_handler(self.open_tcp)
         return [grpc.method_handlers_generic_handler(wire.SERVICE, {"OpenTcp": open_tcp})]
@@ -37,7 +37,7 @@ class TransportService:
             message = "a gateway, which takes no direct connections, stands before this endpoint"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
             raise AssertionError("abort raises")
-        ticket = self._broker.issue(session_id_of(context), timeout_ms)
+        ticket = self._broker.issue_ticket(session_id_of(context), timeout_ms)
         if ticket is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such session is open")
             raise AssertionError("abort raises")

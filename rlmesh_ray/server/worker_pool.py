@@ -3,14 +3,19 @@
 import asyncio
 
 from rlmesh_ray.envs.child_process import ChildProcess
-from rlmesh_ray.envs.commands import ClearCommand, ClearReply, RenewCommand, RenewReply
-from rlmesh_ray.envs.source import EnvSource
+from rlmesh_ray.envs.commands import (
+    CloseEnvCommand,
+    CloseEnvReply,
+    RecreateEnvCommand,
+    RecreateEnvReply,
+)
+from rlmesh_ray.envs.env_source import EnvSource
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import CapacityError, EnvStartError
-from rlmesh_ray.server.counts import EnvCounts
-from rlmesh_ray.server.loop import in_thread
+from rlmesh_ray.server.counters import EnvCounters
+from rlmesh_ray.server.event_loop import in_thread
 from rlmesh_ray.server.session_log import FailureLog
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
 
 _RENEW_TIMEOUT_S = 30.0
@@ -31,13 +36,13 @@ class WorkerPool:
 
     Args:
         source: What each worker runs.
-        policy: How the workers validate values.
+        validation: How the workers validate values.
         max_sessions: How many may be out at once.
     """
 
-    def __init__(self, source: EnvSource, policy: Policy, max_sessions: int) -> None:
+    def __init__(self, source: EnvSource, validation: ValidationMode, max_sessions: int) -> None:
         self._source = source
-        self._policy = policy
+        self._validation = validation
         self._max_sessions = max_sessions
         self._num_sessions = 0
         self._out: set[WorkerProcess] = set()
@@ -48,7 +53,7 @@ class WorkerPool:
         self._orphans: set[asyncio.Future[WorkerProcess]] = set()
         self._spare: WorkerProcess | None = None
         self._is_closed = False
-        self.counts = EnvCounts()
+        self.counts = EnvCounters()
         """What the sessions do that have its workers."""
         self.failures = FailureLog()
         """What their environments raise, for the log."""
@@ -62,7 +67,7 @@ class WorkerPool:
 
     @property
     def spin(self) -> bool | None:
-        """Whether short waits for its workers stay awake; see ``waiting.spins``."""
+        """Whether short waits for its workers stay awake; see ``polling.should_spin``."""
         return self._source.spin
 
     def start(self) -> EnvContract:
@@ -71,7 +76,7 @@ class WorkerPool:
         Raises:
             EnvStartError: The environment could not be created.
         """
-        self._spare = WorkerProcess.start(self._source, policy=self._policy)
+        self._spare = WorkerProcess.start(self._source, validation=self._validation)
         self.steps_subsets = self._spare.steps_subsets
         return self._spare.contract
 
@@ -112,7 +117,7 @@ class WorkerPool:
             self.counts.note_worker_restart()
             self._out.discard(gone)
             await in_thread(gone.kill)
-        if self._spare is None and self._leaving and self._source.is_renewable:
+        if self._spare is None and self._leaving and self._source.can_recreate:
             # A session that has just ended leaves a worker that is cleared and renewed in no time.
             await asyncio.wait(
                 self._leaving, timeout=_CLEARING_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED
@@ -171,7 +176,7 @@ class WorkerPool:
             process.end(0.0)
             raise EnvStartError(_IS_CLOSING)
         try:
-            return WorkerProcess.start(self._source, policy=self._policy, process=process)
+            return WorkerProcess.start(self._source, validation=self._validation, process=process)
         except BaseException:
             self._starting.discard(process)
             raise
@@ -232,14 +237,14 @@ class WorkerPool:
     def _has_room_for_spare(self) -> bool:
         # An instance that was handed in cannot be made anew.
         is_wanted = self._spare is None and not self._orphans and not self._is_closed
-        return is_wanted and self._source.is_renewable
+        return is_wanted and self._source.can_recreate
 
 
 def _clear(worker: WorkerProcess) -> bool:
-    worker.submit(ClearCommand())
-    return worker.poll(_CLEAR_TIMEOUT_S) and isinstance(worker.receive(), ClearReply)
+    worker.submit(CloseEnvCommand())
+    return worker.poll(_CLEAR_TIMEOUT_S) and isinstance(worker.receive(), CloseEnvReply)
 
 
 def _renew(worker: WorkerProcess) -> bool:
-    worker.submit(RenewCommand())
-    return worker.poll(_RENEW_TIMEOUT_S) and isinstance(worker.receive(), RenewReply)
+    worker.submit(RecreateEnvCommand())
+    return worker.poll(_RENEW_TIMEOUT_S) and isinstance(worker.receive(), RecreateEnvReply)

@@ -53,7 +53,9 @@ def replace_lanes(
     return merged
 
 
-def written(leaf: Leaf, column: Column, lanes: Sequence[int], values: Sequence[Any]) -> Column:
+def write_lane_values(
+    leaf: Leaf, column: Column, lanes: Sequence[int], values: Sequence[Any]
+) -> Column:
     """Put one lane's value each into ``column``; return it, or a new one for text.
 
     Args:

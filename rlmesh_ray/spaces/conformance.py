@@ -28,7 +28,7 @@ from rlmesh_ray.spaces.spec import (
 __all__ = [
     "Checker",
     "Deviation",
-    "Policy",
+    "ValidationMode",
     "check",
     "check_rewards",
     "coerce",
@@ -42,7 +42,7 @@ _FEW = 1024
 """Numbers that are multiplied in half the time in which the smallest of them is found."""
 
 
-class Policy(enum.Enum):
+class ValidationMode(enum.Enum):
     """What a server does with a value that is out of its range."""
 
     WARN = "warn"
@@ -53,7 +53,7 @@ class Policy(enum.Enum):
     """Do not look."""
 
     @classmethod
-    def of(cls, validation: str) -> Self:
+    def from_option(cls, validation: str) -> Self:
         """Return the policy that an option names.
 
         Raises:
@@ -62,7 +62,7 @@ class Policy(enum.Enum):
         try:
             return cls(validation)
         except ValueError:
-            choices = ", ".join(policy.value for policy in cls)
+            choices = ", ".join(validation.value for validation in cls)
             raise ConfigurationError(f"validation={validation!r} is not one of {choices}") from None
 
 
@@ -97,17 +97,17 @@ def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
 
 
 class Checker:
-    """Checks batches of one space: structural rules always, range rules as ``policy`` says.
+    """Checks batches of one space: structural rules always, range rules as ``validation`` says.
 
     Args:
         leaves_: Of the space.
-        policy: What to do about values out of their range.
+        validation: What to do about values out of their range.
     """
 
-    def __init__(self, leaves_: Sequence[Leaf], policy: Policy) -> None:
+    def __init__(self, leaves_: Sequence[Leaf], validation: ValidationMode) -> None:
         self._rules = [_rule(leaf) for leaf in leaves_]
-        self._is_strict = policy is Policy.STRICT
-        self._is_range_checked = policy is not Policy.OFF
+        self._is_strict = validation is ValidationMode.STRICT
+        self._is_range_checked = validation is not ValidationMode.OFF
 
     def check(self, columns: Sequence[Column]) -> list[Deviation]:
         """See the function of that name."""
@@ -119,13 +119,15 @@ class Checker:
         return deviations
 
 
-def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) -> list[Deviation]:
-    """Check a batch: structural rules always, range rules as ``policy`` says.
+def check(
+    leaves_: Sequence[Leaf], columns: Sequence[Column], validation: ValidationMode
+) -> list[Deviation]:
+    """Check a batch: structural rules always, range rules as ``validation`` says.
 
     Args:
         leaves_: Of the space.
         columns: One a leaf, coerced.
-        policy: What to do about values out of their range.
+        validation: What to do about values out of their range.
 
     Returns:
         The range deviations, at most one a kind and leaf; empty unless the policy is WARN.
@@ -135,15 +137,15 @@ def check(leaves_: Sequence[Leaf], columns: Sequence[Column], policy: Policy) ->
             MultiDiscrete or MultiBinary (``"structure"``); with STRICT also a value out of
             its range (``"range"``).
     """
-    return Checker(leaves_, policy).check(columns)
+    return Checker(leaves_, validation).check(columns)
 
 
-def check_rewards(rewards: NDArray[np.float64], policy: Policy) -> list[Deviation]:
+def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Deviation]:
     """Check that rewards are finite. No space says so, and a learner can do nothing with others.
 
     Args:
         rewards: ``(num_lanes,) float64``.
-        policy: What to do about one that is not.
+        validation: What to do about one that is not.
 
     Returns:
         The deviation, if there is one; empty unless the policy is WARN.
@@ -152,11 +154,11 @@ def check_rewards(rewards: NDArray[np.float64], policy: Policy) -> list[Deviatio
         ConformanceError: One is not finite, and the policy is STRICT (``"range"``).
     """
     is_finite = np.isfinite(rewards)
-    if policy is Policy.OFF or np.count_nonzero(is_finite) == is_finite.size:
+    if validation is ValidationMode.OFF or np.count_nonzero(is_finite) == is_finite.size:
         return []
     lane = int(is_finite.argmin())
     found = Deviation("range", "", f"{rewards[lane]} is not finite (lane {lane})", lane)
-    if policy is Policy.STRICT:
+    if validation is ValidationMode.STRICT:
         raise _refused(found)
     return [found]
 
@@ -168,7 +170,7 @@ def _refused(found: Deviation) -> ConformanceError:
 @lru_cache(maxsize=256)
 def structure_checker(spec: SpaceSpec) -> Checker:
     """Return what checks the structural rules of a space alone; the same one each time."""
-    return Checker(leaves(spec), Policy.OFF)
+    return Checker(leaves(spec), ValidationMode.OFF)
 
 
 class _Rule(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.spaces.describe import difference
+from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
 
@@ -71,4 +71,4 @@ def space_difference(expected: EnvContract, found: EnvContract) -> str:
         )
         for contract in (expected, found)
     )
-    return difference(ours, theirs)
+    return describe_difference(ours, theirs)

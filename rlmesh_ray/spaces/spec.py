@@ -1,6 +1,6 @@
 """What a space is, without gymnasium: plain values that compare, hash and pickle.
 
-A spec describes one lane. ``wire`` puts specs on the wire, ``spaces.gym`` converts them
+A spec describes one lane. ``wire`` puts specs on the wire, ``spaces.gym_conversion`` converts them
 from and to gymnasium spaces; everything between works on specs alone.
 """
 

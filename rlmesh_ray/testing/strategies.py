@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rlmesh_ray.spaces.batch import Column, Leaf, leaves
-from rlmesh_ray.spaces.gym import Space, from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.spec import DTYPES, DiscreteSpec, SpaceSpec
 
 _INTEGERS = [name for name in DTYPES if np.dtype(name).kind in "iu"]

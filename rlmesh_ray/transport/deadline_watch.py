@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.session_progress import SessionProgress
 
 _LONGEST_PERIOD_S = 0.25
 _SHORTEST_PERIOD_S = 0.005
@@ -27,7 +27,7 @@ class DeadlineWatch:
 
     def __init__(
         self,
-        progress: Progress,
+        progress: SessionProgress,
         timeout_ms: int,
         on_overdue: Callable[[int], bool],
         is_there: Callable[[], bool],

@@ -5,14 +5,14 @@ Join stream, whose rules stay in force. A request has a number; its request id o
 be that number in decimal.
 
 * Request, client to worker: number, timeout, and how many bytes of actions follow.
-* Answer, worker to client: the number, DONE or HANDED_OVER, how many bytes of results follow, and
+* Answer, worker to client: the number, DONE or FALL_BACK, how many bytes of results follow, and
   how many of a message. DONE: the message, if there is one, is a JoinResponse of the edition whose
-  StepResponse has all that is not among the results. HANDED_OVER: the client sends the same
+  StepResponse has all that is not among the results. FALL_BACK: the client sends the same
   request, under its id, on the stream, and gets the answer there.
 
-Actions and results are as they lie in a ``spaces.block.Block``, of which over shared memory both
-ends have the same, and nothing follows. When a road ends without an answer, the client does as
-after HANDED_OVER.
+Actions and results are as they lie in a ``spaces.step_buffers.StepBuffers``, of which over shared
+memory both ends have the same, and nothing follows. When the connection ends without an answer, the
+client does as after FALL_BACK.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 
-DONE, HANDED_OVER = 0, 1
+DONE, FALL_BACK = 0, 1
 
 _REQUEST = struct.Struct("<QQQ")
 _ANSWER = struct.Struct("<QIIQ")
@@ -32,7 +32,7 @@ pack_request = _REQUEST.pack
 """Number, timeout in ms (0: none), bytes of actions -> bytes."""
 unpack_request = _REQUEST.unpack
 pack_answer = _ANSWER.pack
-"""Number, DONE or HANDED_OVER, bytes of the message, bytes of results -> bytes."""
+"""Number, DONE or FALL_BACK, bytes of the message, bytes of results -> bytes."""
 unpack_answer = _ANSWER.unpack
 
 
@@ -57,7 +57,7 @@ class DirectSocket:
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
-class Incoming:
+class FrameReader:
     """Receives bytes into places that are known before, as they come.
 
     Args:

@@ -1,7 +1,7 @@
 """The capability ``rlmesh_ray.shared_memory.v1`` on the wire: how a client gets shared memory.
 
 It makes a direct road (``transport.frames``) of a socket between a client and the worker that steps
-its lanes, with an eventfd at each end (``EventfdSocket``), and a ``Block`` that both map.
+its lanes, with an eventfd at each end (``EventfdSocket``), and a ``StepBuffers`` that both map.
 
 Greeting, client to endpoint, on the endpoint's socket for that: the session id, then the timeout
 of the client's steps. Answered with one byte: 1 and four descriptors (the block, the socket, the
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from rlmesh_ray.options import SHARED_MEMORY
+from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.frames import DirectSocket
-from rlmesh_ray.waiting import Signal
 
 SESSION_ID_BYTES = 32
 """A session id in ASCII."""
@@ -30,12 +30,12 @@ SOCKET_NAME_LENGTH = 32
 ACCEPTED, REFUSED = b"\1", b"\0"
 NUM_DESCRIPTORS = 4
 
-_GREETING = struct.Struct(f"<{SESSION_ID_BYTES}sQ")
-GREETING_BYTES = _GREETING.size
+_HELLO = struct.Struct(f"<{SESSION_ID_BYTES}sQ")
+HELLO_BYTES = _HELLO.size
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class ClientHello:
     """What a client says first."""
 
     session_id: str
@@ -43,12 +43,12 @@ class Greeting:
 
     def pack(self) -> bytes:
         """Return the bytes."""
-        return _GREETING.pack(self.session_id.encode("ascii"), self.timeout_ms)
+        return _HELLO.pack(self.session_id.encode("ascii"), self.timeout_ms)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Return what ``data``, of the right size, says; whatever it is, it is some text."""
-        session_id, timeout_ms = _GREETING.unpack(data)
+        session_id, timeout_ms = _HELLO.unpack(data)
         return cls(session_id.decode("ascii", "replace"), timeout_ms)
 
 
@@ -81,9 +81,9 @@ class EventfdSocket(DirectSocket):
         self._let_go.atexit = False
 
     @property
-    def signal(self) -> Signal | None:
+    def wakeup(self) -> WakeupDescriptors | None:
         """What tells that something has been sent; None: this end is closed."""
-        return Signal(self._eventfd, self.connection.fileno()) if self.is_open else None
+        return WakeupDescriptors(self._eventfd, self.connection.fileno()) if self.is_open else None
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send ``parts``, one after the other, and wake the other end.

@@ -22,8 +22,8 @@ import time
 from dataclasses import dataclass, field
 
 from rlmesh_ray.options import TCP
+from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.frames import DirectSocket, send_all
-from rlmesh_ray.waiting import Signal
 
 PROTOCOL = b"rlmesh-ray-tcp1\n"
 NONCE_BYTES = 16
@@ -32,8 +32,8 @@ TICKET_ID_BYTES = 16
 PROOF_BYTES = 32
 ACCEPTED = b"\1"
 
-_GREETING = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
-GREETING_BYTES = _GREETING.size
+_HELLO = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
+HELLO_BYTES = _HELLO.size
 _DIAL_TIMEOUT_S = 1.0
 _SHORTEST_DIAL_S = 0.001
 """0.0 would not wait at all."""
@@ -42,7 +42,7 @@ _OTHER_PORT = (
     "or offer none (--transport)"
 )
 # As gRPC's keepalive: another end that is gone is noticed although nothing says so.
-_LIVELINESS = {
+_KEEPALIVE_OPTIONS = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 1,
@@ -64,16 +64,16 @@ class Ticket:
     endpoint: str
     """Which endpoint it is of, and which of its lives."""
 
-    def proof(self, whose: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
+    def proof(self, role: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
         """Return what shows that its maker has the key.
 
         Args:
-            whose: ``b"client"`` or ``b"endpoint"``.
+            role: ``b"client"`` or ``b"endpoint"``.
             client_nonce: The client's, of this connection.
             endpoint_nonce: The endpoint's.
         """
         text = b"\0".join(
-            (PROTOCOL, whose, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
+            (PROTOCOL, role, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
         )
         return hmac.digest(self.key, text, "sha256")
 
@@ -83,13 +83,13 @@ def new_ticket(endpoint: str) -> Ticket:
     return Ticket(secrets.token_bytes(TICKET_ID_BYTES), secrets.token_bytes(KEY_BYTES), endpoint)
 
 
-def parse_greeting(data: bytes) -> tuple[bytes, bytes]:
+def parse_hello(data: bytes) -> tuple[bytes, bytes]:
     """Return the ticket id and the client's nonce in a greeting of the right size.
 
     Raises:
         ConnectionRefusedError: It is no greeting of this protocol.
     """
-    protocol, ticket_id, nonce = _GREETING.unpack(data)
+    protocol, ticket_id, nonce = _HELLO.unpack(data)
     if protocol != PROTOCOL:
         raise ConnectionRefusedError("this is no client of rlmesh-ray")
     return ticket_id, nonce
@@ -108,7 +108,7 @@ class TcpSocket(DirectSocket):
         super().__init__(connection)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _LIVELINESS.items():
+        for name, value in _KEEPALIVE_OPTIONS.items():
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
@@ -119,10 +119,10 @@ class TcpSocket(DirectSocket):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     @property
-    def signal(self) -> Signal | None:
+    def wakeup(self) -> WakeupDescriptors | None:
         """What tells that something has been sent; None: this end is closed."""
         descriptor = self.connection.fileno()
-        return Signal(descriptor, descriptor) if self.is_open else None
+        return WakeupDescriptors(descriptor, descriptor) if self.is_open else None
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send ``parts``, one after the other.
@@ -140,7 +140,7 @@ class TcpSocket(DirectSocket):
         self.connection.close()
 
 
-def dial(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
+def connect_options(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
     """Return a connection to the worker of the session that ``ticket`` is for.
 
     Args:
@@ -156,7 +156,7 @@ def dial(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
     connection = _connected(host, port)
     try:
         nonce = secrets.token_bytes(NONCE_BYTES)
-        connection.sendall(_GREETING.pack(PROTOCOL, ticket.ticket_id, nonce))
+        connection.sendall(_HELLO.pack(PROTOCOL, ticket.ticket_id, nonce))
         answer = _received(connection, NONCE_BYTES + PROOF_BYTES)
         endpoint_nonce, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not hmac.compare_digest(proof, ticket.proof(b"endpoint", nonce, endpoint_nonce)):

@@ -4,7 +4,7 @@ import enum
 
 from grpc_health.v1 import health_pb2
 
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.protobuf import as_utf8, parse
 
 SERVICE = "grpc.health.v1.Health"
 CHECK = f"/{SERVICE}/Check"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire._pb.rlmesh_ray.observe.v1 import service_pb2 as pb
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.protobuf import as_utf8, parse
 
 SERVICE = "rlmesh_ray.observe.v1.ObserverService"
 LIST = f"/{SERVICE}/List"
@@ -78,7 +78,7 @@ def _session(message: pb.Session) -> ObservedSession:
     return ObservedSession(**fields)
 
 
-def pack_render(name: str, lane: int) -> bytes:
+def pack_render_request(name: str, lane: int) -> bytes:
     """Return the frame that asks for a picture of a session's lane.
 
     Raises:
@@ -90,7 +90,7 @@ def pack_render(name: str, lane: int) -> bytes:
         raise CodecError(f"no session has a lane {lane!r:.40}: {error}") from error
 
 
-def parse_render(data: bytes) -> tuple[str, int]:
+def parse_render_request(data: bytes) -> tuple[str, int]:
     """Return session and lane in ``data``.
 
     Raises:
@@ -100,12 +100,12 @@ def parse_render(data: bytes) -> tuple[str, int]:
     return message.name, message.lane
 
 
-def pack_picture(png: bytes) -> bytes:
+def pack_png(png: bytes) -> bytes:
     """Return the frame of a picture."""
     return pb.RenderResponse(png=png).SerializeToString()
 
 
-def parse_picture(data: bytes) -> bytes:
+def parse_png(data: bytes) -> bytes:
     """Return the picture in ``data``.
 
     Raises:

@@ -1,9 +1,14 @@
 """The frames of RegistryService: endpoints that register themselves."""
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.attendance import Arrival, Refusal, RefusalKind, Registered
+from rlmesh_ray.protocol.pool_membership import (
+    RefusalKind,
+    RegistrationAccepted,
+    RegistrationRefused,
+    RegistrationRequest,
+)
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.protobuf import as_utf8, parse
 
 SERVICE = "rlmesh_ray.registry.v1.RegistryService"
 ATTEND = f"/{SERVICE}/Attend"
@@ -14,7 +19,7 @@ MAX_REQUEST_BYTES = 4096
 _MAX_MESSAGE = 2000
 
 
-def pack_arrival(arrival: Arrival) -> bytes:
+def pack_registration(arrival: RegistrationRequest) -> bytes:
     """Return the frame with which an endpoint says who it is.
 
     Raises:
@@ -34,14 +39,14 @@ def pack_arrival(arrival: Arrival) -> bytes:
     return message.SerializeToString()
 
 
-def parse_arrival(data: bytes) -> Arrival:
+def parse_registration(data: bytes) -> RegistrationRequest:
     """Return the arrival in ``data``.
 
     Raises:
         CodecError: ``data`` holds none.
     """
     message = parse(pb.AttendRequest, data)
-    return Arrival(
+    return RegistrationRequest(
         message.pool,
         message.endpoint_id,
         message.host,
@@ -51,10 +56,10 @@ def parse_arrival(data: bytes) -> Arrival:
     )
 
 
-def pack_answer(answer: Registered | Refusal) -> bytes:
+def pack_registration_reply(answer: RegistrationAccepted | RegistrationRefused) -> bytes:
     """Return the frame of a registrar's answer."""
     message = pb.AttendResponse()
-    if isinstance(answer, Registered):
+    if isinstance(answer, RegistrationAccepted):
         message.registered.incarnation = answer.incarnation
         message.registered.address = as_utf8(answer.address)
     else:
@@ -63,7 +68,7 @@ def pack_answer(answer: Registered | Refusal) -> bytes:
     return message.SerializeToString()
 
 
-def parse_answer(data: bytes) -> Registered | Refusal:
+def parse_registration_reply(data: bytes) -> RegistrationAccepted | RegistrationRefused:
     """Return the answer in ``data``; a refusal of a kind without a name here is NOT_NOW.
 
     Raises:
@@ -72,9 +77,9 @@ def parse_answer(data: bytes) -> Registered | Refusal:
     message = parse(pb.AttendResponse, data)
     match message.WhichOneof("kind"):
         case "registered":
-            return Registered(message.registered.incarnation, message.registered.address)
+            return RegistrationAccepted(message.registered.incarnation, message.registered.address)
         case "refusal":
             kinds = {kind.value: kind for kind in RefusalKind}
             kind = kinds.get(message.refusal.kind, RefusalKind.NOT_NOW)
-            return Refusal(kind, message.refusal.message)
+            return RegistrationRefused(kind, message.refusal.message)
     raise CodecError("the frame holds neither a registration nor a refusal")

@@ -2,7 +2,7 @@
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire._pb.rlmesh_ray.transport.v1 import service_pb2 as pb
-from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.protobuf import parse
 
 SERVICE = "rlmesh_ray.transport.v1.TransportService"
 OPEN_TCP = f"/{SERVICE}/OpenTcp"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmesh_ray.transport.road_keeper import RoadKeeper
+from rlmesh_ray.transport.direct_connector import DirectConnector
 from tests.chaos import driver
 from tests.chaos.trials import ROWS, run
 
@@ -40,7 +40,7 @@ def test_a_row_whose_steps_take_no_direct_road_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LIMIT_S", 2.0)
-    monkeypatch.setattr(RoadKeeper, "road", lambda _: None)
+    monkeypatch.setattr(DirectConnector, "road", lambda _: None)
 
     with pytest.raises(TimeoutError, match="no step took a direct road"):
         run(ROWS_BY_NAME["cut_road-vector-shared_memory"], 1, 1, tmp_path)

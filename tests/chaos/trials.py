@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from rlmesh_ray.options import SHARED_MEMORY, TCP
-from rlmesh_ray.transport import road_keeper
-from rlmesh_ray.transport.direct_client import DirectClient
+from rlmesh_ray.transport import direct_connector
+from rlmesh_ray.transport.direct_connection import DirectConnection
 from tests.chaos.chain_variants import give_order
 from tests.chaos.driver import Driver
 from tests.chaos.endpoint import GRACE_S, Endpoint
@@ -67,31 +67,31 @@ class OpenRoads:
     """The direct roads that clients of this process have open."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakSet[DirectClient] = weakref.WeakSet()
+        self._known: weakref.WeakSet[DirectConnection] = weakref.WeakSet()
 
     @contextmanager
     def watched(self) -> Iterator["OpenRoads"]:
         """Take notice of all that are opened meanwhile."""
-        begin: Any = DirectClient.__init__
-        losses_s = road_keeper._LOSSES_S
+        begin: Any = DirectConnection.__init__
+        losses_s = direct_connector._LOSSES_S
 
-        def noting(road: DirectClient, *arguments: Any, **named: Any) -> None:
+        def noting(road: DirectConnection, *arguments: Any, **named: Any) -> None:
             begin(road, *arguments, **named)
             self._known.add(road)
 
-        DirectClient.__init__ = noting  # type: ignore[method-assign,assignment]
-        road_keeper._LOSSES_S = 0.0  # faults come more often than in life
+        DirectConnection.__init__ = noting  # type: ignore[method-assign,assignment]
+        direct_connector._LOSSES_S = 0.0  # faults come more often than in life
         try:
             yield self
         finally:
-            DirectClient.__init__ = begin  # type: ignore[method-assign]
-            road_keeper._LOSSES_S = losses_s
+            DirectConnection.__init__ = begin  # type: ignore[method-assign]
+            direct_connector._LOSSES_S = losses_s
 
-    def num_sent(self) -> dict[DirectClient, int]:
+    def num_sent(self) -> dict[DirectConnection, int]:
         """Return the number of the last step that each open one has sent."""
         return {road: road._number for road in list(self._known) if road.is_open}
 
-    def are_used(self, since: Mapping[DirectClient, int]) -> bool:
+    def are_used(self, since: Mapping[DirectConnection, int]) -> bool:
         """Tell whether a step was sent over any since ``num_sent`` was asked."""
         return any(number > since.get(road, 0) for road, number in self.num_sent().items())
 

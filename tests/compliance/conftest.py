@@ -8,7 +8,7 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer
 
-PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
+PROBE = "rlmesh_ray.testing.probe_env:RLMeshProbe-v0"
 
 
 @pytest.fixture(scope="module")

@@ -15,19 +15,19 @@ from rlmesh_ray.compliance.env_values import WARNING_KEY
 from rlmesh_ray.compliance.probe import ACTION_SPACE, OBSERVATION_SPACE
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import GENERATION, Answer, Offer
+from rlmesh_ray.protocol.handshake import GENERATION, HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
     EnvErrorCode,
     EnvFailed,
     EpisodeRecord,
+    MalformedRequest,
     Rendered,
     Reset,
     ResetDone,
     Step,
     StepDone,
-    Unreadable,
 )
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
@@ -45,17 +45,17 @@ OLD_EDITION = "2020.01"
 
 
 class TakesAnyGeneration(Sabotage):
-    def offer(self, offer: Offer) -> Offer:
+    def offer(self, offer: HandshakeRequest) -> HandshakeRequest:
         return replace(offer, generation=GENERATION)
 
 
 class TakesAnyEdition(Sabotage):
-    def offer(self, offer: Offer) -> Offer:
+    def offer(self, offer: HandshakeRequest) -> HandshakeRequest:
         return replace(offer, editions=(*offer.editions, "2026.06"))
 
 
 class SelectsTheOldest(Sabotage):
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         selected = min((*offer.editions, "2026.06")) if OLD_EDITION in offer.editions else "2026.06"
         if not answer.compatible:
             selected = ""
@@ -63,19 +63,19 @@ class SelectsTheOldest(Sabotage):
 
 
 class RefusesWithoutAReason(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return replace(answer, error_message="")
 
 
 class InsistsOnACapability(Sabotage):
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         if capabilities.SPACES_CORE in offer.capabilities:
             return answer
         return replace(answer, compatible=False, error_message="no capability", contract=None)
 
 
 class TakesAnyText(Sabotage):
-    def offer(self, offer: Offer) -> Offer:
+    def offer(self, offer: HandshakeRequest) -> HandshakeRequest:
         return replace(offer, spec_sha256="")
 
 
@@ -84,7 +84,7 @@ class EndsAfterRefusingShutdown(Sabotage):
         self.memory["is_gone"] = True
         return response
 
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         if self.memory.get("is_gone"):
             raise Abort("gone")
         return answer
@@ -105,14 +105,14 @@ COMMON: dict[str, type[Sabotage]] = {
 
 
 class TellsTheContractToAnybody(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         if answer.contract is not None:
             self.memory["contract"] = answer.contract
         return replace(answer, contract=self.memory["contract"])
 
 
 class ChangesTheContract(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         self.memory["count"] = self.memory.get("count", 0) + 1
         contract = answer.contract
         assert isinstance(contract, EnvContract)
@@ -448,7 +448,7 @@ class GivesUpAfterAnError(Sabotage):
 
 
 class EndsWithItsFirstSession(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         if "closed" in self.memory:
             raise Abort("gone")
         return answer
@@ -597,7 +597,7 @@ class EndsTheSessionWithAWarning(Sabotage):
 
 class BreaksOffAtGarbage(Sabotage):
     def request(self, request: Any) -> Iterable[Any]:
-        if isinstance(request, Unreadable):
+        if isinstance(request, MalformedRequest):
             raise Abort("cannot parse this")
         return [request]
 
@@ -731,7 +731,7 @@ def _flags(mask: bytes) -> Any:
 
 
 def _without_deadline(request: Any) -> Any:
-    return request if isinstance(request, Unreadable) else replace(request, timeout_ms=0)
+    return request if isinstance(request, MalformedRequest) else replace(request, timeout_ms=0)
 
 
 def _observed(response: StepDone) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
@@ -43,22 +43,22 @@ class AnswersTheHandshakeWithNoise(Sabotage):
 
 
 class SelectsAnEditionWhileRefusing(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return answer if answer.compatible else replace(answer, selected_edition="2026.06")
 
 
 class ShowsNoChecksum(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return replace(answer, spec_sha256="")
 
 
 class ShowsTheChecksumOfAnotherText(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return replace(answer, spec_sha256="1" * 64)
 
 
 class RefusesANewerClient(Sabotage):
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         if len(offer.editions) < 3:
             return answer
         return replace(answer, compatible=False, selected_edition="", error_message="too new")
@@ -245,7 +245,7 @@ class SwapsPredictions(Sabotage):
 
 
 class HidesThatItSwaps(SwapsPredictions):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return without_concurrency(answer)
 
 
@@ -275,7 +275,7 @@ def _is_end(request: Any) -> bool:
     return isinstance(request, CloseRoute)
 
 
-def without_concurrency(answer: Answer) -> Answer:
+def without_concurrency(answer: HandshakeResponse) -> HandshakeResponse:
     """Return ``answer`` of a server that keeps the order of arrival."""
     kept = {
         key: value

@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import grpc
 
-from rlmesh_ray.protocol.handshake import Answer, Offer
-from rlmesh_ray.protocol.messages import Unreadable
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.protocol.messages import MalformedRequest
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
@@ -45,11 +45,11 @@ class Sabotage:
         self.num_outstanding = 0
         """Requests that have been passed on and not been answered."""
 
-    def offer(self, offer: Offer) -> Offer:
+    def offer(self, offer: HandshakeRequest) -> HandshakeRequest:
         """Change what the client says first."""
         return offer
 
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         """Change what the server replies to ``offer``, which is the client's own."""
         return answer
 
@@ -125,10 +125,12 @@ class TamperingServer:
         saboteur = self._new_sabotage(self.memory)
         call = self._channel.unary_unary(self._path("Handshake"))
         try:
-            offer = self._wire.parse_offer(data)
-            forged = self._wire.pack_offer(saboteur.offer(offer))
-            answer = saboteur.answer(offer, self._wire.parse_answer(call(forged, timeout=10.0)))
-            return saboteur.answer_frame(self._wire.pack_answer(answer))
+            offer = self._wire.parse_handshake_request(data)
+            forged = self._wire.pack_handshake_request(saboteur.offer(offer))
+            answer = saboteur.answer(
+                offer, self._wire.parse_handshake_response(call(forged, timeout=10.0))
+            )
+            return saboteur.answer_frame(self._wire.pack_handshake_response(answer))
         except Abort as abort:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(abort))
             raise
@@ -185,7 +187,7 @@ class TamperingServer:
                         outbox.put(None if response is None else self._packed(response))
                     for changed in saboteur.request(request):
                         saboteur.num_outstanding += 1
-                        is_raw = isinstance(changed, Unreadable)
+                        is_raw = isinstance(changed, MalformedRequest)
                         onward.put(frame if is_raw else self._wire.pack_request(changed))
         except Abort as abort:
             outbox.put(abort)

@@ -13,10 +13,10 @@ import pytest
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.compliance import suite
+from rlmesh_ray.compliance.findings import Finding
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.suite import ENV_CHECKS, MODEL_CHECKS, check_model
-from rlmesh_ray.compliance.verdict import Finding
-from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from tests.compliance.conftest import zeros
 from tests.compliance.env_saboteurs import KeepsTheIdOfAnEndedEpisode, TakesAnyText
 from tests.compliance.tampering import Sabotage, TamperingServer
@@ -110,7 +110,7 @@ def test_a_reason_is_given_once_for_all_clauses_that_share_it(
 
     shown = capsys.readouterr().out
     assert shown.count("needs the probe environment") == 1
-    assert "serve-env rlmesh_ray.testing.probe:RLMeshProbe-v0" in shown
+    assert "serve-env rlmesh_ray.testing.probe_env:RLMeshProbe-v0" in shown
 
 
 def verdicts(events: list[dict[str, Any]]) -> dict[str, str]:
@@ -145,8 +145,10 @@ def test_a_policy_for_another_environment_is_no_fault_of_the_server(
 
 
 class RefusesEverybody(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
-        return Answer(False, answer.generation, "", "9", ("2031.01",), error_message="too old")
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
+        return HandshakeResponse(
+            False, answer.generation, "", "9", ("2031.01",), error_message="too old"
+        )
 
 
 def test_an_environment_that_refuses_the_handshake_is_an_error_that_names_it(

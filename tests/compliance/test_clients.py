@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
-from rlmesh_ray.compliance.actions import commands
+from rlmesh_ray.compliance.action_cases import commands
 from rlmesh_ray.compliance.env_subject import EnvSubject
 from rlmesh_ray.compliance.model_subject import ModelSubject
-from rlmesh_ray.compliance.probe import Command
+from rlmesh_ray.compliance.probe import ProbeCommand
 from rlmesh_ray.errors import HandshakeRefusedError, RlmeshError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import EDITIONS, GENERATION, Answer, Offer
+from rlmesh_ray.protocol.handshake import EDITIONS, GENERATION, HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Close,
     EnvFailed,
@@ -52,7 +52,7 @@ class Recorder(Sabotage):
         log: list[Event] = self.memory.setdefault("log", [])
         return log
 
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         self.log.append(("handshake", (offer, answer)))
         return answer
 
@@ -130,7 +130,7 @@ def a_session_without_a_handshake(address: str) -> None:
 
 
 def a_session_that_offers_nothing(address: str) -> None:
-    EnvSubject(Dial(address)).shake_hands(editions=())
+    EnvSubject(ConnectOptions(address)).shake_hands(editions=())
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_our_client_establishes_its_session_as_the_edition_says(
 
 
 class Refuses(Recorder):
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         no = replace(answer, compatible=False, error_message="not today", contract=None)
         return super().answer(offer, no)
 
@@ -172,7 +172,7 @@ def test_our_client_does_not_try_again_after_a_refusal(probe: EnvServer) -> None
 
     with TamperingServer(probe.address, "env", Refuses) as server:
         for _ in range(2):
-            EnvSubject(Dial(server.address)).shake_hands()
+            EnvSubject(ConnectOptions(server.address)).shake_hands()
         assert not tries_once(server.memory["log"])
 
 
@@ -180,9 +180,9 @@ def test_our_client_does_not_try_again_after_a_refusal(probe: EnvServer) -> None
 
 
 def our_fatal_session(address: str) -> None:
-    client = EnvClient(Dial(address))
+    client = EnvClient(ConnectOptions(address))
     client.reset()
-    for action in (Command.OBSERVE_NAN, Command.GO_ON):
+    for action in (ProbeCommand.OBSERVE_NAN, ProbeCommand.GO_ON):
         with suppress(RlmeshError):
             client.step(commands(action, action))
     with suppress(RlmeshError):
@@ -191,9 +191,9 @@ def our_fatal_session(address: str) -> None:
 
 
 def a_fatal_session_that_goes_on(address: str) -> None:
-    with EnvSubject(Dial(address)).session() as session:
+    with EnvSubject(ConnectOptions(address)).session() as session:
         session.reset()
-        session.refused(session.step_request(session.command(Command.OBSERVE_NAN)), "with NaN")
+        session.refused(session.step_request(session.command(ProbeCommand.OBSERVE_NAN)), "with NaN")
         session.ask(Reset(session.new_id()))
 
 
@@ -217,17 +217,17 @@ class SetsMasksToTwo(Sabotage):
 
 
 def ends_seen_by_our_client(address: str) -> list[bool]:
-    client = EnvClient(Dial(address))
+    client = EnvClient(ConnectOptions(address))
     client.reset()
-    done = client.step(commands(Command.GO_ON, Command.TERMINATE))
+    done = client.step(commands(ProbeCommand.GO_ON, ProbeCommand.TERMINATE))
     client.close()
     seen: list[bool] = done.terminated.tolist()
     return seen
 
 
 def ends_seen_by_one_that_looks_for_ones(address: str) -> list[bool]:
-    with EnvSubject(Dial(address)).session() as session:
-        action = session.command(Command.GO_ON, Command.TERMINATE)
+    with EnvSubject(ConnectOptions(address)).session() as session:
+        action = session.command(ProbeCommand.GO_ON, ProbeCommand.TERMINATE)
     requests: list[EnvRequest] = [Reset("1"), Step("2", action), Close("3")]
     with plain_channel(address) as channel:
         call = channel.stream_stream("/rlmesh.env.v1.EnvService/Join")
@@ -284,7 +284,7 @@ def actions_seen_by_our_client(address: str) -> list[list[int]]:
 
 
 def actions_seen_by_one_that_counts_on_order(address: str) -> list[list[int]]:
-    with ModelSubject(Dial(address), CONTRACT).session() as session:
+    with ModelSubject(ConnectOptions(address), CONTRACT).session() as session:
         for route in ("left", "right"):
             session.configure(route)
         for route, value in (("left", -1.0), ("right", 1.0)):

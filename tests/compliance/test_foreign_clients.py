@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Discrete
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.compliance.env_subject import EnvSubject
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close, EnvRequest, Reset, ResetDone, Step, StepDone
@@ -53,7 +53,7 @@ def test_a_made_up_session_id_gets_nothing_more(server: EnvServer) -> None:
 
 def test_what_a_handshake_offered_holds_for_who_has_its_session_id(server: EnvServer) -> None:
     offered = {capabilities.NDARRAY: ""}
-    answer = EnvSubject(Dial(server.address)).shake_hands(capabilities=offered)
+    answer = EnvSubject(ConnectOptions(server.address)).shake_hands(capabilities=offered)
     metadata = ((capabilities.SESSION_METADATA_KEY, answer.capabilities[capabilities.SESSION]),)
 
     for _ in range(2):  # whoever comes back with the same id still has what it offered

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import gymnasium
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.model_subject import ModelConversation, ModelSubject
+from rlmesh_ray.compliance.model_subject import ModelSubject, RawModelSession
 from rlmesh_ray.protocol.messages import (
     Close,
     CloseRoute,
@@ -29,8 +29,8 @@ ROUTES = [f"route-{number}" for number in range(5)]
 
 
 def test_env_sessions_lose_and_reorder_nothing_under_load() -> None:
-    def converse(address: str) -> tuple[list[str], list[str]]:
-        subject = EnvSubject(Dial(address))
+    def raw_session(address: str) -> tuple[list[str], list[str]]:
+        subject = EnvSubject(ConnectOptions(address))
         with subject.session() as session:
             requests: list[EnvRequest] = [Reset(session.new_id())]
             for number in range(STEPS):
@@ -46,7 +46,7 @@ def test_env_sessions_lose_and_reorder_nothing_under_load() -> None:
             )
 
     with EnvServer("CartPole-v1", num_envs=2) as server, ThreadPoolExecutor(SESSIONS) as threads:
-        outcomes = list(threads.map(converse, [server.address] * SESSIONS))
+        outcomes = list(threads.map(raw_session, [server.address] * SESSIONS))
 
     for sent, received in outcomes:
         assert received == sent
@@ -55,8 +55,8 @@ def test_env_sessions_lose_and_reorder_nothing_under_load() -> None:
 def test_model_sessions_keep_each_routes_order_under_load() -> None:
     contract = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))
 
-    def converse(address: str) -> tuple[list[OfRoute], list[str]]:
-        with ModelSubject(Dial(address), contract).session() as session:
+    def raw_session(address: str) -> tuple[list[OfRoute], list[str]]:
+        with ModelSubject(ConnectOptions(address), contract).session() as session:
             requests = list(lives(session))
             for request in requests:
                 session.send(request)
@@ -64,7 +64,7 @@ def test_model_sessions_keep_each_routes_order_under_load() -> None:
             return requests, [response.request_id for response in session.until_end()]
 
     with ModelServer(zeros) as server, ThreadPoolExecutor(SESSIONS) as threads:
-        outcomes = list(threads.map(converse, [server.address] * SESSIONS))
+        outcomes = list(threads.map(raw_session, [server.address] * SESSIONS))
 
     for requests, received in outcomes:
         for route in ROUTES:
@@ -73,7 +73,7 @@ def test_model_sessions_keep_each_routes_order_under_load() -> None:
         assert len(received) == len(requests) + 1
 
 
-def lives(session: ModelConversation) -> Iterator[OfRoute]:
+def lives(session: RawModelSession) -> Iterator[OfRoute]:
     """Yield the requests of whole routes, side by side."""
     for route in ROUTES:
         yield session.configure_request(route)

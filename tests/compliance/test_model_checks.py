@@ -11,18 +11,18 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.findings import Finding, Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
-from rlmesh_ray.compliance.observations import rows, varied
+from rlmesh_ray.compliance.observation_cases import rows, varied
 from rlmesh_ray.compliance.suite import check_env_clause, check_model, check_model_clause
-from rlmesh_ray.compliance.verdict import Finding, Verdict
-from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.batch import leaves
-from rlmesh_ray.spaces.conformance import Policy, check
+from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.compliance.conftest import zeros
 from tests.compliance.model_saboteurs import HasOneContractForAllRoutes, InsistsOnItsIds
 from tests.compliance.tampering import Sabotage, TamperingServer
@@ -39,7 +39,7 @@ def test_a_server_that_insists_on_its_ids_breaks_nothing(
     contract: EnvContract, model: ModelServer
 ) -> None:
     with TamperingServer(model.address, "model", InsistsOnItsIds) as server:
-        findings = list(check_model(ModelSubject(Dial(server.address), contract)))
+        findings = list(check_model(ModelSubject(ConnectOptions(server.address), contract)))
 
     assert verdict(findings, "predict.context") is Verdict.HOLDS
     assert not [finding for finding in findings if finding.verdict is Verdict.BROKEN]
@@ -49,7 +49,7 @@ def test_one_contract_for_all_routes_is_found_out_where_the_environment_has_one_
     model: ModelServer,
 ) -> None:
     with TamperingServer(model.address, "model", HasOneContractForAllRoutes) as server:
-        subject = ModelSubject(Dial(server.address), FOR_ONE_LANE)
+        subject = ModelSubject(ConnectOptions(server.address), FOR_ONE_LANE)
         finding = check_model_clause(subject, "route.contract-fixed")
 
     assert finding.verdict is Verdict.BROKEN
@@ -70,7 +70,7 @@ def test_the_order_of_actions_is_not_seen_where_the_policy_does_not_show_it(
 ) -> None:
     with ModelServer(policy) as server:
         finding = check_model_clause(
-            ModelSubject(Dial(server.address), CONTRACT), "predict.actions"
+            ModelSubject(ConnectOptions(server.address), CONTRACT), "predict.actions"
         )
 
     assert finding.verdict is Verdict.NOT_OBSERVABLE
@@ -81,7 +81,7 @@ def test_a_policy_of_floats_shows_the_order_of_its_actions() -> None:
     contract = contract_of(gymnasium.make_vec("Pendulum-v1", num_envs=2))
     with ModelServer(lambda observations: observations[:, :1]) as server:
         finding = check_model_clause(
-            ModelSubject(Dial(server.address), contract), "predict.actions"
+            ModelSubject(ConnectOptions(server.address), contract), "predict.actions"
         )
 
     assert finding.verdict is Verdict.HOLDS
@@ -90,7 +90,7 @@ def test_a_policy_of_floats_shows_the_order_of_its_actions() -> None:
 def test_a_policy_that_cannot_act_is_found_out_once_and_breaks_nothing() -> None:
     contract = contract_of(gymnasium.make_vec("Pendulum-v1", num_envs=2))
     with ModelServer(zeros) as server:
-        findings = list(check_model(ModelSubject(Dial(server.address), contract)))
+        findings = list(check_model(ModelSubject(ConnectOptions(server.address), contract)))
         num_predictions = server.statistics().batches
 
     assert not [finding for finding in findings if finding.verdict is Verdict.BROKEN]
@@ -102,7 +102,7 @@ def test_a_policy_that_cannot_act_is_found_out_once_and_breaks_nothing() -> None
 
 def test_nothing_is_asked_of_a_model_after_an_accepted_shutdown() -> None:
     with ModelServer(zeros, allow_shutdown=True) as server:
-        subject = ModelSubject(Dial(server.address), CONTRACT, may_ask_shutdown=True)
+        subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
         findings = [
             check_model_clause(subject, clause)
             for clause in ("shutdown.refusal", "model.close-drains")
@@ -139,7 +139,7 @@ def test_observations_for_checks_are_within_their_space_and_differ(space: Any) -
 
     columns = varied(spec, 32, seed=0)
 
-    assert check(leaves(spec), columns, Policy.STRICT) == []
+    assert check(leaves(spec), columns, ValidationMode.STRICT) == []
     assert any(
         not np.array_equal(rows([column], 0)[0], rows([column], row)[0])
         for column in columns
@@ -151,7 +151,7 @@ def test_observations_for_checks_are_within_their_space_and_differ(space: Any) -
 
 
 class HasNaNInItsMetadata(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         contract = answer.contract
         if isinstance(contract, EnvContract):
             metadata = {"one": {"limit": math.nan}, "other": [math.nan, 1]}
@@ -160,7 +160,7 @@ class HasNaNInItsMetadata(Sabotage):
 
 
 class ListsItsEditionsInRefusalsOnly(Sabotage):
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return replace(answer, editions=()) if answer.compatible else answer
 
 
@@ -177,13 +177,13 @@ def test_what_the_text_allows_is_not_broken(clause: str, sabotage: Any) -> None:
         EnvServer("CartPole-v1") as env,
         TamperingServer(env.address, "env", sabotage) as server,
     ):
-        finding = check_env_clause(EnvSubject(Dial(server.address)), clause)
+        finding = check_env_clause(EnvSubject(ConnectOptions(server.address)), clause)
 
     assert finding.verdict is Verdict.HOLDS, finding.message
 
 
 class SelectsANewerEdition(Sabotage):
-    def answer(self, offer: Offer, answer: Answer) -> Answer:
+    def answer(self, offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         newer = "2030.01"
         if newer not in offer.editions or not answer.compatible:
             return replace(answer, editions=(*answer.editions, newer))
@@ -191,7 +191,7 @@ class SelectsANewerEdition(Sabotage):
             answer, selected_edition=newer, spec_sha256="", status="sealed", editions=("2026.06",)
         )
 
-    def offer(self, offer: Offer) -> Offer:
+    def offer(self, offer: HandshakeRequest) -> HandshakeRequest:
         is_pinned = "2030.01" in offer.editions and offer.spec_sha256
         # It knows another text by the checksum of its newest edition.
         return replace(offer, spec_sha256="0" * 64) if is_pinned else offer
@@ -201,7 +201,7 @@ def test_a_server_with_a_newer_edition_is_not_asked_for_the_checksum_of_ours(
     model: ModelServer,
 ) -> None:
     with TamperingServer(model.address, "model", SelectsANewerEdition) as server:
-        subject = ModelSubject(Dial(server.address), CONTRACT)
+        subject = ModelSubject(ConnectOptions(server.address), CONTRACT)
         finding = check_model_clause(subject, "session.highest-edition")
 
     assert finding.verdict is Verdict.HOLDS, finding.message
@@ -235,7 +235,7 @@ def test_a_status_that_says_no_to_shutdown_is_a_refusal(
     server_class: type[TamperingServer], expected: Verdict, model: ModelServer
 ) -> None:
     with server_class(model.address, "model") as server:
-        subject = ModelSubject(Dial(server.address), CONTRACT, may_ask_shutdown=True)
+        subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
         finding = check_model_clause(subject, "shutdown.refusal")
 
     assert finding.verdict is expected, finding.message
@@ -248,6 +248,6 @@ class SaysNothingWhenItRefusesShutdown(Sabotage):
 
 def test_a_refused_shutdown_needs_no_message(model: ModelServer) -> None:
     with TamperingServer(model.address, "model", SaysNothingWhenItRefusesShutdown) as server:
-        subject = ModelSubject(Dial(server.address), CONTRACT, may_ask_shutdown=True)
+        subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
 
         assert check_model_clause(subject, "shutdown.refusal").verdict is Verdict.HOLDS

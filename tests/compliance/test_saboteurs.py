@@ -8,9 +8,10 @@ import gymnasium
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.findings import Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.suite import (
     ENV_CHECKS,
@@ -19,7 +20,6 @@ from rlmesh_ray.compliance.suite import (
     check_env_clause,
     check_model_clause,
 )
-from rlmesh_ray.compliance.verdict import Verdict
 from rlmesh_ray.protocol.messages import Rendered, StepDone
 from tests.compliance import env_saboteurs, model_saboteurs
 from tests.compliance.tampering import Sabotage, TamperingServer
@@ -43,7 +43,9 @@ def test_an_env_server_that_breaks_a_clause_is_found_out(
     clause: str, sabotage: type[Sabotage], probe: EnvServer
 ) -> None:
     with TamperingServer(probe.address, "env", sabotage) as server:
-        finding = check_env_clause(EnvSubject(Dial(server.address), may_ask_shutdown=True), clause)
+        finding = check_env_clause(
+            EnvSubject(ConnectOptions(server.address), may_ask_shutdown=True), clause
+        )
 
     assert finding.verdict is Verdict.BROKEN
     assert "makes no sense" not in finding.message
@@ -58,7 +60,7 @@ def test_a_model_server_that_breaks_a_clause_is_found_out(
     clause: str, sabotage: type[Sabotage], model: ModelServer
 ) -> None:
     with TamperingServer(model.address, "model", sabotage) as server:
-        subject = ModelSubject(Dial(server.address), CONTRACT, may_ask_shutdown=True)
+        subject = ModelSubject(ConnectOptions(server.address), CONTRACT, may_ask_shutdown=True)
         finding = check_model_clause(subject, clause)
 
     assert finding.verdict is Verdict.BROKEN
@@ -95,7 +97,7 @@ def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
     sabotage: type[Sabotage], probe: EnvServer
 ) -> None:
     with TamperingServer(probe.address, "env", sabotage) as server:
-        findings = list(check_env(EnvSubject(Dial(server.address))))
+        findings = list(check_env(EnvSubject(ConnectOptions(server.address))))
 
     assert [finding.clause for finding in findings] == list(ENV_CHECKS)
     assert any(finding.verdict is Verdict.BROKEN for finding in findings)
@@ -106,7 +108,9 @@ def test_a_server_that_makes_no_sense_is_reported_on_to_the_end(
 @pytest.mark.parametrize("clause", sorted({*env_saboteurs.SABOTEURS} - {"shutdown.distinct"}))
 def test_whoever_breaks_one_clause_is_accused_of_few_others(clause: str, probe: EnvServer) -> None:
     with TamperingServer(probe.address, "env", env_saboteurs.SABOTEURS[clause]) as server:
-        findings = list(check_env(EnvSubject(Dial(server.address), may_ask_shutdown=True)))
+        findings = list(
+            check_env(EnvSubject(ConnectOptions(server.address), may_ask_shutdown=True))
+        )
 
     broken = {finding.clause for finding in findings if finding.verdict is Verdict.BROKEN}
     assert clause in broken

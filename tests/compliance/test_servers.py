@@ -11,15 +11,15 @@ import pytest
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete, Space, Text
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.compliance.clauses import CLAUSES, Party
 from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.findings import Finding, Verdict
 from rlmesh_ray.compliance.model_subject import ModelSubject
 from rlmesh_ray.compliance.suite import check_env, check_model
-from rlmesh_ray.compliance.verdict import Finding, Verdict
-from rlmesh_ray.protocol.handshake import Answer, Offer
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.testing.envs import EchoEnv
 from tests.compliance.conftest import PROBE, leaning
 from tests.compliance.model_saboteurs import without_concurrency
@@ -61,7 +61,7 @@ class KeepsTheOrder(Sabotage):
         self.asked: list[str] = []
         self.ready: dict[str, Any] = {}
 
-    def answer(self, _offer: Offer, answer: Answer) -> Answer:
+    def answer(self, _offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
         return without_concurrency(answer)
 
     def request(self, request: Any) -> Iterable[Any]:
@@ -83,8 +83,13 @@ def env_findings() -> Callable[[str], list[Finding]]:
             hosted = HOSTED[name]
             server = EnvServer(hosted.env, num_envs=hosted.num_envs, validation=hosted.validation)
             with server:
-                dial, policy = Dial(server.address), Policy(hosted.validation)
-                done[name] = list(check_env(EnvSubject(dial, policy, may_ask_shutdown=True)))
+                connect_options, policy = (
+                    ConnectOptions(server.address),
+                    ValidationMode(hosted.validation),
+                )
+                done[name] = list(
+                    check_env(EnvSubject(connect_options, policy, may_ask_shutdown=True))
+                )
         return done[name]
 
     return once
@@ -93,7 +98,9 @@ def env_findings() -> Callable[[str], list[Finding]]:
 @pytest.fixture(scope="module")
 def model_findings() -> dict[str, list[Finding]]:
     def findings_at(address: str) -> list[Finding]:
-        return list(check_model(ModelSubject(Dial(address), contract, may_ask_shutdown=True)))
+        return list(
+            check_model(ModelSubject(ConnectOptions(address), contract, may_ask_shutdown=True))
+        )
 
     contract = contract_of(gymnasium.make_vec("CartPole-v1", num_envs=2))
     with (

@@ -38,7 +38,7 @@ def main() -> None:
         if chance.random() < 0.5:
             own: bytes = atheris.Mutate(data, max_bytes)
             return own
-        return target.mutated(data, chance)[:max_bytes]
+        return target.mutate_frame(data, chance)[:max_bytes]
 
     atheris.Setup([sys.argv[0], *options, str(folder)], run, custom_mutator=mutate)
     atheris.Fuzz()

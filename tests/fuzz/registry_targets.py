@@ -4,9 +4,15 @@ from collections.abc import Iterator
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.address import Address, parse_address
-from rlmesh_ray.protocol.attendance import Arrival, Refusal, RefusalKind, Registered, judge
-from rlmesh_ray.server.counts import EnvCounts
-from rlmesh_ray.server.reports import pack_report, parse_report
+from rlmesh_ray.protocol.pool_membership import (
+    RefusalKind,
+    RegistrationAccepted,
+    RegistrationRefused,
+    RegistrationRequest,
+    validate_registration,
+)
+from rlmesh_ray.server.counters import EnvCounters
+from rlmesh_ray.server.statistics_report import pack_report, parse_report
 from rlmesh_ray.wire import registry_v1 as wire
 from rlmesh_ray.wire._pb.rlmesh_ray.registry.v1 import service_pb2 as pb
 from tests.fuzz.samples import Target
@@ -16,11 +22,11 @@ from tests.lane_counts import note_step
 def registry_request(data: bytes) -> None:
     """Read what a registrar receives, and look where the endpoint says that it is."""
     try:
-        arrival = wire.parse_arrival(data)
+        arrival = wire.parse_registration(data)
     except CodecError:
         return
-    assert wire.parse_arrival(wire.pack_arrival(arrival)) == arrival
-    place = judge(arrival, arrival.pool, "192.0.2.7")
+    assert wire.parse_registration(wire.pack_registration(arrival)) == arrival
+    place = validate_registration(arrival, arrival.pool, "192.0.2.7")
     if isinstance(place, Address):
         assert parse_address(str(place)) == place
         assert not place.path
@@ -29,7 +35,7 @@ def registry_request(data: bytes) -> None:
 def registry_request_seeds() -> Iterator[bytes]:
     """Yield arrivals from everywhere."""
     for host in ("", "sim.example", "2001:db8::7", "unix"):
-        yield wire.pack_arrival(Arrival("games", "sim-1", host, 5555, "0.1.0"))
+        yield wire.pack_registration(RegistrationRequest("games", "sim-1", host, 5555, "0.1.0"))
 
 
 def registry_report(data: bytes) -> None:
@@ -43,7 +49,7 @@ def registry_report(data: bytes) -> None:
 
 def registry_report_seeds() -> Iterator[bytes]:
     """Yield what was counted of nothing, and of something."""
-    counts = EnvCounts()
+    counts = EnvCounters()
     yield pack_report(counts.statistics())
     note_step(counts.open(), 30_000, 4, 1)
     counts.sessions.note_error("TIMEOUT")
@@ -53,17 +59,17 @@ def registry_report_seeds() -> Iterator[bytes]:
 def registry_response(data: bytes) -> None:
     """Read what an endpoint hears from a registrar."""
     try:
-        answer = wire.parse_answer(data)
+        answer = wire.parse_registration_reply(data)
     except CodecError:
         return
-    wire.parse_answer(wire.pack_answer(answer))
+    wire.parse_registration_reply(wire.pack_registration_reply(answer))
 
 
 def registry_response_seeds() -> Iterator[bytes]:
     """Yield answers of every kind."""
-    yield wire.pack_answer(Registered(3, "192.0.2.7:5555"))
+    yield wire.pack_registration_reply(RegistrationAccepted(3, "192.0.2.7:5555"))
     for kind in RefusalKind:
-        yield wire.pack_answer(Refusal(kind, "words"))
+        yield wire.pack_registration_reply(RegistrationRefused(kind, "words"))
 
 
 REGISTRY_TARGETS = {

@@ -5,30 +5,30 @@ from typing import Any
 
 import numpy as np
 
-from rlmesh_ray.client.evaluation.result import success_of
-from rlmesh_ray.client.released.infos import as_vector_infos
-from rlmesh_ray.errors import CodecError, HandshakeRefusedError
-from rlmesh_ray.protocol import adapter_messages as a
-from rlmesh_ray.protocol import messages as m
-from rlmesh_ray.protocol.wire_handshake import (
-    answer_wire_offer,
-    check_wire_answer,
-    make_wire_offer,
+from rlmesh_ray.dialects.released.client.vector_infos import as_vector_infos
+from rlmesh_ray.dialects.released.protocol import model_messages as a
+from rlmesh_ray.dialects.released.protocol.handshake import (
+    answer_released_offer,
+    check_released_answer,
+    make_released_offer,
 )
+from rlmesh_ray.dialects.released.wire import env, model
+from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
+from rlmesh_ray.dialects.released.wire.values import decode_batch, encode_batch
+from rlmesh_ray.errors import CodecError, HandshakeRefusedError
+from rlmesh_ray.evaluation.result import success_of
+from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.spaces.batch import leaves, stack
-from rlmesh_ray.spaces.gym import to_gymnasium
-from rlmesh_ray.spaces.infos import lane_info
-from rlmesh_ray.wire import recognition
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.vector_infos import lane_info
+from rlmesh_ray.wire import version_detection
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_service_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2, value_pb2
-from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.protobuf import parse
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
-from rlmesh_ray.wire.rlmesh_wire_v1 import env, model
-from rlmesh_ray.wire.rlmesh_wire_v1.specs import spec_from_proto, spec_to_proto
-from rlmesh_ray.wire.rlmesh_wire_v1.values import decode_batch, encode_batch
 from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
 
 CONTEXT = a.AdapterContext("session", "env", "r")
@@ -39,9 +39,9 @@ FAILED = m.ModelFailed("", m.ModelErrorCode.NOT_CONFIGURED, "why", True, "trace"
 
 def env_request(data: bytes) -> None:
     """Read what an EnvService receives; never raises."""
-    recognition.generation_of_request(data)
+    version_detection.generation_of_request(data)
     request = env.parse_request(data)
-    if not isinstance(request, m.Unreadable):
+    if not isinstance(request, m.MalformedRequest):
         env.parse_request(env.pack_request(request))
 
 
@@ -60,7 +60,7 @@ def env_response(data: bytes) -> None:
         response = env.parse_response(data)
     except CodecError:
         return
-    env.parse_response(env.timed(env.pack_response(response), m.EnvTimings()))
+    env.parse_response(env.with_timings(env.pack_response(response), m.EnvTimings()))
 
 
 def env_response_seeds() -> Iterator[bytes]:
@@ -73,14 +73,14 @@ def env_response_seeds() -> Iterator[bytes]:
         m.Closed("r", (EPISODE,)),
         m.EnvFailed("r", m.EnvErrorCode.UNSUPPORTED, "why", True, "trace", (EPISODE,)),
     ):
-        yield env.timed(env.pack_response(response), m.EnvTimings(1, 2, 3, 4, 5))
+        yield env.with_timings(env.pack_response(response), m.EnvTimings(1, 2, 3, 4, 5))
 
 
 def model_request(data: bytes) -> None:
     """Read what a ModelService receives; never raises."""
-    recognition.generation_of_request(data)
+    version_detection.generation_of_request(data)
     request = model.parse_request(data)
-    if not isinstance(request, m.Unreadable):
+    if not isinstance(request, m.MalformedRequest):
         model.parse_request(model.pack_request(request))
 
 
@@ -102,7 +102,9 @@ def model_response(data: bytes) -> None:
         timings = model.parse_timings(data)
     except CodecError:
         return
-    assert model.parse_timings(model.timed(model.pack_response(response), timings)) == timings
+    assert (
+        model.parse_timings(model.with_timings(model.pack_response(response), timings)) == timings
+    )
 
 
 def model_response_seeds() -> Iterator[bytes]:
@@ -117,46 +119,46 @@ def model_response_seeds() -> Iterator[bytes]:
         a.ParticipantClosed("r"),
         FAILED,
     ):
-        yield model.timed(model.pack_response(response), a.ModelTimings(1, 2, 3, 4, 5, 6, 7))
+        yield model.with_timings(model.pack_response(response), a.ModelTimings(1, 2, 3, 4, 5, 6, 7))
 
 
 def offer(data: bytes) -> None:
     """Read what a client says first, and answer it."""
-    recognition.generation_of_handshake(data)
-    recognition.generation_of_shutdown(data)
+    version_detection.generation_of_handshake(data)
+    version_detection.generation_of_shutdown(data)
     try:
-        own = env.parse_offer(data)
+        own = env.parse_handshake_request(data)
     except CodecError:
         return
-    answer = answer_wire_offer(own, server_version="1", capabilities={"x": "true"})
-    env.parse_answer(env.pack_answer(answer))
-    env.parse_offer(env.pack_offer(own))
+    answer = answer_released_offer(own, server_version="1", capabilities={"x": "true"})
+    env.parse_handshake_response(env.pack_handshake_response(answer))
+    env.parse_handshake_request(env.pack_handshake_request(own))
 
 
 def offer_seeds() -> Iterator[bytes]:
     """Yield an offer; both services have the same fields."""
-    yield env.pack_offer(make_wire_offer("tests", "1.2", {"a": "b"}))
+    yield env.pack_handshake_request(make_released_offer("tests", "1.2", {"a": "b"}))
 
 
 def answer(data: bytes) -> None:
     """Read what a server replies, and judge it."""
     try:
-        own = env.parse_answer(data)
+        own = env.parse_handshake_response(data)
     except CodecError:
         return
-    env.parse_answer(env.pack_answer(own))
+    env.parse_handshake_response(env.pack_handshake_response(own))
     try:
-        check_wire_answer(own)
+        check_released_answer(own)
     except HandshakeRefusedError as error:
         str(error)
 
 
 def answer_seeds() -> Iterator[bytes]:
     """Yield answers with contracts of every space."""
-    own = make_wire_offer("tests", "1.2", {})
+    own = make_released_offer("tests", "1.2", {})
     for contract in contracts():
-        yield env.pack_answer(
-            answer_wire_offer(own, server_version="1", capabilities={}, contract=contract)
+        yield env.pack_handshake_response(
+            answer_released_offer(own, server_version="1", capabilities={}, contract=contract)
         )
 
 

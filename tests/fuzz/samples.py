@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.testing.mutation import damaged, mutated
+from tests.frame_mutation import damaged, mutate_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Target:
     prefix_bytes: int = 0
     """What stands before it."""
 
-    def mutated(self, data: bytes, chance: random.Random) -> bytes:
+    def mutate_frame(self, data: bytes, chance: random.Random) -> bytes:
         """Return another input that is a valid message."""
         own = data[self.prefix_bytes :]
         if self.kind is None:
             return data[: self.prefix_bytes] + damaged(own, chance)
-        return data[: self.prefix_bytes] + mutated(self.kind, own, chance)
+        return data[: self.prefix_bytes] + mutate_frame(self.kind, own, chance)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import any_pb2
 
-from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
-from rlmesh_ray.protocol import messages as m
-from rlmesh_ray.protocol.handshake import answer_offer, check_answer, make_offer
-from rlmesh_ray.protocol.world_messages import (
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
     CreateWorld,
     JoinWorld,
     ResetAgent,
@@ -21,33 +18,40 @@ from rlmesh_ray.protocol.world_messages import (
     StepWorld,
     WriteProperties,
 )
-from rlmesh_ray.server.dm_env_rpc.settings import (
+from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
     create_settings,
     join_settings,
     reset_settings,
 )
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import lane_agent
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors
+from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb as dm_env_rpc
+from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import properties as dm_env_rpc_properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.requests import parse_request
+from rlmesh_ray.dialects.dm_env_rpc.wire.space_tensors import data_type
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import encode_tensor, pack_tensor
+from rlmesh_ray.dialects.rllink.wire import encodings
+from rlmesh_ray.dialects.rllink.wire import messages as rllink
+from rlmesh_ray.errors import CodecError, ConformanceError, HandshakeRefusedError
+from rlmesh_ray.protocol import messages as m
+from rlmesh_ray.protocol.handshake import (
+    answer_handshake,
+    check_handshake_response,
+    make_handshake_request,
+)
 from rlmesh_ray.spaces.batch import flatten, leaves, stack
-from rlmesh_ray.spaces.conformance import Policy, check
+from rlmesh_ray.spaces.conformance import ValidationMode, check
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_service_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_service_pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2, spaces_pb2, value_pb2
-from rlmesh_ray.wire.dm_env_rpc_v1.agent_tensors import AgentTensors
-from rlmesh_ray.wire.dm_env_rpc_v1.agents import lane_agent
-from rlmesh_ray.wire.dm_env_rpc_v1.published import pb as dm_env_rpc
-from rlmesh_ray.wire.dm_env_rpc_v1.published import properties as dm_env_rpc_properties
-from rlmesh_ray.wire.dm_env_rpc_v1.requests import parse_request
-from rlmesh_ray.wire.dm_env_rpc_v1.spaces import data_type
-from rlmesh_ray.wire.dm_env_rpc_v1.tensors import encode_tensor, pack_tensor
-from rlmesh_ray.wire.rllink import dialects
-from rlmesh_ray.wire.rllink import messages as rllink
+from rlmesh_ray.wire.protobuf import parse, varint
 from rlmesh_ray.wire.rlmesh_v1 import env, model
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.rlmesh_v1.frames import parse, varint
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
@@ -62,7 +66,7 @@ CONTEXT = m.PredictContext("session", "route", "r", SLOTS)
 def env_request(data: bytes) -> None:
     """Read what an EnvService receives; never raises."""
     request = env.parse_request(data)
-    if not isinstance(request, m.Unreadable):
+    if not isinstance(request, m.MalformedRequest):
         env.parse_request(env.pack_request(request))
 
 
@@ -110,7 +114,7 @@ def env_response_seeds() -> Iterator[bytes]:
 def model_request(data: bytes) -> None:
     """Read what a ModelService receives; never raises."""
     request = model.parse_request(data)
-    if not isinstance(request, m.Unreadable):
+    if not isinstance(request, m.MalformedRequest):
         model.parse_request(model.pack_request(request))
 
 
@@ -147,27 +151,29 @@ def _offer(service: Any) -> Callable[[bytes], None]:
     def run(data: bytes) -> None:
         """Read what a client says first, and answer it."""
         try:
-            offer = service.parse_offer(data)
+            offer = service.parse_handshake_request(data)
         except CodecError:
             return
-        service.parse_answer(service.pack_answer(answer_offer(offer, **_SERVER)))
-        service.parse_offer(service.pack_offer(offer))
+        service.parse_handshake_response(
+            service.pack_handshake_response(answer_handshake(offer, **_SERVER))
+        )
+        service.parse_handshake_request(service.pack_handshake_request(offer))
 
     return run
 
 
 def _answer(service: Any) -> Callable[[bytes], None]:
-    offer = make_offer("tests", "1", {})
+    offer = make_handshake_request("tests", "1", {})
 
     def run(data: bytes) -> None:
         """Read what a server replies, and judge it."""
         try:
-            answer = service.parse_answer(data)
+            answer = service.parse_handshake_response(data)
         except CodecError:
             return
-        service.parse_answer(service.pack_answer(answer))
+        service.parse_handshake_response(service.pack_handshake_response(answer))
         try:
-            check_answer(offer, answer)
+            check_handshake_response(offer, answer)
         except HandshakeRefusedError as error:
             str(error)
 
@@ -179,19 +185,21 @@ _SERVER: dict[str, Any] = {"server_version": "1", "capabilities": {"x": "y"}}
 
 def offer_seeds() -> Iterator[bytes]:
     """Yield offers; both services have the same fields here."""
-    yield env.pack_offer(make_offer("tests", "1.2", {"a": "b"}))
+    yield env.pack_handshake_request(make_handshake_request("tests", "1.2", {"a": "b"}))
 
 
 def env_answer_seeds() -> Iterator[bytes]:
     """Yield answers with contracts of every space."""
-    offer = make_offer("tests", "1.2", {})
+    offer = make_handshake_request("tests", "1.2", {})
     for contract in contracts():
-        yield env.pack_answer(answer_offer(offer, contract=contract, **_SERVER))
+        yield env.pack_handshake_response(answer_handshake(offer, contract=contract, **_SERVER))
 
 
 def model_answer_seeds() -> Iterator[bytes]:
     """Yield an answer without a contract."""
-    yield model.pack_answer(answer_offer(make_offer("tests", "1.2", {}), **_SERVER))
+    yield model.pack_handshake_response(
+        answer_handshake(make_handshake_request("tests", "1.2", {}), **_SERVER)
+    )
 
 
 def shutdown(data: bytes) -> None:
@@ -251,7 +259,7 @@ def values(data: bytes) -> None:
     again = decode_batch(own, encode_batch(own, columns, NUM_LANES), NUM_LANES)
     for left, right in zip(columns, again, strict=True):
         assert np.array_equal(np.asarray(left), np.asarray(right), equal_nan=_is_float(left))
-    for policy in Policy:
+    for policy in ValidationMode:
         try:
             check(leaves(own), columns, policy)
         except ConformanceError as error:
@@ -292,8 +300,8 @@ def meta_seeds() -> Iterator[bytes]:
 def rllink_request(data: bytes) -> None:
     """Read what a simulator sends, in the dialect that it begins with."""
     try:
-        dialect = dialects.dialect_of(data)
-        request = dialect.parse_request(data)
+        encoding = encodings.encoding_of(data)
+        request = encoding.parse_request(data)
     except CodecError:
         return
     if isinstance(request, rllink.Episodes):
@@ -301,18 +309,18 @@ def rllink_request(data: bytes) -> None:
             assert len(chunk.obs) == len(chunk.actions) + 1 == len(chunk.rewards) + 1
             assert np.isfinite(chunk.rewards).all()
             assert all(rllink.is_plain(array) for array in (chunk.obs, chunk.actions))
-    dialect.parse_request(dialect.pack_request(request))
+    encoding.parse_request(encoding.pack_request(request))
 
 
 def rllink_reply(data: bytes) -> None:
     """Read what a trainer answers a simulator."""
     try:
-        dialect = dialects.dialect_of(data)
-        reply = dialect.parse_reply(data)
+        encoding = encodings.encoding_of(data)
+        reply = encoding.parse_reply(data)
     except CodecError:
         return
-    if dialect is dialects.JSON:
-        dialect.parse_reply(dialect.pack_reply(reply))
+    if encoding is encodings.JSON:
+        encoding.parse_reply(encoding.pack_reply(reply))
 
 
 def rllink_request_seeds() -> Iterator[bytes]:
@@ -334,9 +342,9 @@ def rllink_request_seeds() -> Iterator[bytes]:
         rllink.EndEpisode("e", np.ones(2), 1.0, True),
     ]
     for request in both:
-        yield dialects.RAY.pack_request(request)
+        yield encodings.RAY.pack_request(request)
     for request in (*both, *single):
-        yield dialects.JSON.pack_request(request)
+        yield encodings.JSON.pack_request(request)
 
 
 def rllink_reply_seeds() -> Iterator[bytes]:
@@ -348,11 +356,11 @@ def rllink_reply_seeds() -> Iterator[bytes]:
         rllink.SetState(3, b"model", weights),
     ]
     for reply in both:
-        yield dialects.RAY.pack_reply(reply)
-        yield dialects.JSON.pack_reply(reply)
-    yield dialects.JSON.pack_reply(rllink.Action("e", np.array(1), 2))
-    yield dialects.JSON.pack_reply(rllink.EpisodeStarted("e"))
-    yield dialects.JSON.pack_reply(rllink.Failed("why"))
+        yield encodings.RAY.pack_reply(reply)
+        yield encodings.JSON.pack_reply(reply)
+    yield encodings.JSON.pack_reply(rllink.Action("e", np.array(1), 2))
+    yield encodings.JSON.pack_reply(rllink.EpisodeStarted("e"))
+    yield encodings.JSON.pack_reply(rllink.Failed("why"))
 
 
 def dm_env_rpc_request(data: bytes) -> None:

@@ -26,7 +26,7 @@ def test_the_seeds_and_frames_near_them_are_read_or_refused(name: str) -> None:
     for seed in target.seeds():
         target.run(seed)
         for _ in range(20):
-            target.run(target.mutated(seed, chance))
+            target.run(target.mutate_frame(seed, chance))
 
 
 # Each starts a process of its own.

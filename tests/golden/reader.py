@@ -4,7 +4,7 @@ import dataclasses
 from types import ModuleType
 from typing import Any
 
-from rlmesh_ray.protocol.adapter_messages import (
+from rlmesh_ray.dialects.released.protocol.model_messages import (
     AdapterPredict,
     AdapterPredicted,
     GroupedPredict,
@@ -12,6 +12,9 @@ from rlmesh_ray.protocol.adapter_messages import (
     ModelTimings,
     ResolveAdapter,
 )
+from rlmesh_ray.dialects.released.wire import env as wire_env
+from rlmesh_ray.dialects.released.wire import model as wire_model
+from rlmesh_ray.dialects.released.wire import values as wire_values
 from rlmesh_ray.protocol.messages import (
     ConfigureRoute,
     EnvTimings,
@@ -28,9 +31,6 @@ from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as released_e
 from rlmesh_ray.wire.rlmesh_v1 import env as env_v1
 from rlmesh_ray.wire.rlmesh_v1 import model as model_v1
 from rlmesh_ray.wire.rlmesh_v1 import values as values_v1
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as wire_env
-from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire_model
-from rlmesh_ray.wire.rlmesh_wire_v1 import values as wire_values
 from tests.golden.canonical import canonical
 from tests.golden.corpus import Frame
 from tests.golden.plain import plain
@@ -68,7 +68,9 @@ class Reader:
         codec, is_request = self._codecs[service], frame.way == ">"
         match method:
             case "Handshake":
-                said = (codec.parse_offer if is_request else codec.parse_answer)(frame.data)
+                said = (
+                    codec.parse_handshake_request if is_request else codec.parse_handshake_response
+                )(frame.data)
                 if isinstance(getattr(said, "contract", None), EnvContract):
                     self._contract = said.contract
             case "Shutdown":
@@ -110,9 +112,9 @@ class Reader:
         codec, is_request = self._codecs[service], frame.way == ">"
         match method, is_request:
             case "Handshake", True:
-                data = codec.pack_offer(said)
+                data = codec.pack_handshake_request(said)
             case "Handshake", False:
-                data = codec.pack_answer(said)
+                data = codec.pack_handshake_response(said)
             case "Shutdown", True:
                 data = codec.pack_shutdown_request(said.reason)
             case "Shutdown", False:
@@ -124,7 +126,7 @@ class Reader:
             case _:
                 data = codec.pack_response(said, tag_arrays=tag_arrays)
         timings = self._timings(frame)
-        packed: bytes = data if timings is None else codec.timed(data, timings)
+        packed: bytes = data if timings is None else codec.with_timings(data, timings)
         return packed
 
     def batches(self, said: Any) -> list["Batch"]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult
 
 NOTHING = [np.zeros(1, np.int64)]
@@ -27,18 +27,20 @@ def served(
 def session(
     server: EnvServer, transport: str = "shared_memory", step_timeout_s: float = 30.0
 ) -> Iterator[EnvClient]:
-    client = EnvClient(Dial(server.address), step_timeout_s=step_timeout_s, transport=transport)
+    client = EnvClient(
+        ConnectOptions(server.address), step_timeout_s=step_timeout_s, transport=transport
+    )
     client.reset()
     yield client
     client.close()
 
 
-def has_road(client: EnvClient) -> bool:
-    return client._roads.is_open
+def has_direct_connection(client: EnvClient) -> bool:
+    return client._direct_connector.is_open
 
 
 def num_messages(client: EnvClient) -> int:
-    return client._exchange.num_sent
+    return client._session_stream.num_sent
 
 
 def array(result: ResetResult | StepResult) -> NDArray[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from rlmesh_ray.protocol.gateway_routes import Target
+from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server.endpoint import Endpoint
 
 SERVICE = "toy.v1.Toy"

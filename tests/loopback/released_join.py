@@ -4,11 +4,11 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from rlmesh_ray.protocol.generations import EDITION_NAME
-from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
+from rlmesh_ray.dialects.released.wire import env as wire
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import Configure, EnvRequest, EnvResponse, Reset, Step
-from rlmesh_ray.protocol.wire_handshake import make_wire_offer
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as wire
+from rlmesh_ray.protocol.versions import EDITION_NAME
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
 
@@ -16,13 +16,13 @@ ENV_HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
 LONG_MS = 60_000
 
 
-def shake_hands(address: str, token: str | None = None) -> Answer:
+def shake_hands(address: str, token: str | None = None) -> HandshakeResponse:
     """Return what an environment's endpoint answers to the handshake."""
-    offer = wire.pack_offer(make_wire_offer("test", "0", {}))
+    offer = wire.pack_handshake_request(make_released_offer("test", "0", {}))
     metadata = None if token is None else (("authorization", token),)
     with plain_channel(address) as channel:
         call = channel.unary_unary(ENV_HANDSHAKE)
-        return wire.parse_answer(call(offer, timeout=LONG_MS / 1000, metadata=metadata))
+        return wire.parse_handshake_response(call(offer, timeout=LONG_MS / 1000, metadata=metadata))
 
 
 class ReleasedJoin:

@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, TokenFile
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.auth import token_store
+from rlmesh_ray.auth.tokens import derive_token
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.client.observer import EndpointObserver
-from rlmesh_ray.client.rllink import RLlinkClient
+from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
+from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
+from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -25,10 +29,6 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RemoteError,
 )
-from rlmesh_ray.protocol.token import derive_token
-from rlmesh_ray.server import known_tokens
-from rlmesh_ray.server.rllink import RLlinkServer
-from rlmesh_ray.wire.rllink import messages as m
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
@@ -72,7 +72,7 @@ def rays_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have servers notice that a file has changed with the next call."""
-    monkeypatch.setattr(known_tokens, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(token_store, "_LOOK_AGAIN_S", 0.0)
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_a_probe_asks_for_health_and_observes_and_a_client_has_sessions(
 ) -> None:
     source = tokens("the-probe probe", "the-client client")
     with env_server(source) as server:
-        assert check_health(Dial(server.address, "the-probe")).is_serving
+        assert check_health(ConnectOptions(server.address, "the-probe")).is_serving
         with EndpointObserver(server.address, token="the-probe") as observer:
             assert observer.sessions() == ()
         with pytest.raises(AccessDeniedError, match="wants a token of the role client"):
@@ -274,7 +274,7 @@ def test_who_is_turned_away_learns_how_to_give_a_token(token: str | None, words:
 def test_a_session_outlives_its_token(tokens: Callable[..., TokenFile]) -> None:
     source = tokens("old")
     with env_server(source) as server:
-        env = EnvClient(Dial(server.address, source))
+        env = EnvClient(ConnectOptions(server.address, source))
         env.reset()
         tokens("old", "new")
         env.step([np.zeros(1, np.int64)])
@@ -316,7 +316,7 @@ def test_a_rotation_under_many_calls_fails_none(tokens: Callable[..., TokenFile]
     def ask(number: int, model: str) -> None:
         try:
             while not is_over.is_set():
-                assert check_health(Dial(model, source)).is_serving
+                assert check_health(ConnectOptions(model, source)).is_serving
                 counts[number] += 1
         except Exception as error:  # noqa: BLE001  # told below
             failures.append(error)
@@ -391,7 +391,7 @@ def test_an_endpoint_may_be_open_to_strangers_and_says_so(
 ) -> None:
     server: Any = _make(kind, address="0.0.0.0:0", open_to_strangers=True)
     with server:
-        assert check_health(Dial(server.address)).is_serving
+        assert check_health(ConnectOptions(server.address)).is_serving
 
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert "open to strangers" in warning.getMessage()

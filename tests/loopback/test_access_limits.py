@@ -18,11 +18,14 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
-from rlmesh_ray.client.rllink import JSON, RLlinkClient
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.rllink.client.rllink_client import JSON, RLlinkClient
+from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkLimits, RLlinkServer
+from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink.wire.frames import framed
 from rlmesh_ray.errors import (
     AddressError,
     CapacityError,
@@ -30,13 +33,10 @@ from rlmesh_ray.errors import (
     EndpointError,
     EndpointLostError,
 )
-from rlmesh_ray.models.policy import Rows, Traits
-from rlmesh_ray.server import env_server, first_words
-from rlmesh_ray.server.rllink import Limits, RLlinkServer
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.server import env_server, handshake_service
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.wire.rllink import messages as m
-from rlmesh_ray.wire.rllink.frames import framed
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.dm_env_rpc_stream import DmStream
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address, plain_channel
@@ -54,7 +54,7 @@ def zeros(observations: Any) -> Any:
 @pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_a_silent_session_ends_and_its_client_is_told(transport: str) -> None:
     with EnvServer("CartPole-v1", idle_timeout_s=1.5) as server:
-        env = EnvClient(Dial(server.address), transport=transport)
+        env = EnvClient(ConnectOptions(server.address), transport=transport)
         env.reset()
         env.step([np.zeros(1, np.int64)])
 
@@ -77,7 +77,7 @@ def test_a_session_that_is_used_goes_on(transport: str) -> None:
 
 def test_a_call_into_the_lanes_is_a_sign_of_life() -> None:
     with EnvServer("CartPole-v1", idle_timeout_s=2.0, allow_calls=("spec",)) as server:
-        env = EnvClient(Dial(server.address))
+        env = EnvClient(ConnectOptions(server.address))
         env.reset()
         end_s = time.monotonic() + 4.0
         while time.monotonic() < end_s:
@@ -107,7 +107,7 @@ class Dozing(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_a_session_that_waits_for_its_environment_is_not_silent(transport: str) -> None:
     with EnvServer(Dozing, idle_timeout_s=2.0, allow_calls=("doze",)) as server:
-        env = EnvClient(Dial(server.address), transport=transport)
+        env = EnvClient(ConnectOptions(server.address), transport=transport)
         env.reset()
         # Some are needed to be sent through shared memory.
         for action in (0, 0, 1, 0):
@@ -166,26 +166,26 @@ def test_an_idle_timeout_is_a_number_of_seconds(wrong: float) -> None:
 def test_a_stream_that_says_nothing_at_all_loses_its_place(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_words, "FIRST_WORDS_S", 0.3)
+    monkeypatch.setattr(handshake_service, "FIRST_MESSAGE_TIMEOUT_S", 0.3)
     serve: Any = ModelServer(zeros) if path == MODEL_JOIN else EnvServer("CartPole-v1")
     with serve as server, plain_channel(server.address) as channel, RawJoin(channel, path) as mute:
         with pytest.raises(grpc.RpcError) as caught:
             mute.receive()
 
         assert caught.value.code() is grpc.StatusCode.ABORTED
-        assert "said nothing" in caught.value.details()
+        assert "no message came" in caught.value.details()
         assert eventually(lambda: getattr(server, "num_sessions", 0) == 0)
 
 
 def test_who_has_shaken_hands_may_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_words, "FIRST_WORDS_S", 0.1)
+    monkeypatch.setattr(handshake_service, "FIRST_MESSAGE_TIMEOUT_S", 0.1)
     with (
         EnvServer("CartPole-v1") as server,
         ModelServer(zeros) as model_server,
         plain_channel(server.address) as channel,
         RawJoin(channel, ENV_JOIN) as mute,
     ):
-        env, model = EnvClient(Dial(server.address)), RemoteModel(model_server.address)
+        env, model = EnvClient(ConnectOptions(server.address)), RemoteModel(model_server.address)
         with pytest.raises(grpc.RpcError):  # who has not has lost the place meanwhile
             mute.receive()
 
@@ -242,7 +242,7 @@ def test_many_half_open_connections_disturb_nobody(undisturbed: EnvServer) -> No
             if number % 2:
                 line.sendall(b"PRI * HTTP/2.0\r\n")  # and never the rest
 
-        assert check_health(Dial(undisturbed.address)).is_serving
+        assert check_health(ConnectOptions(undisturbed.address)).is_serving
 
 
 def test_streams_that_are_opened_and_reset_disturb_nobody(undisturbed: EnvServer) -> None:
@@ -286,7 +286,7 @@ def test_a_slow_sender_disturbs_nobody(undisturbed: EnvServer) -> None:
     with socket.create_connection(where(undisturbed.address), 10.0) as line:
         for byte in greeting:
             line.sendall(bytes([byte]))
-            assert check_health(Dial(undisturbed.address)).is_serving
+            assert check_health(ConnectOptions(undisturbed.address)).is_serving
 
 
 def test_a_world_with_many_agents_has_a_stream_for_each() -> None:
@@ -308,7 +308,7 @@ def test_calls_beyond_the_limit_are_refused_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(env_server, "max_calls", lambda *_: 4)
     with EnvServer("CartPole-v1") as server, contextlib.ExitStack() as open_calls:
-        env = EnvClient(Dial(server.address))
+        env = EnvClient(ConnectOptions(server.address))
         env.reset()
         channel = open_calls.enter_context(plain_channel(server.address))
         for _ in range(3):
@@ -322,7 +322,7 @@ def test_calls_beyond_the_limit_are_refused_and_the_others_go_on(
             RemoteEnv(server.address)
         env.reset()
         open_calls.close()
-        assert eventually(lambda: check_health(Dial(server.address)).is_serving)
+        assert eventually(lambda: check_health(ConnectOptions(server.address)).is_serving)
         env.close()
 
 
@@ -343,7 +343,7 @@ class Trainer:
 
 
 @contextlib.contextmanager
-def rllink_server(limits: Limits) -> Iterator[RLlinkServer]:
+def rllink_server(limits: RLlinkLimits) -> Iterator[RLlinkServer]:
     server = RLlinkServer(Trainer(), token="s3cret", limits=limits)
     server.start()
     try:
@@ -353,7 +353,7 @@ def rllink_server(limits: Limits) -> Iterator[RLlinkServer]:
 
 
 def test_strangers_take_no_places_from_clients() -> None:
-    limits = Limits(max_clients=2, max_strangers=4)
+    limits = RLlinkLimits(max_clients=2, max_strangers=4)
     with rllink_server(limits) as server, contextlib.ExitStack() as lines:
         client = lines.enter_context(RLlinkClient(server.address, token="s3cret"))
         strangers = [
@@ -374,7 +374,7 @@ def test_strangers_take_no_places_from_clients() -> None:
 
 def test_a_stranger_has_little_time() -> None:
     with (
-        rllink_server(Limits(stranger_timeout_s=1.5)) as server,
+        rllink_server(RLlinkLimits(stranger_timeout_s=1.5)) as server,
         socket.create_connection(where(server.address), 10.0) as mute,
         socket.create_connection(where(server.address), 10.0) as slow,
         RLlinkClient(server.address, token="s3cret", timeout_s=10.0) as client,
@@ -505,7 +505,7 @@ def contract_of_width(num_envs: int) -> EnvContract:
 class OneSpace:
     """A policy that tells the only observations that it acts on, of 4 KiB a lane."""
 
-    traits = Traits(observation_space=from_gymnasium(gymnasium.spaces.Box(-1, 1, (1024,))))
+    traits = PolicyTraits(observation_space=from_gymnasium(gymnasium.spaces.Box(-1, 1, (1024,))))
 
     def check_contract(self, contract: EnvContract) -> None:
         pass
@@ -601,7 +601,7 @@ def test_two_endpoints_never_share_a_path(tmp_path: Any) -> None:
     with ModelServer(zeros, address=address):
         with pytest.raises(AddressError, match="another server"):
             EnvServer("CartPole-v1", address=address).start()
-        assert check_health(Dial(address)).is_serving
+        assert check_health(ConnectOptions(address)).is_serving
 
 
 def test_a_port_that_was_taken_is_tried_again_with_success() -> None:

@@ -25,7 +25,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import check_health
 from rlmesh_ray.errors import RlmeshError
@@ -185,7 +185,7 @@ def say_it_everywhere(env: str, model: str, text: str) -> None:
 
 
 def _in_sessions(env: str, model: str, text: str) -> None:
-    client = EnvClient(Dial(env))
+    client = EnvClient(ConnectOptions(env))
     client.reset(options={text: text, "env": text, "path": text, "nested": {"module": [text]}})
     with contextlib.suppress(RlmeshError):
         client.call(text, text)
@@ -224,8 +224,8 @@ def test_no_text_of_a_client_is_imported_opened_or_run(
     for text in (*TEXTS, str(trace.parent / "importable" / "canary_module.py")):
         say_it_everywhere(env, model, text)
 
-    assert check_health(Dial(env)).is_serving
-    assert check_health(Dial(model)).is_serving
+    assert check_health(ConnectOptions(env)).is_serving
+    assert check_health(ConnectOptions(model)).is_serving
     assert trace.read_text() == ""
 
 

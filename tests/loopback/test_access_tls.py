@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.ray_credentials import RayTls
+from rlmesh_ray.auth.server_tls import ServerTls
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import check_health
-from rlmesh_ray.client.rllink import RLlinkClient
-from rlmesh_ray.client.tls import ClientTls
-from rlmesh_ray.credentials.ray_files import RayTls
+from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
+from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
+from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import ConfigurationError, EndpointError, EndpointUnreachableError
-from rlmesh_ray.server.rllink import RLlinkServer
-from rlmesh_ray.server.tls import ServerTls
-from rlmesh_ray.wire.rllink import messages as m
 from tests.loopback.certificates import Authority, certified, needs_openssl
 from tests.loopback.served_calls import ServedCalls
 
@@ -99,7 +99,7 @@ def use_dm_env_rpc(address: str, tls: Any) -> None:
 
 
 def use_health(address: str, tls: Any) -> None:
-    health = check_health(Dial(address, tls=tls))
+    health = check_health(ConnectOptions(address, tls=tls))
     if not health.is_serving:
         raise EndpointUnreachableError(health.reason, address)
 
@@ -226,9 +226,9 @@ def test_what_names_no_files_is_refused_on_either_side() -> None:
     for serve in (EnvServer, ModelServer):
         with pytest.raises(ConfigurationError, match=r"tls='server.crt' .* ServerTls\("):
             serve("CartPole-v1" if serve is EnvServer else zeros, tls=wrong)
-    for dial in (RemoteEnv, RemoteModel):
+    for connect_options in (RemoteEnv, RemoteModel):
         with pytest.raises(ConfigurationError, match=r"tls='server.crt' .* ClientTls\("):
-            dial("127.0.0.1:1", tls=wrong)
+            connect_options("127.0.0.1:1", tls=wrong)
 
 
 def test_a_key_with_a_password_is_refused_and_not_asked_for(
@@ -283,7 +283,8 @@ def test_where_ray_uses_no_tls_its_files_mean_plain_text(monkeypatch: pytest.Mon
 
 
 def test_tls_does_without_grpc_where_rllink_is_spoken() -> None:
-    script = "import rlmesh_ray.client.rllink, sys; sys.exit('grpc' in sys.modules)"
+    client = "rlmesh_ray.dialects.rllink.client.rllink_client"
+    script = f"import {client}, sys; sys.exit('grpc' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
@@ -296,7 +297,7 @@ def test_a_key_that_is_taken_can_be_spoken_with(key: tuple[str, ...], tmp_path: 
     certificate, private_key = certified(tmp_path, *key)
 
     with ModelServer(zeros, tls=ServerTls(certificate, private_key)) as server:
-        assert check_health(Dial(server.address, tls=ClientTls(certificate))).is_serving
+        assert check_health(ConnectOptions(server.address, tls=ClientTls(certificate))).is_serving
 
 
 @pytest.mark.parametrize("key", [("ed25519",), curve("P-521"), curve("secp256k1")])

@@ -23,10 +23,10 @@ import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.models.policy import Rows, Traits
-from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from tests.loopback.certificates import Authority, needs_openssl
@@ -424,7 +424,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
 class Leaning:
     """A policy of somebody's own, for CartPole alone, whose weights can be replaced."""
 
-    traits = Traits(
+    traits = PolicyTraits(
         observation_space=from_gymnasium(gymnasium.spaces.Box(-1.0, 1.0, (4,))),
         action_space=from_gymnasium(gymnasium.spaces.Discrete(2)),
         kind="RLlib checkpoint",
@@ -691,8 +691,10 @@ def other_generation() -> Iterator[str]:
     """The address of an endpoint that speaks a generation to come."""
 
     def handshake(_data: bytes, _context: object) -> bytes:
-        return wire.pack_answer(
-            Answer(False, "rlmesh.protocol.v9", "rlmesh.protocol.v9", "9.1", ("2099.01",))
+        return wire.pack_handshake_response(
+            HandshakeResponse(
+                False, "rlmesh.protocol.v9", "rlmesh.protocol.v9", "9.1", ("2099.01",)
+            )
         )
 
     server = grpc.server(ThreadPoolExecutor(1))

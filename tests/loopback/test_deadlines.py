@@ -19,11 +19,11 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.client import env_client
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_calls import call_lanes
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.lane_calls import call_lanes
-from rlmesh_ray.envs.channel import Channel, encode
+from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
 from rlmesh_ray.errors import ConfigurationError, RemoteEnvError
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -58,7 +58,7 @@ class Session:
     def __init__(self, server: EnvServer) -> None:
         assert server.contract is not None
         self._contract = server.contract
-        self._channel = Dial(server.address).open()
+        self._channel = ConnectOptions(server.address).open()
         path = "/rlmesh.env.v1.EnvService/Join"
         self._stream = JoinStream(self._channel, path, (), server.address)
         self.elapsed_s = 0.0
@@ -302,7 +302,7 @@ class Stammering(Slow):
     """Starts to send a reply of its own in its first step, and hangs."""
 
     def step(self, action: Any) -> Any:
-        (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, Channel))
+        (channel,) = (thing for thing in gc.get_objects() if isinstance(thing, WorkerChannel))
         channel.send(encode("a reply that is cut off")[:20])
         with open(self._gate):
             pass
@@ -469,7 +469,7 @@ def test_a_slow_start_of_the_environment_does_not_count_against_the_step_timeout
     with start_server(2) as server, closing(Session(server)) as first:
         first.reset()
         Path(f"{gate}.constructor").touch()
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         with ThreadPoolExecutor() as pool, closing(client):
             reset = pool.submit(client.reset)
             assert eventually(lambda: server.statistics().errors.get("TIMEOUT", 0) >= 1)
@@ -491,7 +491,7 @@ def test_a_call_before_the_first_reset_waits_for_a_slow_start(
     with start_server(2) as server, closing(Session(server)) as first:
         first.reset()
         Path(f"{gate}.constructor").touch()
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         with ThreadPoolExecutor() as pool, closing(client):
             called = pool.submit(client.call, "answer")
             assert eventually(lambda: len(calls) >= 2)
@@ -506,7 +506,7 @@ def test_an_environment_that_never_starts_is_given_up_after_start_timeout_s(
     with start_server(2) as server, closing(Session(server)) as first:
         first.reset()
         Path(f"{gate}.constructor").touch()
-        client = EnvClient(Dial(server.address), start_timeout_s=1.0)
+        client = EnvClient(ConnectOptions(server.address), start_timeout_s=1.0)
         with closing(client):
             with pytest.raises(RemoteEnvError, match=r"within 1 s; .* raise start_timeout_s"):
                 client.reset()
@@ -531,7 +531,7 @@ class HangingReset(Slow):
 @pytest.mark.usefixtures("impatient")
 def test_a_reset_that_hangs_keeps_its_deadline_whatever_a_start_may_take(gate: Path) -> None:
     with EnvServer(lambda: HangingReset(str(gate)), step_grace_s=0.0) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         with closing(client):
             client.reset()
             with pytest.raises(RemoteEnvError, match="no result within 700 ms"):
@@ -628,7 +628,7 @@ def test_resets_that_come_too_early_after_a_timeout_keep_none_of_the_later_ones_
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(functools.partial(Gated, str(gate)), step_grace_s=FOREVER_S) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport="grpc")
+        client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport="grpc")
         client.reset()
         client._timeout_s = 0.5
         with pytest.raises(RemoteEnvError, match="no result within"):

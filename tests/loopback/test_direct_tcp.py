@@ -19,23 +19,22 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.direct_tcp import ask_for_ticket
-from rlmesh_ray.client.env_client import EnvClient, shake_hands
+from rlmesh_ray.auth.server_tls import ServerTls
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_client import EnvClient, request_ticket, shake_hands
 from rlmesh_ray.errors import AddressError, ConfigurationError, EndpointError, RemoteEnvError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.address import Address
-from rlmesh_ray.protocol.gateway_routes import Target
+from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server import env_options
 from rlmesh_ray.server.env_options import bound_sockets
 from rlmesh_ray.server.gateway import GatewayServer
-from rlmesh_ray.server.tls import ServerTls
-from rlmesh_ray.spaces.block import Block
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.transport import broker, frames, road_keeper, tcp
-from rlmesh_ray.transport.direct_worker import DirectWorker
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.step_buffers import StepBuffers
+from rlmesh_ray.transport import connection_broker, direct_connector, frames, tcp
+from rlmesh_ray.transport.direct_step_server import DirectStepServer
+from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.direct_sessions import NOTHING, array, served
 from tests.loopback.eventually import eventually
@@ -44,23 +43,23 @@ from tests.loopback.ports import free_address
 
 
 def port_of(server: EnvServer) -> int:
-    return int(shake_hands(Dial(server.address)).capabilities[capabilities.DIRECT_TCP])
+    return int(shake_hands(ConnectOptions(server.address)).capabilities[capabilities.DIRECT_TCP])
 
 
 def steps_directly(client: EnvClient) -> bool:
     """Tell whether a step takes a TCP connection; it counts on for as long as none does."""
     client.step(NOTHING)
-    return client._roads.transport == "tcp"
+    return client._direct_connector.transport == "tcp"
 
 
 @pytest.fixture(autouse=True)
 def _nobody_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(road_keeper, "_told", set())
+    monkeypatch.setattr(direct_connector, "_warned_addresses", set())
 
 
 def test_steps_take_a_connection_as_soon_as_there_is_one_and_wait_for_none() -> None:
     with EnvServer(Lifelike, transport="tcp") as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.reset()
         num_steps = 1
         while not steps_directly(client):
@@ -105,14 +104,14 @@ def test_values_larger_than_the_kernel_s_buffers_arrive_as_they_are() -> None:
                 np.testing.assert_array_equal(ours[name], theirs[name])
             action = np.full((2, 300_000), count / 8, np.float32)
             theirs, ours = own.step(action)[0], env.step(action)[0]
-        assert env._client._roads.transport == "tcp"  # type: ignore[attr-defined]
+        assert env._client._direct_connector.transport == "tcp"  # type: ignore[attr-defined]
         env.close()
     own.close()
 
 
 def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> None:
     with EnvServer(Film, max_sessions=1) as server:
-        client = EnvClient(Dial(server.address), transport="tcp")
+        client = EnvClient(ConnectOptions(server.address), transport="tcp")
         pid: Any = client.reset().infos["pid"]
         client.step([np.zeros((1, 300_000), np.float32)])
         client.send_step([np.zeros((1, 300_000), np.float32)])
@@ -120,7 +119,7 @@ def test_a_client_that_reads_nothing_costs_its_session_but_not_the_worker() -> N
         client._stream.close()
         assert eventually(lambda: server.num_sessions == 0)
 
-        other = EnvClient(Dial(server.address), transport="tcp")
+        other = EnvClient(ConnectOptions(server.address), transport="tcp")
         again: Any = other.reset().infos["pid"]
         assert again.tolist() == pid.tolist()
         other.step([np.zeros((1, 300_000), np.float32)])
@@ -144,7 +143,7 @@ class Wide(gymnasium.Env[Any, Any]):
 
 def test_a_worker_that_takes_nothing_does_not_hold_its_client_up() -> None:
     with EnvServer(Wide, step_grace_s=600.0) as server:
-        client = EnvClient(Dial(server.address), transport="tcp", step_timeout_s=2.0)
+        client = EnvClient(ConnectOptions(server.address), transport="tcp", step_timeout_s=2.0)
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         action = [np.zeros((1, 4_000_000), np.float32)]
         client.step(action)
@@ -170,7 +169,7 @@ def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> N
         render_mode="",
         metadata={},
     )
-    block, is_turn = Block(-1, contract), [False, True]
+    block, is_turn = StepBuffers(-1, contract), [False, True]
     seen: list[list[int]] = []
 
     def step(number: int, _: int, load: Callable[[], None], pack: object) -> bytes | None:
@@ -180,10 +179,10 @@ def test_over_tcp_actions_come_into_the_block_when_their_step_is_executed() -> N
         seen.append(np.asarray(block.actions[0]).tolist())
         return b"" if is_executed else None
 
-    end = DirectWorker(worker, Progress.local(2), block, step, 2, tag_arrays=True)
-    sent = Block(-1, contract)
+    end = DirectStepServer(worker, SessionProgress.local(2), block, step, 2, tag_arrays=True)
+    sent = StepBuffers(-1, contract)
     np.asarray(sent.actions[0])[:] = 1
-    actions = sent.travelling[0]
+    actions = sent.sent_parts[0]
     with client:
         for number in (1, 2):
             client.sendall(frames.pack_request(number, 0, actions.nbytes) + bytes(actions))
@@ -219,7 +218,7 @@ def greeting(ticket_id: bytes) -> bytes:
 
 def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address), transport="tcp")
+        client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
         client.step(NOTHING)
         port = port_of(server)
@@ -228,7 +227,7 @@ def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
             said(port, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n") == b""
         )
         assert said(port, greeting(secrets.token_bytes(tcp.TICKET_ID_BYTES))) == b""
-        ticket = client._roads._ask(30.0)
+        ticket = client._direct_connector._ask(30.0)
         heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tcp.PROOF_BYTES))
         assert len(heard) == tcp.NONCE_BYTES + tcp.PROOF_BYTES  # of the endpoint, and no word more
         assert said(port, greeting(ticket.ticket_id)) == b""  # a ticket is good for one try
@@ -237,23 +236,23 @@ def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
 
 
 def test_a_ticket_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker, "_TICKET_S", -1.0)
+    monkeypatch.setattr(connection_broker, "_TICKET_S", -1.0)
     with served(Lifelike, "shared_memory") as client:
         port = int(client.answer.capabilities[capabilities.DIRECT_TCP])
         with pytest.raises(OSError, match="hung up"):
-            tcp.dial("127.0.0.1", port, client._roads._ask(30.0), 30.0)
+            tcp.connect_options("127.0.0.1", port, client._direct_connector._ask(30.0), 30.0)
 
 
 def test_a_session_that_is_over_gets_no_connection() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address), transport="tcp")
+        client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
-        ticket = client._roads._ask(30.0)
+        ticket = client._direct_connector._ask(30.0)
         client.close()
         assert eventually(lambda: server.num_sessions == 0)
 
         with pytest.raises(OSError, match="hung up"):
-            tcp.dial("127.0.0.1", port_of(server), ticket, 30.0)
+            tcp.connect_options("127.0.0.1", port_of(server), ticket, 30.0)
 
 
 def test_a_client_shows_nothing_to_another_endpoint() -> None:
@@ -261,7 +260,7 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
 
     def pretend(listener: socket.socket) -> None:
         with listener.accept()[0] as peer:
-            peer.recv(tcp.GREETING_BYTES, socket.MSG_WAITALL)
+            peer.recv(tcp.HELLO_BYTES, socket.MSG_WAITALL)
             peer.sendall(secrets.token_bytes(tcp.NONCE_BYTES + tcp.PROOF_BYTES))
             heard.append(peer.recv(1024))
 
@@ -269,7 +268,9 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
         pretending = threading.Thread(target=pretend, args=(listener,))
         pretending.start()
         with pytest.raises(OSError, match="is another endpoint"):
-            tcp.dial("127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0)
+            tcp.connect_options(
+                "127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0
+            )
         pretending.join()
 
     assert heard == [b""]
@@ -286,11 +287,11 @@ def assert_steps_are_messages(client: EnvClient, caplog: pytest.LogCaptureFixtur
         client.step(NOTHING)
         return bool(caplog.messages)
 
-    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.road_keeper"):
+    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"):
         assert eventually(has_told)
         client.reset()
         client.step(NOTHING)
-    assert client._roads.transport == "grpc"
+    assert client._direct_connector.transport == "grpc"
     (message,) = caplog.messages
     client.close()
     return message
@@ -304,7 +305,7 @@ def closed_port() -> int:
 def test_a_port_that_cannot_be_reached_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     port = closed_port()
     with EnvServer(Lifelike, transport="tcp", data_advertise=port) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         message = assert_steps_are_messages(client, caplog)
 
     assert f"no direct TCP connection to 127.0.0.1, port {port}" in message
@@ -313,7 +314,7 @@ def test_a_port_that_cannot_be_reached_is_told_of_once(caplog: pytest.LogCapture
 
 def test_who_insists_is_told_that_a_port_cannot_be_reached() -> None:
     with EnvServer(Lifelike, data_advertise=closed_port()) as server:
-        client = EnvClient(Dial(server.address), transport="tcp")
+        client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
         with pytest.raises(EndpointError, match=r"Connection refused.*leave transport out"):
             client.step(NOTHING)
@@ -324,20 +325,24 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
     with (
         EnvServer(Lifelike, transport="tcp") as server,
         GatewayServer(lambda: [Target("one", 1, server.address)]) as gateway,
-        caplog.at_level(logging.INFO, "rlmesh_ray.transport.road_keeper"),
+        caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"),
     ):
         with pytest.raises(ConfigurationError, match="a gateway stands before it"):
-            EnvClient(Dial(gateway.address), transport="tcp")
-        message = assert_steps_are_messages(EnvClient(Dial(gateway.address)), caplog)
+            EnvClient(ConnectOptions(gateway.address), transport="tcp")
+        message = assert_steps_are_messages(EnvClient(ConnectOptions(gateway.address)), caplog)
 
     assert "a gateway stands before it" in message
 
 
 def test_who_is_let_in_by_no_endpoint_is_told_why_and_of_no_port() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address), transport="tcp")
-        client._roads._ask = functools.partial(
-            ask_for_ticket, client._dial, client._channel, (("rlmesh-ray-gateway", "1"),), 1000
+        client = EnvClient(ConnectOptions(server.address), transport="tcp")
+        client._direct_connector._ask = functools.partial(
+            request_ticket,
+            client._connect_options,
+            client._channel,
+            (("rlmesh-ray-gateway", "1"),),
+            1000,
         )
         client.reset()
         with pytest.raises(EndpointError, match=r"lets none in .*: a gateway") as caught:
@@ -367,9 +372,11 @@ def test_with_tls_there_is_none(tmp_path: Path) -> None:
 def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> None:
     options = {name: value.format(tmp_path) for name, value in options.items()}
     with EnvServer(Lifelike, **options) as server:
-        assert capabilities.DIRECT_TCP not in shake_hands(Dial(server.address)).capabilities
+        assert (
+            capabilities.DIRECT_TCP not in shake_hands(ConnectOptions(server.address)).capabilities
+        )
         with pytest.raises(ConfigurationError, match="takes no direct TCP connections"):
-            EnvClient(Dial(server.address), transport="tcp")
+            EnvClient(ConnectOptions(server.address), transport="tcp")
 
 
 @pytest.mark.parametrize(
@@ -521,7 +528,7 @@ def test_clients_connect_where_the_operator_says() -> None:
     where = free_address()
     with EnvServer(Lifelike, data_address=where) as server:
         assert where == f"127.0.0.1:{port_of(server)}"
-        client = EnvClient(Dial(server.address), transport="tcp")
+        client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
         client.step(NOTHING)
         client.close()

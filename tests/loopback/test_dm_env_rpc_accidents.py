@@ -18,11 +18,11 @@ import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
-from rlmesh_ray.client.channel import ClientTls, Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
-from rlmesh_ray.client.dm_env_rpc.world_client import WorldClient
+from rlmesh_ray.client.channel import ClientTls, ConnectOptions
 from rlmesh_ray.client.env_client import StepResult
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.client.world_client import WorldClient
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -46,7 +46,9 @@ INVALID = 3
 
 def client(peer: Peer, num_envs: int = 2, *, wait_s: float = 10.0, **more: Any) -> WorldClient:
     settings = DmEnvRpcSettings(num_envs=num_envs, **more)
-    return WorldClient(Dial(peer.address, timeout_s=wait_s), settings, step_timeout_s=wait_s)
+    return WorldClient(
+        ConnectOptions(peer.address, timeout_s=wait_s), settings, step_timeout_s=wait_s
+    )
 
 
 def moves(*each: int) -> list[Any]:
@@ -136,7 +138,7 @@ class Repeater:
 
 def begun(address: str, settings: DmEnvRpcSettings) -> WorldClient:
     """Return a session whose episodes have begun."""
-    env = WorldClient(Dial(address, timeout_s=10.0), settings, step_timeout_s=10.0)
+    env = WorldClient(ConnectOptions(address, timeout_s=10.0), settings, step_timeout_s=10.0)
     env.reset()
     return env
 
@@ -167,7 +169,7 @@ def test_an_answer_that_is_here_before_its_request_ends_the_session(
         env.step(action)
         assert server.has_repeated.wait(10.0)
 
-        streams = [agent.open_stream._stream for agent in env._joining.agents]
+        streams = [agent.open_stream._stream for agent in env._joiner.agents]
         assert eventually(lambda: any(stream.poll() for stream in streams))
 
         with pytest.raises(RemoteProtocolError, match="kind step was here before its request"):
@@ -215,7 +217,7 @@ def test_answers_to_requests_in_flight_are_none_too_many() -> None:
         results = []
         for _ in range(20):
             results.append(shown(env.receive_step(requests.pop(0))))
-            streams = [agent.open_stream._stream for agent in env._joining.agents]
+            streams = [agent.open_stream._stream for agent in env._joiner.agents]
             assert all(eventually(stream.poll) for stream in streams)
             requests.append(env.send_step(moves(1, 1)))
         results += [shown(env.receive_step(request)) for request in requests]
@@ -449,7 +451,7 @@ def test_a_reset_may_follow_a_step_whose_answer_is_still_to_come(batched: bool) 
     settings = DmEnvRpcSettings(batched=True) if batched else DmEnvRpcSettings(3, one_world=True)
     with EnvServer("CartPole-v1", num_envs=3) as server:
         address = f"dm_env_rpc://{server.address.removeprefix('rlmesh://')}"
-        lanes = WorldClient(Dial(address), settings, step_timeout_s=5.0)
+        lanes = WorldClient(ConnectOptions(address), settings, step_timeout_s=5.0)
         lanes.reset(seeds=(1, 2, 3))
         pushed = [np.array([1, 1, 0])]
         while not (ended := np.flatnonzero(lanes.step(pushed).terminated)).size:

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from rlmesh_ray import RemoteEnv, RemoteVectorEnv, evaluate
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
-from rlmesh_ray.client.lane_client import ask_endpoint
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.lane_client import probe_endpoint
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -32,9 +32,9 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
     UnsupportedSpaceError,
 )
-from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.spec import DiscreteSpec
-from rlmesh_ray.spaces.warnings import WARNING_KEY
 from tests.loopback.dm_env_rpc_peer import (
     CORRIDOR,
     CUT,
@@ -196,7 +196,7 @@ def test_a_reset_in_the_middle_ends_the_sequence_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conduct", "settings", "is_cut"),
+    ("conduct", "settings", "is_disconnected"),
     [
         (Conduct(), {}, False),
         (Conduct(end_state=INTERRUPTED), {}, True),
@@ -207,7 +207,9 @@ def test_a_reset_in_the_middle_ends_the_sequence_there() -> None:
         (Conduct(specs=with_discount(), discount=0.99), {}, True),
     ],
 )
-def test_ends_are_told_from_cuts(conduct: Conduct, settings: dict[str, Any], is_cut: bool) -> None:
+def test_ends_are_told_from_cuts(
+    conduct: Conduct, settings: dict[str, Any], is_disconnected: bool
+) -> None:
     with Peer(conduct) as peer:
         env = RemoteEnv(peer.address, dm_env_rpc=DmEnvRpcSettings(**settings))
         assert "discount" not in env.observation_space.spaces  # type: ignore[attr-defined]
@@ -215,7 +217,7 @@ def test_ends_are_told_from_cuts(conduct: Conduct, settings: dict[str, Any], is_
         flags = [env.step({"move": 0})[2:4] for _ in range(4)]
         env.close()
 
-    assert flags == [(False, False)] * 2 + [(not is_cut, is_cut), (False, False)]
+    assert flags == [(False, False)] * 2 + [(not is_disconnected, is_disconnected), (False, False)]
 
 
 def test_without_a_reward_there_is_none() -> None:
@@ -568,7 +570,9 @@ def test_nobody_else_carries_batches() -> None:
 
 def test_asking_joins_for_a_moment_with_one_lane() -> None:
     with Peer() as peer:
-        answer = ask_endpoint(Dial(peer.address, dm_env_rpc=DmEnvRpcSettings(num_envs=5)))
+        answer = probe_endpoint(
+            ConnectOptions(peer.address, dm_env_rpc=DmEnvRpcSettings(num_envs=5))
+        )
 
         assert peer.kinds().count("join_world") == peer.kinds().count("leave_world") == 1
     assert answer.contract.num_envs == 5  # type: ignore[attr-defined]
@@ -616,7 +620,7 @@ def test_there_are_no_calls_into_environments() -> None:
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rlmesh_ray.wire.dm_env_rpc_v1.published", None)
+    monkeypatch.setitem(sys.modules, "rlmesh_ray.dialects.dm_env_rpc.wire.package_messages", None)
 
     with pytest.raises(ConfigurationError, match=r"rlmesh-ray\[dm-env-rpc\]"):
         RemoteEnv("dm_env_rpc://127.0.0.1:1")

@@ -22,12 +22,12 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.dialects.dm_env_rpc.wire.contract_property import CONTRACT, contract_from_text
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.batch import flatten
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
-from rlmesh_ray.wire.dm_env_rpc_v1.contract_property import CONTRACT, contract_from_text
 from tests.loopback.dm_env_rpc_stream import (
     INTERRUPTED,
     RUNNING,

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -190,7 +190,7 @@ def test_a_partial_reset_restarts_exactly_its_lanes(cartpole: EnvServer) -> None
 
 def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died() -> None:
     with EnvServer(Moody, num_envs=2) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         pid = int(np.asarray(client.reset().infos["pid"])[0])
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -210,7 +210,7 @@ def test_a_partial_reset_does_not_hide_that_the_other_lanes_have_died() -> None:
 
 def test_episodes_are_tracked_from_an_explicit_reset_to_their_end() -> None:
     with EnvServer(Moody, num_envs=2) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         first = client.reset(seeds=[5, 6])
         client.step([np.array([0, 0])])
         ended = client.step([np.array([4, 0])])
@@ -269,7 +269,7 @@ def test_a_wrong_action_is_refused_before_it_is_sent(cartpole: EnvServer) -> Non
 
 
 def test_an_action_outside_its_domain_is_never_delivered(cartpole: EnvServer) -> None:
-    client = EnvClient(Dial(cartpole.address))
+    client = EnvClient(ConnectOptions(cartpole.address))
     client.reset()
 
     with pytest.raises(RemoteEnvError, match="action") as caught:
@@ -325,7 +325,7 @@ def test_a_single_lane_client_refuses_a_wider_endpoint(cartpole: EnvServer) -> N
 
 
 def test_a_closed_client_says_so(cartpole: EnvServer) -> None:
-    env = EnvClient(Dial(cartpole.address))
+    env = EnvClient(ConnectOptions(cartpole.address))
     env.close()
     env.close()
 
@@ -383,7 +383,7 @@ def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
 
 
 def test_the_handshake_tells_the_contract_without_a_session(cartpole: EnvServer) -> None:
-    answer = shake_hands(Dial(cartpole.address))
+    answer = shake_hands(ConnectOptions(cartpole.address))
 
     assert answer.contract == cartpole.contract
     assert answer.selected_edition == "2026.06"

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
-from rlmesh_ray.client.evaluation import Episode
 from rlmesh_ray.errors import ConfigurationError, RemoteModelError
+from rlmesh_ray.evaluation import EpisodeResult
 
 
 def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
@@ -42,7 +42,7 @@ def test_an_episode_is_what_it_is_in_process() -> None:
     with EnvServer("CartPole-v1") as server:
         result = evaluate(server.address, lean, episodes=1, seed=11)
 
-    assert result.episodes == (Episode(0, 11, total, length, terminated),)
+    assert result.episodes == (EpisodeResult(0, 11, total, length, terminated),)
     assert result.return_mean == total
     assert math.isnan(result.return_stderr)
 
@@ -50,7 +50,7 @@ def test_an_episode_is_what_it_is_in_process() -> None:
 def test_an_open_environment_is_left_open() -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         env = RemoteVectorEnv(server.address)
-        seen: list[Episode] = []
+        seen: list[EpisodeResult] = []
 
         result = evaluate(env, lean, episodes=3, seed=0, on_episode=seen.append)
 

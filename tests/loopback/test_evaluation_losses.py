@@ -18,10 +18,9 @@ import pytest
 from numpy.typing import NDArray
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel, RemoteVectorEnv, evaluate
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.evaluation import Episode, EvaluationResult, Loss, Role
-from rlmesh_ray.compliance.probe import REST, Command
+from rlmesh_ray.compliance.probe import REST, ProbeCommand
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -31,8 +30,9 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RemoteModelError,
 )
+from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
-from rlmesh_ray.testing.probe import ENV_ID, ProbeEnv
+from rlmesh_ray.testing.probe_env import ENV_ID, ProbeEnv
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
 
@@ -46,7 +46,7 @@ def lean(observations: NDArray[Any]) -> NDArray[np.int64]:
 
 
 @functools.cache
-def in_process(index: int) -> Episode:
+def in_process(index: int) -> EpisodeResult:
     """What episode ``index`` must be, whatever happens to endpoints."""
     env = gymnasium.make("CartPole-v1")
     observation, _ = env.reset(seed=SEED + index)
@@ -55,7 +55,7 @@ def in_process(index: int) -> Episode:
         action = int(lean(observation[None])[0])
         observation, reward, terminated, truncated, _ = env.step(action)
         total, length = total + float(reward), length + 1
-    return Episode(index, SEED + index, total, length, terminated, truncated)
+    return EpisodeResult(index, SEED + index, total, length, terminated, truncated)
 
 
 class Record:
@@ -73,14 +73,14 @@ class Record:
         after: int = 3,
         on_loss: Callable[[Loss], object] = lambda _: None,
     ) -> None:
-        self.episodes: list[Episode] = []
+        self.episodes: list[EpisodeResult] = []
         self.losses: list[Loss] = []
         self._meddle = meddle
         self._after = after
         self._on_loss = on_loss
         self._thread = threading.current_thread()
 
-    def episode(self, episode: Episode) -> None:
+    def episode(self, episode: EpisodeResult) -> None:
         assert threading.current_thread() is self._thread
         self.episodes.append(episode)
         if len(self.episodes) == self._after:
@@ -111,7 +111,7 @@ def check(result: EvaluationResult, record: Record, episodes: int = 10) -> None:
     lost = [loss for loss in record.losses if loss.episodes]
     assert result.interruptions == len(lost)
     counts = {(report.role, report.address): report.episodes for report in result.endpoints}
-    assert sum(n for (role, _), n in counts.items() if role is Role.ENV) == episodes
+    assert sum(n for (role, _), n in counts.items() if role is EndpointRole.ENV) == episodes
 
 
 class Held(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -180,7 +180,9 @@ def test_all_endpoints_work_at_once_each_environment_with_a_policy_of_its_own() 
         result = run(*addresses, record)
 
     check(result, record)
-    assert [report.role for report in result.endpoints] == [Role.ENV] * 2 + [Role.MODEL] * 2
+    assert [report.role for report in result.endpoints] == [EndpointRole.ENV] * 2 + [
+        EndpointRole.MODEL
+    ] * 2
     assert {report.address for report in result.endpoints} == {*addresses[0], *addresses[1]}
     assert all(report.episodes and not report.interruptions for report in result.endpoints)
     assert workers() == []
@@ -245,7 +247,8 @@ def probe_action(observation: dict[str, Any], last: int) -> Any:
     is_over = steps + 1 >= last or noise[0] < 0.2
     return {
         **REST,
-        "command": int(Command.TRUNCATE if noise[1] < 0.5 else Command.TERMINATE) * is_over,
+        "command": int(ProbeCommand.TRUNCATE if noise[1] < 0.5 else ProbeCommand.TERMINATE)
+        * is_over,
         "box": noise.astype(np.float32),
     }
 
@@ -272,7 +275,7 @@ def test_a_nested_environment_gives_what_it_gives_in_process() -> None:
         while not any(ends):
             observation, reward, *ends, _ = env.step(probe_action(observation, 6))  # type: ignore[assignment]
             total, length = total + reward, length + 1
-        expected.append(Episode(index, SEED + index, total, length, *ends))
+        expected.append(EpisodeResult(index, SEED + index, total, length, *ends))
 
     record = Record()
     with (
@@ -408,8 +411,10 @@ def test_a_policy_that_dies_costs_no_episode() -> None:
         result = run(envs, models, record)
 
     check(result, record)
-    assert {(loss.role, loss.address) for loss in record.losses} == {(Role.MODEL, mortal.address)}
-    assert sum(r.episodes for r in result.endpoints if r.role is Role.MODEL) == 10
+    assert {(loss.role, loss.address) for loss in record.losses} == {
+        (EndpointRole.MODEL, mortal.address)
+    }
+    assert sum(r.episodes for r in result.endpoints if r.role is EndpointRole.MODEL) == 10
 
 
 @pytest.mark.slow
@@ -463,14 +468,14 @@ def test_a_process_that_is_killed_or_frozen_costs_no_episode(
 def test_an_environment_that_hangs_once_is_asked_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commands = iter([Command.GO_ON, Command.SLEEP])
+    commands = iter([ProbeCommand.GO_ON, ProbeCommand.SLEEP])
 
     def act(observations: dict[str, Any]) -> Any:
         actions = probe_policy(observations)
         command = next(commands, None)
         if command is not None:
             actions["command"][:] = command
-        if command is Command.SLEEP:  # no other step is hurried
+        if command is ProbeCommand.SLEEP:  # no other step is hurried
             monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
         return actions
 
@@ -590,7 +595,9 @@ def test_a_dial_reaches_what_an_address_does_not() -> None:
         EnvServer("CartPole-v1", token="s3cret") as closed,
         EnvServer("CartPole-v1", token="other") as other,
     ):
-        result = run([Dial(closed.address, "s3cret"), other.address], lean, record, token="other")
+        result = run(
+            [ConnectOptions(closed.address, "s3cret"), other.address], lean, record, token="other"
+        )
 
     check(result, record)
 

@@ -26,7 +26,7 @@ from rlmesh_ray import (
     evaluate,
 )
 from rlmesh_ray.client import env_handshake
-from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.channel import ClientTls, ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -36,8 +36,8 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RemoteEnvError,
 )
-from rlmesh_ray.protocol.gateway_routes import Target
-from rlmesh_ray.server.access import ServerTls
+from rlmesh_ray.protocol.gateway_balancer import Target
+from rlmesh_ray.server.bind_policy import ServerTls
 from rlmesh_ray.server.env_service import SERVICE as ENV
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.certificates import Authority, needs_openssl
@@ -235,13 +235,13 @@ def test_on_one_machine_steps_go_past_the_gateway() -> None:
 
 
 def test_a_gateway_tells_its_own_health(gateway: GatewayServer) -> None:
-    dial = Dial(gateway.address, token=FRONT)
+    connect_options = ConnectOptions(gateway.address, token=FRONT)
 
-    assert check_health(dial).is_serving
-    assert check_health(dial, ENV).is_serving
-    assert check_health(dial, "no.such.Service").status is HealthStatus.UNKNOWN
+    assert check_health(connect_options).is_serving
+    assert check_health(connect_options, ENV).is_serving
+    assert check_health(connect_options, "no.such.Service").status is HealthStatus.UNKNOWN
     with pytest.raises(AccessDeniedError):
-        check_health(Dial(gateway.address))
+        check_health(ConnectOptions(gateway.address))
 
 
 def test_a_gateway_serves_while_one_endpoint_does_and_leads_new_clients_there() -> None:
@@ -252,7 +252,7 @@ def test_a_gateway_serves_while_one_endpoint_does_and_leads_new_clients_there() 
     ):
         one.drain(0.0)
 
-        assert eventually(lambda: bool(gateway._lines.routes._failed_s))
+        assert eventually(lambda: bool(gateway._upstreams.routes._failed_s))
         first, second = (RemoteEnv(gateway.address, token=FRONT) for _ in range(2))
         first.reset()
         second.reset()
@@ -434,7 +434,7 @@ def test_tls_is_spoken_to_the_clients_and_to_the_endpoints(tmp_path: Path) -> No
         env = RemoteEnv(gateway.address, token=FRONT, tls=trusting)
         observation, _ = env.reset(seed=0)
         env.close()
-        assert check_health(Dial(gateway.address, token=FRONT, tls=trusting)).is_serving
+        assert check_health(ConnectOptions(gateway.address, token=FRONT, tls=trusting)).is_serving
 
         np.testing.assert_array_equal(observation, gymnasium.make("CartPole-v1").reset(seed=0)[0])
         with pytest.raises(EndpointUnreachableError):

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import AddressError, ConfigurationError
-from rlmesh_ray.protocol.gateway_routes import Target
-from rlmesh_ray.server import gateway_lines
+from rlmesh_ray.protocol.gateway_balancer import Target
+from rlmesh_ray.server import gateway_upstreams
 from rlmesh_ray.server.gateway import GatewayServer
 from tests.loopback.eventually import eventually
 from tests.loopback.gateway_peers import MEBIBYTE, SERVICE, Toy
@@ -39,11 +39,11 @@ def gateway(toys: list[Toy]) -> Iterator[GatewayServer]:
 
 @pytest.fixture
 def channel(gateway: GatewayServer) -> Iterator[grpc.Channel]:
-    with dial(gateway) as opened:
+    with connect_options(gateway) as opened:
         yield opened
 
 
-def dial(gateway: GatewayServer) -> grpc.Channel:
+def connect_options(gateway: GatewayServer) -> grpc.Channel:
     """Open a connection of its own."""
     options = [("grpc.max_receive_message_length", -1)]
     return plain_channel(gateway.address, options=options)
@@ -94,7 +94,7 @@ def test_messages_larger_than_grpcs_default_pass(channel: grpc.Channel) -> None:
 
 def test_a_message_that_is_larger_than_may_be_ends_its_own_call_only(toys: list[Toy]) -> None:
     limited = GatewayServer(lambda: [toys[0].target], max_receive_bytes=1000)
-    with limited as gateway, dial(gateway) as channel:
+    with limited as gateway, connect_options(gateway) as channel:
         error = failure(stream(channel, "Echo", bytes(1001)))
 
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -209,7 +209,7 @@ def test_a_stranger_reaches_no_endpoint(
 def test_all_calls_of_a_connection_meet_and_other_connections_go_elsewhere(
     gateway: GatewayServer, toys: list[Toy]
 ) -> None:
-    with dial(gateway) as one, dial(gateway) as other:
+    with connect_options(gateway) as one, connect_options(gateway) as other:
         names = [[list(stream(each, "Name")) for _ in range(3)] for each in (one, other)]
 
     assert names == [[[b"a"]] * 3, [[b"b"]] * 3]
@@ -218,7 +218,7 @@ def test_all_calls_of_a_connection_meet_and_other_connections_go_elsewhere(
 
 
 def test_twenty_clients_at_once_are_spread_evenly(gateway: GatewayServer, toys: list[Toy]) -> None:
-    channels = [dial(gateway) for _ in range(20)]
+    channels = [connect_options(gateway) for _ in range(20)]
     calls = [stream(channel, "Hang") for channel in channels]
 
     assert eventually(lambda: sum(len(toy.seen) for toy in toys) == 20)
@@ -274,7 +274,7 @@ def test_an_endpoint_that_takes_another_token_is_left_alone(toys: list[Toy]) -> 
     stranger = Target("a", 1, toys[0].target.address, "of somebody else")
     with (
         GatewayServer(lambda: [stranger]) as gateway,
-        dial(gateway) as channel,
+        connect_options(gateway) as channel,
     ):
         error = failure(stream(channel, "Echo"))
 
@@ -288,7 +288,7 @@ def test_an_endpoint_that_does_not_answer_is_passed_over(toys: list[Toy]) -> Non
     nobody = Target("nobody", 1, "127.0.0.1:1")
     with (
         GatewayServer(lambda: [nobody, toys[0].target]) as gateway,
-        dial(gateway) as channel,
+        connect_options(gateway) as channel,
     ):
         assert list(stream(channel, "Name")) == [b"a"]
         assert gateway.health().is_serving
@@ -299,19 +299,19 @@ def test_an_endpoint_that_does_not_answer_is_passed_over(toys: list[Toy]) -> Non
     [([], "no endpoint behind"), ([Target("nobody", 1, "127.0.0.1:1")], "none of the 1 endpoints")],
 )
 def test_without_endpoints_clients_and_probes_are_told(targets: list[Target], words: str) -> None:
-    with GatewayServer(lambda: targets) as gateway, dial(gateway) as channel:
+    with GatewayServer(lambda: targets) as gateway, connect_options(gateway) as channel:
         error = failure(stream(channel, "Echo"))
 
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert words in error.details()
-        told = check_health(Dial(gateway.address))
+        told = check_health(ConnectOptions(gateway.address))
         assert told.status is HealthStatus.NOT_SERVING
         assert words in told.reason
 
 
 def test_endpoints_that_come_later_are_found(toys: list[Toy]) -> None:
     targets: list[Target] = []
-    with GatewayServer(lambda: tuple(targets)) as gateway, dial(gateway) as channel:
+    with GatewayServer(lambda: tuple(targets)) as gateway, connect_options(gateway) as channel:
         failure(stream(channel, "Name"))
 
         targets.append(toys[1].target)
@@ -324,12 +324,12 @@ def test_an_endpoint_that_is_listed_no_more_keeps_its_calls_and_gets_no_others(
     toys: list[Toy],
 ) -> None:
     targets = [toy.target for toy in toys]
-    with GatewayServer(lambda: tuple(targets)) as gateway, dial(gateway) as channel:
+    with GatewayServer(lambda: tuple(targets)) as gateway, connect_options(gateway) as channel:
         open_call = stream(channel, "Hang")
         assert eventually(lambda: bool(toys[0].seen))
         del targets[0]
 
-        assert eventually(lambda: len(gateway._lines.routes.targets) == 1)
+        assert eventually(lambda: len(gateway._upstreams.routes.targets) == 1)
         during = list(stream(channel, "Name"))
         open_call.cancel()
         assert eventually(lambda: list(stream(channel, "Name")) == [b"b"])
@@ -343,7 +343,7 @@ def test_while_nobody_can_list_the_endpoints_those_that_are_known_serve(toys: li
     def broken() -> list[Target]:
         raise ConfigurationError("nobody knows")
 
-    with GatewayServer(lambda: answers[0]()) as gateway, dial(gateway) as channel:
+    with GatewayServer(lambda: answers[0]()) as gateway, connect_options(gateway) as channel:
         answers[0] = broken
 
         assert list(stream(channel, "Name")) == [b"a"]
@@ -353,7 +353,7 @@ def test_who_cannot_list_endpoints_says_why() -> None:
     def broken() -> list[Target]:
         raise ConfigurationError("nobody knows")
 
-    with GatewayServer(broken) as gateway, dial(gateway) as channel:
+    with GatewayServer(broken) as gateway, connect_options(gateway) as channel:
         error = failure(stream(channel, "Echo"))
 
     assert "nobody knows" in error.details()
@@ -362,7 +362,7 @@ def test_who_cannot_list_endpoints_says_why() -> None:
 def test_a_stopped_gateway_ends_its_calls_and_not_the_endpoints(toys: list[Toy]) -> None:
     targets = [toys[0].target]
     with GatewayServer(lambda: targets) as gateway:
-        channel = dial(gateway)
+        channel = connect_options(gateway)
         call = stream(channel, "Hang")
         assert eventually(lambda: bool(toys[0].seen))
 
@@ -371,7 +371,7 @@ def test_a_stopped_gateway_ends_its_calls_and_not_the_endpoints(toys: list[Toy])
         assert failure(call).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         assert toys[0].seen[0].ended.wait(WAIT_S)
         channel.close()
-    with GatewayServer(lambda: targets) as again, dial(again) as channel:
+    with GatewayServer(lambda: targets) as again, connect_options(again) as channel:
         assert list(stream(channel, "Name")) == [b"a"]
 
 
@@ -391,7 +391,7 @@ def test_a_call_that_has_ended_counts_no_more(
     list(stream(channel, "Echo"))
     failure(stream(channel, "Refuse"))
 
-    (visit,) = gateway._lines.routes._connections.values()
+    (visit,) = gateway._upstreams.routes._connections.values()
     assert eventually(lambda: visit.num_calls == 0)
 
 
@@ -399,7 +399,7 @@ def test_the_watch_goes_on_after_a_look_that_failed(
     toys: list[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with GatewayServer(lambda: [toys[0].target]) as gateway:
-        lines, fine = gateway._lines, gateway._lines.renew
+        lines, fine = gateway._upstreams, gateway._upstreams.renew
 
         async def fail(**_: Any) -> None:
             raise RuntimeError("can't start new thread")
@@ -415,13 +415,16 @@ def test_the_watch_goes_on_after_a_look_that_failed(
 def test_a_line_that_nobody_uses_is_closed_and_opened_again(
     toys: list[Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_lines, "_IDLE_S", 1.5)
+    monkeypatch.setattr(gateway_upstreams, "_IDLE_S", 1.5)
     targets = [toy.target for toy in toys]
-    with GatewayServer(lambda: targets, token="front") as gateway, dial(gateway) as channel:
+    with (
+        GatewayServer(lambda: targets, token="front") as gateway,
+        connect_options(gateway) as channel,
+    ):
         list(stream(channel, "Name"))
-        assert len(gateway._lines._lines) == 1
+        assert len(gateway._upstreams._upstreams) == 1
 
-        assert eventually(lambda: not gateway._lines._lines)
+        assert eventually(lambda: not gateway._upstreams._upstreams)
 
         assert list(stream(channel, "Name")) == [b"a"]
         assert len({call.peer for call in toys[0].seen}) == 2

@@ -19,18 +19,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.health import EndpointHealth, HealthStatus, check_health
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import AccessDeniedError, EndpointError
 from rlmesh_ray.server import endpoint as endpoint_module
 from rlmesh_ray.server import env_server as env_server_module
-from rlmesh_ray.server import loop as loop_module
+from rlmesh_ray.server import event_loop as loop_module
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_service import SERVICE as ENV
+from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.loop import shared_loop
 from rlmesh_ray.server.model_service import SERVICE as MODEL
 from tests.loopback.child_processes import worker_pids
 from tests.loopback.eventually import eventually
@@ -99,8 +99,8 @@ def test_any_grpc_client_can_ask_for_the_health(
 
         assert plain.check() == SERVING
         assert plain.check(name) == SERVING
-        assert check_health(Dial(server.address)).is_serving
-        assert check_health(Dial(server.address), name).is_serving
+        assert check_health(ConnectOptions(server.address)).is_serving
+        assert check_health(ConnectOptions(server.address), name).is_serving
 
 
 def test_a_service_that_is_not_there_has_no_health() -> None:
@@ -112,7 +112,7 @@ def test_a_service_that_is_not_there_has_no_health() -> None:
             plain.check(MODEL)
 
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        assert check_health(Dial(server.address), MODEL).status is HealthStatus.UNKNOWN
+        assert check_health(ConnectOptions(server.address), MODEL).status is HealthStatus.UNKNOWN
         assert next(watch).status == SERVICE_UNKNOWN
         watch.cancel()
 
@@ -147,7 +147,7 @@ def test_a_server_that_does_not_run_is_not_healthy() -> None:
 def test_the_reason_reaches_who_asks_however_long_it_is() -> None:
     served = endpoint(lambda: Health(False, "ä" * 100_000))
 
-    health = check_health(Dial(served.address))
+    health = check_health(ConnectOptions(served.address))
 
     assert health.status is HealthStatus.NOT_SERVING
     assert health.reason.startswith("äää")
@@ -160,7 +160,7 @@ def test_a_probe_that_raises_tells_that_nobody_is_served() -> None:
 
     served = endpoint(probe)
 
-    told = check_health(Dial(served.address))
+    told = check_health(ConnectOptions(served.address))
 
     assert told.status is HealthStatus.NOT_SERVING
     assert told.reason == "the health probe raised OSError: the device is gone"
@@ -213,7 +213,7 @@ def test_an_environment_that_hangs_is_no_reason_to_send_clients_away(
         try:
             step = aside.submit(frozen.step, 0)
 
-            assert check_health(Dial(server.address)).is_serving
+            assert check_health(ConnectOptions(server.address)).is_serving
             other = RemoteEnv(server.address)
             other.reset()
             other.step(0)
@@ -284,7 +284,7 @@ def test_a_loop_that_answers_is_never_silent_for_long(monkeypatch: pytest.Monkey
 
     silences = []
     for _ in range(3):
-        silences.append(loop.silent_for_s())
+        silences.append(loop.unresponsive_for_s())
         loop.run(asyncio.sleep(0))  # it has answered before that
 
     assert silences == [0.0, 0.0, 0.0]
@@ -341,7 +341,9 @@ def test_a_draining_model_endpoint_finishes_what_it_has_and_takes_nobody_else() 
         is_empty = drained(server, 0.0)
 
         assert not is_empty
-        assert check_health(Dial(server.address), MODEL).status is HealthStatus.NOT_SERVING
+        assert (
+            check_health(ConnectOptions(server.address), MODEL).status is HealthStatus.NOT_SERVING
+        )
         with pytest.raises(EndpointError, match=r"draining: .* dial another endpoint"):
             RemoteModel(server.address)
         assert model.predict(np.zeros((1, 4), np.float32)).tolist() == [0]
@@ -377,7 +379,7 @@ def test_who_has_shaken_hands_before_the_drain_is_turned_away_at_the_join() -> N
 
 def test_a_drain_does_not_wait_for_who_has_vanished() -> None:
     with EnvServer("CartPole-v1") as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.reset()
         client._channel.close()
 
@@ -446,7 +448,7 @@ def test_a_drain_under_load_breaks_nothing_and_is_told_before_anybody_is_refused
                 session(address)
                 done.release()
         except EndpointError as error:
-            return str(error), check_health(Dial(address)).status
+            return str(error), check_health(ConnectOptions(address)).status
 
     for _ in range(10):
         done = threading.Semaphore(0)
@@ -478,12 +480,12 @@ def test_the_health_is_behind_the_token_as_all_calls_are(metadata: Any) -> None:
         with pytest.raises(grpc.RpcError) as watch:
             next(plain.watch(metadata=metadata))
         with pytest.raises(AccessDeniedError):
-            check_health(Dial(server.address))
+            check_health(ConnectOptions(server.address))
 
         assert check.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert watch.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert plain.check(metadata=(("authorization", "Bearer wrong"),)) == SERVING
-        assert check_health(Dial(server.address, "wrong")).is_serving
+        assert check_health(ConnectOptions(server.address, "wrong")).is_serving
 
 
 def test_strangers_do_not_learn_that_an_endpoint_drains() -> None:
@@ -503,7 +505,7 @@ def test_an_endpoint_that_does_not_know_the_question_has_unknown_health() -> Non
         port = foreign.add_insecure_port("127.0.0.1:0")
         foreign.start()
 
-        health = check_health(Dial(f"127.0.0.1:{port}"))
+        health = check_health(ConnectOptions(f"127.0.0.1:{port}"))
 
         foreign.stop(None).wait()
     assert health.status is HealthStatus.UNKNOWN
@@ -521,14 +523,14 @@ def test_an_answer_that_makes_no_sense_is_unknown_health(answer: bytes) -> None:
         )
         foreign.start()
 
-        health = check_health(Dial(f"127.0.0.1:{port}"))
+        health = check_health(ConnectOptions(f"127.0.0.1:{port}"))
 
         foreign.stop(None).wait()
     assert health.status is HealthStatus.UNKNOWN
 
 
 def test_an_address_where_nobody_answers_is_unreachable() -> None:
-    health = check_health(Dial("127.0.0.1:9"))
+    health = check_health(ConnectOptions("127.0.0.1:9"))
 
     assert health.status is HealthStatus.UNREACHABLE
     assert "nothing answers" in health.reason
@@ -536,15 +538,15 @@ def test_an_address_where_nobody_answers_is_unreachable() -> None:
 
 def test_who_accepts_and_says_nothing_is_unreachable_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        dial = Dial(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.5)
+        connect_options = ConnectOptions(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.5)
 
-        assert check_health(dial).status is HealthStatus.UNREACHABLE
+        assert check_health(connect_options).status is HealthStatus.UNREACHABLE
 
 
 def test_a_unix_socket_tells_its_health(tmp_path: Any) -> None:
     address = f"unix:{tmp_path / 'env.sock'}"
     with EnvServer("CartPole-v1", address=address):
-        assert check_health(Dial(address)) == EndpointHealth(HealthStatus.SERVING)
+        assert check_health(ConnectOptions(address)) == EndpointHealth(HealthStatus.SERVING)
 
 
 # --- the command -----------------------------------------------------------------------

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, StepResult
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import EndpointError, EndpointLostError
+from rlmesh_ray.polling import AdaptivePoller
 from rlmesh_ray.transport.shared_memory import EventfdSocket
-from rlmesh_ray.waiting import Waiting
 from tests.loopback.eventually import entered
 from tests.loopback.lifelike import Gated
 
@@ -55,8 +55,8 @@ def interrupted(has_entered: threading.Event) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("transport", "waits"),
     [
-        ("shared_memory", (Waiting, "ready")),
-        ("tcp", (Waiting, "ready")),
+        ("shared_memory", (AdaptivePoller, "wait_readable")),
+        ("tcp", (AdaptivePoller, "wait_readable")),
         ("grpc", (JoinStream, "receive")),
     ],
 )
@@ -65,7 +65,7 @@ def test_nothing_is_asked_any_more_after_a_request_that_was_left_in_the_middle(
 ) -> None:
     gate = tmp_path / "gate"
     with EnvServer(lambda: Gated(str(gate))) as server:
-        client = EnvClient(Dial(server.address), transport=transport)
+        client = EnvClient(ConnectOptions(server.address), transport=transport)
         client.reset()
         step = client.send_step(NOTHING)
         with interrupted(entered(monkeypatch, *waits)):
@@ -91,11 +91,11 @@ def test_closing_a_session_in_mid_step_takes_no_descriptor_from_the_thread_that_
 
     monkeypatch.setattr(EventfdSocket, "clear", note)
     with EnvServer(lambda: Gated(str(tmp_path / "gate")), step_grace_s=0.1) as server:
-        client = EnvClient(Dial(server.address), transport="shared_memory")
+        client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client.reset()
         step = client.send_step(NOTHING)
         outcome: Future[StepResult] = Future()
-        is_waiting = entered(monkeypatch, Waiting, "ready")
+        is_waiting = entered(monkeypatch, AdaptivePoller, "wait_readable")
         waiter = threading.Thread(target=resolve, args=(outcome, client.receive_step, step))
         waiter.start()
         assert is_waiting.wait(60.0)

@@ -16,8 +16,8 @@ import pytest
 
 from rlmesh_ray.client import bidi_call
 from rlmesh_ray.client.bidi_call import QueuedCall
-from rlmesh_ray.client.direct_call import DirectCall
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.client.single_threaded_call import SingleThreadedCall
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -36,13 +36,13 @@ Serve = Callable[[Handler], JoinStream]
 
 
 @pytest.fixture(
-    params=[DirectCall, QueuedCall],
+    params=[SingleThreadedCall, QueuedCall],
     ids=["direct", "queued"],
 )
 def serve(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start a server with the given handler and return a stream to it."""
     if request.param is QueuedCall:
-        monkeypatch.setattr(bidi_call, "_begin_direct", lambda: None)
+        monkeypatch.setattr(bidi_call, "_begin_single_threaded", lambda: None)
     options = [
         ("grpc.keepalive_time_ms", 100),
         ("grpc.keepalive_timeout_ms", 2000),
@@ -296,7 +296,7 @@ def test_ctrl_c_while_a_stream_is_read_ends_it_and_nothing_hangs(
     # The innermost that each kind of call waits in.
     owner, name = (
         (call, "_consume_next_event")
-        if type(call) is DirectCall
+        if type(call) is SingleThreadedCall
         else (call._call._state.condition, "wait")
     )
     is_waiting = entered(monkeypatch, owner, name, by=threading.main_thread())
@@ -342,7 +342,7 @@ class Interrupted:
 
 @pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize("request_", ["send", "receive", "poll"])
-@pytest.mark.parametrize("serve", [DirectCall], indirect=True, ids=["direct"])
+@pytest.mark.parametrize("serve", [SingleThreadedCall], indirect=True, ids=["direct"])
 def test_a_stream_that_ctrl_c_has_interrupted_anywhere_can_be_closed(
     serve: Serve, request_: str, is_asked: bool
 ) -> None:
@@ -389,7 +389,7 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
     def begin(*_: object) -> None:
         raise error("changed")
 
-    monkeypatch.setattr(DirectCall, "begin", begin)
+    monkeypatch.setattr(SingleThreadedCall, "begin", begin)
     with plain_channel("127.0.0.1:1") as channel:
         stream = JoinStream(channel, PATH, (), "127.0.0.1:1")
 
@@ -401,7 +401,7 @@ def test_a_grpc_that_has_changed_inside_is_used_as_everybody_does(
 
 FORK = """
 import os, threading
-from rlmesh_ray.client.join_stream import Deadline
+from rlmesh_ray.client.join_stream import CallDeadline
 
 class Call:
     def __init__(self):
@@ -409,11 +409,11 @@ class Call:
     def cancel(self):
         self.cancelled.set()
 
-with Deadline(60.0, Call()):
+with CallDeadline(60.0, Call()):
     pass
 if os.fork() == 0:
     call = Call()
-    with Deadline(0.2, call):
+    with CallDeadline(0.2, call):
         os._exit(0 if call.cancelled.wait(20) else 1)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """

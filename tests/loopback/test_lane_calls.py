@@ -17,7 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import (
     CapacityError,
@@ -29,8 +29,8 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
 )
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.wire import lanes_v1 as wire
-from rlmesh_ray.wire.lanes_v1 import CallFailed, LaneCall
+from rlmesh_ray.wire import lane_calls_v1 as wire
+from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
 from tests.loopback.test_cli import started
 
 ALLOWED = ("set_task", "task", "steps", "fail", "die", "hang", "hoard", "missing")
@@ -99,7 +99,7 @@ def endpoint(pipe: Path) -> Iterator[EnvServer]:
 
 @pytest.fixture
 def client(endpoint: EnvServer) -> Iterator[EnvClient]:
-    client = EnvClient(Dial(endpoint.address, "secret"), step_timeout_s=30.0)
+    client = EnvClient(ConnectOptions(endpoint.address, "secret"), step_timeout_s=30.0)
     yield client
     client.close()
 
@@ -154,7 +154,7 @@ def test_a_call_happens_after_a_step_that_is_in_flight(client: EnvClient, pipe: 
 def test_a_call_does_not_overtake_a_step_that_is_still_on_its_way(
     endpoint: EnvServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = EnvClient(Dial(endpoint.address, "secret"), transport="grpc")
+    client = EnvClient(ConnectOptions(endpoint.address, "secret"), transport="grpc")
     client.reset()
     send = client._stream.send
     on_its_way: list[bytes] = []
@@ -280,7 +280,7 @@ def test_garbage_is_refused_and_costs_nothing(client: EnvClient) -> None:
 
 def test_a_closed_session_is_not_called(client: EnvClient) -> None:
     client.reset()
-    with_another = EnvClient(client._dial)
+    with_another = EnvClient(client._connect_options)
     with_another.reset()
     with_another.close()
 
@@ -294,7 +294,7 @@ def test_a_closed_session_is_not_called(client: EnvClient) -> None:
 @pytest.mark.slow
 def test_a_full_endpoint_is_told_by_the_first_call(endpoint: EnvServer, client: EnvClient) -> None:
     client.reset()
-    other, third = (EnvClient(client._dial) for _ in range(2))
+    other, third = (EnvClient(client._connect_options) for _ in range(2))
     other.reset()
 
     with pytest.raises(CapacityError, match="all 2 sessions are taken"):
@@ -341,7 +341,9 @@ def test_after_a_call_that_was_late_no_new_direct_road_lets_a_step_pass(
     pipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EnvServer(lambda: Tasked(str(pipe)), allow_calls=ALLOWED) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport="shared_memory")
+        client = EnvClient(
+            ConnectOptions(server.address), step_timeout_s=30.0, transport="shared_memory"
+        )
         client.reset()
         with monkeypatch.context() as impatient:
             impatient.setattr(EnvClient, "_server_timeout_ms", 450)
@@ -355,7 +357,7 @@ def test_after_a_call_that_was_late_no_new_direct_road_lets_a_step_pass(
 
         client.reset()
         assert list(client.step(actions(0)).observation[0]) == [0]
-        assert client._roads.transport == "shared_memory"
+        assert client._direct_connector.transport == "shared_memory"
         client.close()
 
 
@@ -374,7 +376,7 @@ def test_options_reach_the_lanes_of_a_partial_reset(endpoint: EnvServer) -> None
 
 
 def test_a_session_may_end_during_a_call(endpoint: EnvServer, pipe: Path) -> None:
-    client = EnvClient(Dial(endpoint.address, "secret"))
+    client = EnvClient(ConnectOptions(endpoint.address, "secret"))
     client.reset()
     with ThreadPoolExecutor(1) as pool:
         calling = pool.submit(client.call, "hang")
@@ -384,14 +386,14 @@ def test_a_session_may_end_during_a_call(endpoint: EnvServer, pipe: Path) -> Non
                 calling.result(20.0)
     client.close()
 
-    following = EnvClient(Dial(endpoint.address, "secret"))
+    following = EnvClient(ConnectOptions(endpoint.address, "secret"))
     assert list(following.reset().observation[0]) == [0, 0, 0]
     following.close()
 
 
 def test_nothing_is_allowed_by_default() -> None:
     with EnvServer("CartPole-v1") as server:
-        answer = shake_hands(Dial(server.address))
+        answer = shake_hands(ConnectOptions(server.address))
         env = RemoteEnv(server.address)
         env.reset()
         with pytest.raises(

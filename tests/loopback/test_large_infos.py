@@ -13,10 +13,10 @@ from google.protobuf.message import Message
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.protocol.messages import EnvRequest, Reset, Step
-from rlmesh_ray.spaces.brief import LEFT_OUT_KEY
+from rlmesh_ray.spaces.bounded_repr import LEFT_OUT_KEY
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import values
@@ -62,7 +62,7 @@ class Raw:
             [np.zeros(server.contract.num_envs, np.int64)],
             server.contract.num_envs,
         )
-        self._channel = Dial(server.address).open()
+        self._channel = ConnectOptions(server.address).open()
         path = "/rlmesh.env.v1.EnvService/Join"
         self._stream = JoinStream(self._channel, path, (), server.address)
 

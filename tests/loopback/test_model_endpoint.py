@@ -26,7 +26,7 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.eventually import eventually
 
 NUM_LANES = 4

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError, Message
 
 from rlmesh_ray import EnvServer, ModelServer
 from rlmesh_ray.client.remote_model import contract_of
-from rlmesh_ray.compliance.probe import ACTION_SPACE, REST, Command
+from rlmesh_ray.compliance.probe import ACTION_SPACE, REST, ProbeCommand
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -50,22 +50,22 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
-from rlmesh_ray.server.loop import shared_loop
+from rlmesh_ray.server.event_loop import shared_loop
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.testing.mutation import damaged, mutated
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as model_pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+from tests.frame_mutation import damaged, mutate_frame
 from tests.loopback.child_processes import child_pids
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 
-PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
+PROBE = "rlmesh_ray.testing.probe_env:RLMeshProbe-v0"
 NUM_LANES = 2
 WINDOW = 20
 """Frames that are sent before the first of their answers is read."""
@@ -123,18 +123,18 @@ def _assert_nothing_is_left(
 # --- frames ----------------------------------------------------------------------------
 
 
-def _action(command: Command = Command.GO_ON) -> bytes:
+def _action(command: ProbeCommand = ProbeCommand.GO_ON) -> bytes:
     lanes = [{**REST, "command": int(command)}, {**REST, "command": 0}]
     return encode_batch(ACTION_SPACE, stack(ACTION_SPACE, lanes), NUM_LANES)
 
 
 _COMMANDS = (
-    Command.GO_ON,
-    Command.TERMINATE,
-    Command.TRUNCATE,
-    Command.FAIL,
-    Command.OBSERVE_NAN,
-    Command.OBSERVE_MISSING_KEY,
+    ProbeCommand.GO_ON,
+    ProbeCommand.TERMINATE,
+    ProbeCommand.TRUNCATE,
+    ProbeCommand.FAIL,
+    ProbeCommand.OBSERVE_NAN,
+    ProbeCommand.OBSERVE_MISSING_KEY,
 )
 
 
@@ -160,14 +160,14 @@ def _is_slow(frame: bytes) -> bool:
     """Return whether the probe would sleep, which is nobody's fault and takes seconds."""
     request = wire.parse_request(frame)
     if isinstance(request, Reset):
-        return request.options.get("command") == Command.SLEEP
+        return request.options.get("command") == ProbeCommand.SLEEP
     if not isinstance(request, Step):
         return False
     try:
         columns = decode_batch(ACTION_SPACE, request.action, NUM_LANES)
     except CodecError:
         return False
-    return bool((np.asarray(columns[0]) == Command.SLEEP).any())
+    return bool((np.asarray(columns[0]) == ProbeCommand.SLEEP).any())
 
 
 def _wrong_env_frames(chance: random.Random) -> Iterator[bytes]:
@@ -179,10 +179,10 @@ def _wrong_env_frames(chance: random.Random) -> Iterator[bytes]:
             # costs the session.
             frame = damaged(chance.choice((*frames[:5], frame)), chance)
         elif chance.random() < 0.3:  # the action is a message in a message
-            action = mutated(value_pb2.ValueList, _action(), chance)
+            action = mutate_frame(value_pb2.ValueList, _action(), chance)
             frame = wire.pack_request(Step("r", action, 20_000))
         else:
-            frame = mutated(env_pb.JoinRequest, frame, chance)
+            frame = mutate_frame(env_pb.JoinRequest, frame, chance)
         if not _is_slow(frame):
             yield _named(env_pb.JoinRequest, frame, str(number), chance)
 
@@ -361,7 +361,7 @@ def _wrong_model_frames(chance: random.Random) -> Iterator[bytes]:
 
 
 def _valid_model(frame: bytes, chance: random.Random) -> bytes:
-    return mutated(model_pb.JoinRequest, frame, chance)
+    return mutate_frame(model_pb.JoinRequest, frame, chance)
 
 
 def _model_session_works(channel: grpc.Channel) -> None:

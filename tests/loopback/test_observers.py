@@ -17,7 +17,7 @@ from gymnasium.vector import SyncVectorEnv
 from PIL import Image
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.observer import EndpointObserver, ObservedSession
 from rlmesh_ray.errors import (
@@ -30,7 +30,7 @@ from rlmesh_ray.errors import (
     EndpointLostError,
     RemoteEnvError,
 )
-from rlmesh_ray.protocol.gateway_routes import Target
+from rlmesh_ray.protocol.gateway_balancer import Target
 from rlmesh_ray.server import observer_service
 from rlmesh_ray.server.gateway import GatewayServer
 from rlmesh_ray.testing.envs import EchoEnv
@@ -108,7 +108,7 @@ def observed(
         EndpointObserver(server.address, timeout_s=60.0) as observer,
     ):
         if transport != "grpc":
-            assert eventually(lambda: client._roads.road() is not None)
+            assert eventually(lambda: client._direct_connector.connection() is not None)
         yield client, observer
 
 
@@ -255,7 +255,7 @@ def test_through_a_gateway_the_sessions_of_an_endpoint_are_seen() -> None:
 
 def test_who_may_observe() -> None:
     with EnvServer(Drawn, token="secret") as server:
-        client = EnvClient(Dial(server.address, "secret"))
+        client = EnvClient(ConnectOptions(server.address, "secret"))
         client.reset()
         for token in (None, "wrong"):
             with (
@@ -288,7 +288,7 @@ def test_an_environment_without_pictures_says_how_it_gets_some() -> None:
 
 def test_what_cannot_be_drawn_is_refused_with_the_reason() -> None:
     with EnvServer(Drawn) as server, EndpointObserver(server.address) as observer:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.render()  # the session begins
         name = only(observer).name
 
@@ -358,7 +358,9 @@ def test_an_observer_that_hangs_up_leaves_the_next_request_its_own_answer(
     ):
         client.step(NOTHING)
         name = only(observer).name
-        drawing = channel.unary_unary(wire.RENDER).future(wire.pack_render(name, 0), timeout=60.0)
+        drawing = channel.unary_unary(wire.RENDER).future(
+            wire.pack_render_request(name, 0), timeout=60.0
+        )
         assert eventually(begun(gate).exists)
         pending = client.send_step(NOTHING)
         drawing.cancel()

@@ -49,13 +49,13 @@ print(status, observation.tolist())
 """
 
 
-@pytest.mark.parametrize("road", ["shared_memory", "tcp", "grpc"])
-def test_a_fork_leaves_the_sessions_of_its_parent_alone(road: str) -> None:
+@pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
+def test_a_fork_leaves_the_sessions_of_its_parent_alone(transport: str) -> None:
     with (
         EnvServer("CartPole-v1", num_envs=2) as env_server,
         ModelServer(lambda rows: [1] * len(rows)) as model_server,
     ):
-        told = ran(FORK, env_server.address, model_server.address, road)
+        told = ran(FORK, env_server.address, model_server.address, transport)
         env = RemoteVectorEnv(env_server.address)
         env.reset(seed=0)
         env.step([1, 1])

@@ -15,13 +15,13 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import KNOWN_TEXTS, make_offer
+from rlmesh_ray.protocol.handshake import KNOWN_TEXTS, make_handshake_request
 from rlmesh_ray.protocol.messages import (
     ConfigureRoute,
     EnvFailed,
@@ -35,10 +35,10 @@ from rlmesh_ray.protocol.messages import (
     Step,
 )
 from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.model_conversation import MAX_UNANSWERED
+from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_service import ModelService
-from rlmesh_ray.server.reception import HouseRules
+from rlmesh_ray.server.model_stream import MAX_UNANSWERED
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_request_bytes
@@ -159,7 +159,7 @@ class Large(gymnasium.vector.VectorEnv[Any, Any, Any]):
 @pytest.mark.slow
 def test_a_batch_above_the_default_limit_arrives_because_the_contract_says_so() -> None:
     with EnvServer(Large) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
 
         (observation,) = client.reset().observation
 
@@ -205,7 +205,7 @@ def test_same_step_is_served_to_whoever_has_offered_it(same_step: EnvServer) -> 
 
 def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_it() -> None:
     (name, sha256), *_ = KNOWN_TEXTS.items()
-    offer = wire.pack_offer(make_offer("peer", "1", {}, text=sha256))
+    offer = wire.pack_handshake_request(make_handshake_request("peer", "1", {}, text=sha256))
     with (
         EnvServer("CartPole-v1") as strict,
         EnvServer("CartPole-v1", accept_edition_texts=[name]) as lenient,
@@ -213,9 +213,10 @@ def test_a_client_of_another_edition_text_is_served_where_the_operator_accepts_i
         ModelServer(zeros, accept_edition_texts=[sha256]) as lenient_model,
     ):
         answers = [
-            wire.parse_answer(call(server, ENV, offer)).compatible for server in (strict, lenient)
+            wire.parse_handshake_response(call(server, ENV, offer)).compatible
+            for server in (strict, lenient)
         ] + [
-            model_wire.parse_answer(call(server, MODEL, offer)).compatible
+            model_wire.parse_handshake_response(call(server, MODEL, offer)).compatible
             for server in (strict_model, lenient_model)
         ]
 
@@ -237,15 +238,21 @@ def call(server: EnvServer | ModelServer, service: str, data: bytes) -> bytes:
 
 def shake_hands(server: EnvServer, *offered: str) -> str:
     """Return the session id that a client gets who offers these capabilities."""
-    offer = wire.pack_offer(make_offer("peer", "1", dict.fromkeys(offered, "")))
-    return wire.parse_answer(call(server, ENV, offer)).capabilities[capabilities.SESSION]
+    offer = wire.pack_handshake_request(
+        make_handshake_request("peer", "1", dict.fromkeys(offered, ""))
+    )
+    return wire.parse_handshake_response(call(server, ENV, offer)).capabilities[
+        capabilities.SESSION
+    ]
 
 
 @pytest.mark.parametrize("offered", [(), (capabilities.POLICY,)])
 def test_what_a_policy_is_is_told_to_whoever_asks(offered: tuple[str, ...]) -> None:
-    offer = model_wire.pack_offer(make_offer("peer", "1", dict.fromkeys(offered, "")))
+    offer = model_wire.pack_handshake_request(
+        make_handshake_request("peer", "1", dict.fromkeys(offered, ""))
+    )
     with ModelServer(zeros) as server:
-        answer = model_wire.parse_answer(call(server, MODEL, offer))
+        answer = model_wire.parse_handshake_response(call(server, MODEL, offer))
 
     assert tuple({capabilities.POLICY} & answer.capabilities.keys()) == offered
 
@@ -329,7 +336,7 @@ def test_a_client_that_only_sends_is_made_to_wait() -> None:
 
     async def converse() -> tuple[int, int]:
         host, told = ModelHost(as_policy(slow), 64), Audience()
-        service = ModelService(host, HouseRules(), Drain())
+        service = ModelService(host, ServiceOptions(), Drain())
         serving = asyncio.ensure_future(service.join(requests(), told))
         await told.is_configured.wait()  # the route is there, the first Predict is stuck
         for _ in range(10 * num_total):

@@ -20,31 +20,30 @@ import grpc
 import pytest
 
 from rlmesh_ray import EnvServer, RemoteEnv
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.pool_tokens import endpoint_token, registration_token
+from rlmesh_ray.auth.server_tls import ServerTls
 from rlmesh_ray.cli.main import main
 from rlmesh_ray.client import registration as registration_module
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.client.registration import PoolDial, Registration
-from rlmesh_ray.client.tls import ClientTls
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.registration import RegistrarOptions, Registration
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
     EndpointUnreachableError,
     RlmeshError,
 )
-from rlmesh_ray.protocol.attendance import (
-    Arrival,
-    Refusal,
+from rlmesh_ray.protocol.pool_membership import (
     RefusalKind,
-    Registered,
-    endpoint_token,
-    registration_token,
+    RegistrationAccepted,
+    RegistrationRefused,
+    RegistrationRequest,
 )
 from rlmesh_ray.server import registrar as registrar_module
-from rlmesh_ray.server.counts import EnvCounts
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.registrar import Registrar
-from rlmesh_ray.server.reports import pack_report
 from rlmesh_ray.server.statistics import EnvStatistics
-from rlmesh_ray.server.tls import ServerTls
+from rlmesh_ray.server.statistics_report import pack_report
 from rlmesh_ray.wire import registry_v1 as wire
 from tests.lane_counts import note_step
 from tests.loopback.certificates import Authority, needs_openssl
@@ -79,9 +78,9 @@ class Book:
         self.events.put(("enter", endpoint_id, address))
         return self.incarnations[endpoint_id]
 
-    def strike(self, endpoint_id: str) -> None:
+    def remove(self, endpoint_id: str) -> None:
         del self.present[endpoint_id]
-        self.events.put(("strike", endpoint_id))
+        self.events.put(("remove", endpoint_id))
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
         self.told.put((endpoint_id, statistics))
@@ -101,16 +100,18 @@ def registrar(book: Book) -> Iterator[Registrar]:
         yield started
 
 
-def dial(registrar: Registrar, endpoint_id: str = "sim-1", **others: Any) -> PoolDial:
+def connect_options(
+    registrar: Registrar, endpoint_id: str = "sim-1", **others: Any
+) -> RegistrarOptions:
     settings = {"address": registrar.address, "pool": "games", "secret": SECRET, **others}
-    return PoolDial(endpoint_id=endpoint_id, **settings)
+    return RegistrarOptions(endpoint_id=endpoint_id, **settings)
 
 
 @contextlib.contextmanager
 def registration(
-    pool: PoolDial, port: int = 5555, host: str = "127.0.0.1", **more: Any
-) -> Iterator[tuple[Registration, "queue.Queue[Registered]"]]:
-    told: queue.Queue[Registered] = queue.Queue()
+    pool: RegistrarOptions, port: int = 5555, host: str = "127.0.0.1", **more: Any
+) -> Iterator[tuple[Registration, "queue.Queue[RegistrationAccepted]"]]:
+    told: queue.Queue[RegistrationAccepted] = queue.Queue()
     with Registration(
         pool, host=host, port=port, version="1", on_registered=told.put, **more
     ) as started:
@@ -122,14 +123,14 @@ def failure(started: Registration) -> RlmeshError:
 
     def has_failed() -> bool:
         try:
-            started.require_hope()
+            started.require_not_failed()
         except RlmeshError:
             return True
         return False
 
     assert eventually(has_failed)
     with pytest.raises(RlmeshError) as caught:
-        started.require_hope()
+        started.require_not_failed()
     return caught.value
 
 
@@ -141,8 +142,8 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> bool:
 
 
 def test_an_endpoint_is_in_the_pool_while_it_is_connected(registrar: Registrar, book: Book) -> None:
-    with registration(dial(registrar)) as (_, told):
-        assert told.get(timeout=20.0) == Registered(1, "127.0.0.1:5555")
+    with registration(connect_options(registrar)) as (_, told):
+        assert told.get(timeout=20.0) == RegistrationAccepted(1, "127.0.0.1:5555")
         assert book.next() == ("enter", "sim-1", "127.0.0.1:5555")
         assert registrar.num_endpoints == 1
     # Nothing has to be waited for: whoever has left is out.
@@ -155,14 +156,14 @@ def test_an_endpoint_tells_again_and_again_what_it_has_done(
 ) -> None:
     monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
     monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
-    counts = EnvCounts()
+    counts = EnvCounters()
     lanes = counts.open()
 
     def report() -> bytes:
         note_step(lanes, 1000, 2, 0)
         return pack_report(counts.statistics())
 
-    with registration(dial(registrar), report=report) as (_, told):
+    with registration(connect_options(registrar), report=report) as (_, told):
         told.get(timeout=20.0)
         first, second = (book.told.get(timeout=20.0) for _ in range(2))
 
@@ -181,7 +182,7 @@ def test_an_endpoint_that_cannot_tell_what_it_has_done_stays_in(
     def report() -> bytes:
         raise ValueError("nobody has expected this")
 
-    with registration(dial(registrar), report=report) as (_, told):
+    with registration(connect_options(registrar), report=report) as (_, told):
         told.get(timeout=20.0)
         assert said(caplog, "nobody has expected this")
         assert registrar.num_endpoints == 1
@@ -196,7 +197,7 @@ def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
 ) -> None:
     monkeypatch.setattr(registration_module, "_REPORT_EVERY_S", 0.01)
     monkeypatch.setattr(registrar_module, "_REPORTS_APART_S", 0.0)
-    sound, note = pack_report(EnvCounts().statistics()), book.note
+    sound, note = pack_report(EnvCounters().statistics()), book.note
 
     def note_only_once_it_was_said(endpoint_id: str, told: EnvStatistics) -> None:
         if "the ledger is full" not in caplog.text:
@@ -204,7 +205,7 @@ def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
         note(endpoint_id, told)
 
     monkeypatch.setattr(book, "note", note_only_once_it_was_said)
-    with registration(dial(registrar), report=lambda: sound):
+    with registration(connect_options(registrar), report=lambda: sound):
         assert book.told.get(timeout=20.0)[0] == "sim-1"
         assert registrar.num_endpoints == 1
     assert "cannot be noted" in caplog.text
@@ -213,44 +214,44 @@ def test_a_book_that_cannot_note_what_is_told_says_so_and_sends_nobody_away(
 def test_whoever_tells_nonsense_or_too_much_stays_in_and_is_not_heard(
     registrar: Registrar, book: Book
 ) -> None:
-    sound = pack_report(EnvCounts().statistics())
+    sound = pack_report(EnvCounters().statistics())
     channel, call = raw_visit(
-        registrar, wire.pack_arrival(arrival()), b"\xff", *[sound] * 1000, ends=True
+        registrar, wire.pack_registration(arrival()), b"\xff", *[sound] * 1000, ends=True
     )
 
-    assert [type(wire.parse_answer(data)) for data in call] == [Registered]
+    assert [type(wire.parse_registration_reply(data)) for data in call] == [RegistrationAccepted]
     channel.close()
 
     assert book.next()[0] == "enter"
-    assert book.next() == ("strike", "sim-1")  # all that was said has been read by then
+    assert book.next() == ("remove", "sim-1")  # all that was said has been read by then
     assert book.told.qsize() <= 5
 
 
 def test_an_endpoint_that_does_not_name_its_host_is_where_it_comes_from(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(dial(registrar), host="") as (_, told):
+    with registration(connect_options(registrar), host="") as (_, told):
         assert told.get(timeout=20.0).address == "127.0.0.1:5555"
 
 
 def test_an_endpoint_that_comes_back_elsewhere_is_another_incarnation(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(dial(registrar), port=5555) as (_, told):
+    with registration(connect_options(registrar), port=5555) as (_, told):
         told.get(timeout=20.0)
-    with registration(dial(registrar), port=6666) as (_, told):
-        assert told.get(timeout=20.0) == Registered(2, "127.0.0.1:6666")
+    with registration(connect_options(registrar), port=6666) as (_, told):
+        assert told.get(timeout=20.0) == RegistrationAccepted(2, "127.0.0.1:6666")
         assert book.present == {"sim-1": "127.0.0.1:6666"}
 
 
 def test_an_endpoint_that_breaks_off_is_out_at_once(registrar: Registrar, book: Book) -> None:
-    channel, call = raw_visit(registrar, wire.pack_arrival(arrival()))
-    assert isinstance(wire.parse_answer(next(call)), Registered)
+    channel, call = raw_visit(registrar, wire.pack_registration(arrival()))
+    assert isinstance(wire.parse_registration_reply(next(call)), RegistrationAccepted)
 
     channel.close()
 
     assert book.next()[0] == "enter"
-    assert book.next() == ("strike", "sim-1")
+    assert book.next() == ("remove", "sim-1")
 
 
 def test_an_endpoint_comes_back_by_itself_to_a_registrar_that_restarts(
@@ -258,7 +259,7 @@ def test_an_endpoint_comes_back_by_itself_to_a_registrar_that_restarts(
 ) -> None:
     caplog.set_level(logging.WARNING)
     first = Registrar("games", book, address=free_address(), secret=SECRET).start()
-    with registration(dial(first)) as (_, told):
+    with registration(connect_options(first)) as (_, told):
         told.get(timeout=20.0)
         first.stop()
         assert said(caplog, "the connection to the registrar has broken; trying again")
@@ -272,17 +273,17 @@ def test_an_endpoint_waits_for_a_registrar_that_is_not_there_yet(
     caplog.set_level(logging.WARNING)
     early = Registrar("games", book, address=free_address(), secret=SECRET).start()
     early.stop()
-    with registration(dial(early)) as (started, told):
+    with registration(connect_options(early)) as (started, told):
         assert said(caplog, "nothing answers there; check the address and that the server runs")
         with Registrar("games", book, address=early.address, secret=SECRET):
             told.get(timeout=20.0)
-        started.require_hope()
+        started.require_not_failed()
 
 
 def test_closing_does_not_wait_for_a_registrar_that_is_not_there(book: Book) -> None:
     early = Registrar("games", book, address=free_address(), secret=SECRET).start()
     early.stop()
-    started = Registration(dial(early), host="127.0.0.1", port=5555).start()
+    started = Registration(connect_options(early), host="127.0.0.1", port=5555).start()
     begun_s = time.monotonic()
 
     started.close()
@@ -292,7 +293,7 @@ def test_closing_does_not_wait_for_a_registrar_that_is_not_there(book: Book) -> 
 
 
 def test_a_registration_that_never_began_is_closed() -> None:
-    pool = PoolDial("127.0.0.1:1", "games", "sim-1")
+    pool = RegistrarOptions("127.0.0.1:1", "games", "sim-1")
 
     Registration(pool, host="127.0.0.1", port=5555).close()
 
@@ -301,10 +302,10 @@ def test_leaving_while_the_registrar_still_looks_leaves_nothing_behind(
     registrar: Registrar, book: Book
 ) -> None:
     book.gate.clear()
-    with registration(dial(registrar)):
+    with registration(connect_options(registrar)):
         pass
     book.gate.set()
-    with registration(dial(registrar, "sim-2")) as (_, told):
+    with registration(connect_options(registrar, "sim-2")) as (_, told):
         told.get(timeout=20.0)
         assert eventually(lambda: set(book.present) == {"sim-2"})
 
@@ -312,16 +313,16 @@ def test_leaving_while_the_registrar_still_looks_leaves_nothing_behind(
 def test_an_endpoint_stays_in_when_what_it_is_told_can_be_told_to_nobody(
     registrar: Registrar, book: Book, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def tell(_registered: Registered) -> None:
+    def tell(_registered: RegistrationAccepted) -> None:
         raise BrokenPipeError("nobody reads this")
 
-    pool = dial(registrar)
+    pool = connect_options(registrar)
     with Registration(pool, host="127.0.0.1", port=5555, on_registered=tell) as started:
         assert said(caplog, "nobody reads this")
-        with registration(dial(registrar, "sim-2")) as (_, told):
+        with registration(connect_options(registrar, "sim-2")) as (_, told):
             told.get(timeout=20.0)
 
-            started.require_hope()
+            started.require_not_failed()
             assert book.incarnations == {"sim-1": 1, "sim-2": 1}
             assert set(book.present) == {"sim-1", "sim-2"}
         assert "not in pool" not in caplog.text
@@ -338,12 +339,12 @@ def test_those_who_do_not_wait_for_the_look_at_them_make_no_more_looks_than_may_
 
         book.gate.clear()
         for number in range(8):
-            channel, _call = raw_visit(registrar, wire.pack_arrival(arrival(f"sim-{number}")))
+            channel, _call = raw_visit(registrar, wire.pack_registration(arrival(f"sim-{number}")))
             assert eventually(partial(has_heard, number + 1))
             channel.close()
         assert book.num_checks == 2
         book.gate.set()
-        with registration(dial(registrar, "stays")) as (_, told):
+        with registration(connect_options(registrar, "stays")) as (_, told):
             told.get(timeout=20.0)
 
             # Whoever had gone before it was looked at was not looked at any more.
@@ -357,15 +358,15 @@ def test_those_who_do_not_wait_for_the_look_at_them_make_no_more_looks_than_may_
 def test_of_two_with_one_id_the_newer_one_is_in_and_the_older_one_is_told(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(dial(registrar), port=5555) as (older, told):
+    with registration(connect_options(registrar), port=5555) as (older, told):
         told.get(timeout=20.0)
-        with registration(dial(registrar), port=6666) as (newer, told_newer):
+        with registration(connect_options(registrar), port=6666) as (newer, told_newer):
             assert told_newer.get(timeout=20.0).incarnation == 2
 
             assert "another endpoint, at 127.0.0.1:6666, has registered as 'sim-1'" in str(
                 failure(older)
             )
-            newer.require_hope()
+            newer.require_not_failed()
             older.close()
             assert book.present == {"sim-1": "127.0.0.1:6666"}
             assert told.empty()
@@ -374,31 +375,31 @@ def test_of_two_with_one_id_the_newer_one_is_in_and_the_older_one_is_told(
 def test_one_that_was_cut_off_does_not_take_the_id_from_who_has_got_it_since(
     registrar: Registrar, book: Book
 ) -> None:
-    with registration(dial(registrar), port=6666) as (_, told):
+    with registration(connect_options(registrar), port=6666) as (_, told):
         told.get(timeout=20.0)
         assert book.next()[0] == "enter"
-    with registration(dial(registrar), port=7777) as (newer, told):
+    with registration(connect_options(registrar), port=7777) as (newer, told):
         assert told.get(timeout=20.0).incarnation == 2
         channel, call = raw_visit(
-            registrar, wire.pack_arrival(dataclasses.replace(arrival(), former_incarnation=1))
+            registrar, wire.pack_registration(dataclasses.replace(arrival(), former_incarnation=1))
         )
-        (answer,) = [wire.parse_answer(data) for data in call]
+        (answer,) = [wire.parse_registration_reply(data) for data in call]
         channel.close()
 
-        assert isinstance(answer, Refusal)
+        assert isinstance(answer, RegistrationRefused)
         assert answer.kind is RefusalKind.REPLACED
-        newer.require_hope()
+        newer.require_not_failed()
         assert book.present == {"sim-1": "127.0.0.1:7777"}
 
 
 def test_whoever_is_refused_replaces_nobody(registrar: Registrar, book: Book) -> None:
-    with registration(dial(registrar)) as (older, told):
+    with registration(connect_options(registrar)) as (older, told):
         told.get(timeout=20.0)
         book.objection = ConfigurationError("another contract")
-        with registration(dial(registrar), port=6666) as (newer, _):
+        with registration(connect_options(registrar), port=6666) as (newer, _):
             failure(newer)
 
-        older.require_hope()
+        older.require_not_failed()
         assert book.present == {"sim-1": "127.0.0.1:5555"}
 
 
@@ -411,7 +412,7 @@ def test_whoever_is_refused_replaces_nobody(registrar: Registrar, book: Book) ->
 def test_who_does_not_know_the_secret_is_not_let_in(
     registrar: Registrar, book: Book, secret: str | None, wanted: str
 ) -> None:
-    with registration(dial(registrar, secret=secret)) as (started, _):
+    with registration(connect_options(registrar, secret=secret)) as (started, _):
         found = failure(started)
 
     assert isinstance(found, AccessDeniedError)
@@ -421,15 +422,15 @@ def test_who_does_not_know_the_secret_is_not_let_in(
 
 
 def test_the_secret_itself_opens_nothing_and_never_travels(registrar: Registrar) -> None:
-    pool = dial(registrar)
-    shown = dict(pool.dial().metadata)["authorization"]
-    naked = Dial(registrar.address, SECRET)
+    pool = connect_options(registrar)
+    shown = dict(pool.connect_options().metadata)["authorization"]
+    naked = ConnectOptions(registrar.address, SECRET)
 
     assert SECRET not in shown
     with naked.open() as channel, pytest.raises(grpc.RpcError) as caught:
         next(
             channel.stream_stream(wire.ATTEND)(
-                iter([wire.pack_arrival(arrival())]), metadata=naked.metadata
+                iter([wire.pack_registration(arrival())]), metadata=naked.metadata
             )
         )
     assert isinstance(caught.value, grpc.Call)
@@ -449,11 +450,11 @@ def test_a_pool_s_secret_is_neither_empty_nor_ray_s_own(
 
 def test_an_empty_secret_is_refused_before_anything_is_dialed() -> None:
     with pytest.raises(ConfigurationError, match="printable"):
-        PoolDial("127.0.0.1:7070", "games", "sim-1", "")
+        RegistrarOptions("127.0.0.1:7070", "games", "sim-1", "")
 
 
 def test_a_wrong_pool_is_told_by_name(registrar: Registrar, book: Book) -> None:
-    with registration(dial(registrar, pool="toys")) as (started, _):
+    with registration(connect_options(registrar, pool="toys")) as (started, _):
         found = failure(started)
 
     assert isinstance(found, ConfigurationError)
@@ -464,7 +465,7 @@ def test_a_wrong_pool_is_told_by_name(registrar: Registrar, book: Book) -> None:
 
 
 def test_an_unusable_address_is_told(registrar: Registrar) -> None:
-    with registration(dial(registrar), host="0.0.0.0") as (started, _):
+    with registration(connect_options(registrar), host="0.0.0.0") as (started, _):
         assert "--advertise HOST:PORT" in str(failure(started))
 
 
@@ -473,7 +474,7 @@ def test_what_the_pool_cannot_reach_is_told_and_tried_again(
 ) -> None:
     caplog.set_level(logging.WARNING)
     book.objection = EndpointUnreachableError("the pool cannot reach it", "127.0.0.1:5555")
-    with registration(dial(registrar)) as (_, told):
+    with registration(connect_options(registrar)) as (_, told):
         assert said(caplog, "the pool cannot reach it; trying again")
         book.objection = None
         told.get(timeout=20.0)
@@ -486,10 +487,10 @@ def test_a_full_pool_takes_the_next_one_when_another_leaves(
     with contextlib.ExitStack() as stack:
         others = contextlib.ExitStack()
         for number in range(3):
-            place = registration(dial(registrar, f"sim-{number}"))
+            place = registration(connect_options(registrar, f"sim-{number}"))
             others.enter_context(place)[1].get(timeout=20.0)
         stack.enter_context(others)
-        _, told = stack.enter_context(registration(dial(registrar, "late")))
+        _, told = stack.enter_context(registration(connect_options(registrar, "late")))
         assert said(caplog, "the pool is full: it has 3 endpoints")
         others.close()
         told.get(timeout=20.0)
@@ -498,7 +499,7 @@ def test_a_full_pool_takes_the_next_one_when_another_leaves(
 def test_an_endpoint_is_no_registrar(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with EnvServer("CartPole-v1", token=registration_token(SECRET)) as server:
-        pool = PoolDial(server.address, "games", "sim-1", SECRET)
+        pool = RegistrarOptions(server.address, "games", "sim-1", SECRET)
         with registration(pool):
             assert said(caplog, "not the service that was asked for")
 
@@ -510,19 +511,19 @@ def test_what_cannot_be_registered_is_refused_at_once(settings: dict[str, str]) 
     arguments = {"address": "127.0.0.1:7070", "pool": "games", "endpoint_id": "sim-1", **settings}
 
     with pytest.raises(ConfigurationError):
-        PoolDial(arguments["address"], arguments["pool"], arguments["endpoint_id"])
+        RegistrarOptions(arguments["address"], arguments["pool"], arguments["endpoint_id"])
 
 
 # --- peers of other kinds --------------------------------------------------------------------
 
 
-def arrival(endpoint_id: str = "sim-1") -> Arrival:
-    return Arrival("games", endpoint_id, "127.0.0.1", 5555)
+def arrival(endpoint_id: str = "sim-1") -> RegistrationRequest:
+    return RegistrationRequest("games", endpoint_id, "127.0.0.1", 5555)
 
 
 def raw_visit(registrar: Registrar, *frames: bytes, ends: bool = False) -> tuple[Any, Any]:
     """Dial the registrar; say ``frames`` and then nothing, or end."""
-    own = dial(registrar).dial()
+    own = connect_options(registrar).connect_options()
     channel = own.open()
     silence = threading.Event()
 
@@ -547,10 +548,10 @@ def test_who_says_nothing_sensible_is_told_and_ends(
 ) -> None:
     channel, call = raw_visit(registrar, *frames, ends=not frames)
 
-    (answer,) = [wire.parse_answer(data) for data in call]
+    (answer,) = [wire.parse_registration_reply(data) for data in call]
     channel.close()
 
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, RegistrationRefused)
     assert answer.kind is RefusalKind.NOT_LIKE_THIS
     assert words in answer.message
     assert book.events.empty()
@@ -562,14 +563,14 @@ def test_who_says_nothing_at_all_loses_the_place(
     monkeypatch.setattr(registrar_module, "_FIRST_WORD_S", 0.05)
     channel, call = raw_visit(registrar)
 
-    (answer,) = [wire.parse_answer(data) for data in call]
+    (answer,) = [wire.parse_registration_reply(data) for data in call]
     channel.close()
 
     assert "nothing was said for 0.05 s" in str(answer)
 
 
 def test_a_message_that_is_too_long_ends_its_own_call_only(registrar: Registrar) -> None:
-    with registration(dial(registrar)) as (started, told):
+    with registration(connect_options(registrar)) as (started, told):
         told.get(timeout=20.0)
         channel, call = raw_visit(registrar, bytes(wire.MAX_REQUEST_BYTES + 1))
         with pytest.raises(grpc.RpcError) as caught:
@@ -578,7 +579,7 @@ def test_a_message_that_is_too_long_ends_its_own_call_only(registrar: Registrar)
 
         assert isinstance(caught.value, grpc.Call)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        started.require_hope()
+        started.require_not_failed()
         assert registrar.num_endpoints == 1
 
 
@@ -586,7 +587,7 @@ def test_many_come_and_go_at_once_and_nobody_is_left(book: Book) -> None:
     with Registrar("games", book, secret=SECRET) as registrar:
         with contextlib.ExitStack() as stack:
             for number in range(40):
-                pool = dial(registrar, f"sim-{number}")
+                pool = connect_options(registrar, f"sim-{number}")
                 stack.enter_context(Registration(pool, host="127.0.0.1", port=1000 + number))
             assert eventually(lambda: registrar.num_endpoints == len(book.present) == 40)
             assert book.present == {f"sim-{n}": f"127.0.0.1:{1000 + n}" for n in range(40)}
@@ -613,7 +614,7 @@ def test_a_registrar_with_mutual_tls_takes_endpoints_with_certificates_and_no_ot
             ClientTls(tmp_path / "missing.pem"): "missing.pem",
         }.items():
             caplog.clear()
-            with registration(dial(registrar, tls=other)):
+            with registration(connect_options(registrar, tls=other)):
                 assert said(caplog, words)
         assert book.events.empty()
 
@@ -703,7 +704,7 @@ def test_serve_env_leaves_the_pool_while_its_sessions_still_have_time(
         env.reset()
         started.process.send_signal(signal.SIGTERM)
 
-        assert book.next() == ("strike", "sim-1")
+        assert book.next() == ("remove", "sim-1")
         env.step(0)
         env.close()
         assert started.process.wait(timeout=20) == 0
@@ -717,7 +718,7 @@ def test_an_endpoint_that_is_killed_and_restarted_is_found_at_its_new_address(
         first.event()
         first.process.kill()
         assert book.next() == ("enter", "sim-1", first.address)
-        assert book.next() == ("strike", "sim-1")
+        assert book.next() == ("remove", "sim-1")
     with simulator(registrar, tmp_path, *options, free_address()) as second:
         assert second.event()["incarnation"] == 2
         assert book.present == {"sim-1": second.address}

@@ -16,11 +16,14 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.cli.commands.inspect import dialects_of_env, dialects_of_model
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
-from rlmesh_ray.client.generations import generations_of_env, generations_of_model
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
+from rlmesh_ray.dialects.released.protocol.handshake import released_answer
+from rlmesh_ray.dialects.released.wire import env as released_wire
+from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointLostError,
@@ -29,25 +32,22 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RemoteProtocolError,
 )
-from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
-from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Configure,
     Configured,
     EnvErrorCode,
     EnvFailed,
+    MalformedRequest,
     Reset,
     ResetDone,
     StepDone,
-    Unreadable,
 )
-from rlmesh_ray.protocol.wire_handshake import wire_answer
+from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_wire
-from rlmesh_ray.wire.rlmesh_wire_v1 import values
 from tests.peers.rlmesh_b3 import world
 from tests.peers.rlmesh_b3.world import World
 
@@ -115,7 +115,7 @@ def test_episodes_are_counted_alike_in_both_generations(autoreset: str) -> None:
         with EnvServer(
             "CartPole-v1", num_envs=2, autoreset=autoreset, speaks=[generation]
         ) as server:
-            client = EnvClient(Dial(server.address), transport="grpc")
+            client = EnvClient(ConnectOptions(server.address), transport="grpc")
             accounts.append(list(_account(client)))
             client.close()
 
@@ -191,18 +191,18 @@ def test_both_are_evaluated_together() -> None:
 
 def test_what_an_environments_endpoint_speaks_is_seen_from_outside() -> None:
     with EnvServer("CartPole-v1", speaks=[DM_ENV_RPC, WIRE_V1]) as server:
-        dial = Dial(server.address)
-        assert shake_hands(dial).generation == WIRE_V1
-        assert generations_of_env(dial) == (WIRE_V1, DM_ENV_RPC)
+        connect_options = ConnectOptions(server.address)
+        assert shake_hands(connect_options).generation == WIRE_V1
+        assert dialects_of_env(connect_options) == (WIRE_V1, DM_ENV_RPC)
         with pytest.raises(ConfigurationError, match="leave out edition_text"):
-            EnvClient(Dial(server.address, edition_text="rlmesh-0.1.0b3"))
+            EnvClient(ConnectOptions(server.address, edition_text="rlmesh-0.1.0b3"))
 
 
 @pytest.mark.parametrize("speaks", [[PROTOCOL_V1], [WIRE_V1], [PROTOCOL_V1, WIRE_V1]])
 def test_what_a_models_endpoint_speaks_is_seen_from_outside(speaks: list[str]) -> None:
     with ModelServer(lambda rows: rows, speaks=speaks) as server:
-        answer = shake_hands_with_model(Dial(server.address))
-        found = generations_of_model(Dial(server.address))
+        answer = shake_hands_with_model(ConnectOptions(server.address))
+        found = dialects_of_model(ConnectOptions(server.address))
 
     assert found == tuple(speaks)
     assert answer.generation == found[0]
@@ -262,8 +262,8 @@ def replies(edition: Reply, released: Reply) -> Ask:
     return lambda data: edition if is_edition(data) else released
 
 
-REFUSED = released_wire.pack_answer(wire_answer("9.9", reason="come back tomorrow"))
-ACCEPTED = released_wire.pack_answer(wire_answer("9.9", contract=CONTRACT))
+REFUSED = released_wire.pack_handshake_response(released_answer("9.9", reason="come back tomorrow"))
+ACCEPTED = released_wire.pack_handshake_response(released_answer("9.9", contract=CONTRACT))
 
 
 @pytest.mark.parametrize("first", ["INTERNAL", "INVALID_ARGUMENT", "UNKNOWN"])
@@ -272,10 +272,10 @@ def test_what_does_not_understand_the_edition_is_asked_in_the_other_generation(
 ) -> None:
     address = serve(replies(grpc.StatusCode[first], ACCEPTED))
 
-    answer = shake_hands(Dial(address))
+    answer = shake_hands(ConnectOptions(address))
 
     assert (answer.generation, answer.server_version) == (WIRE_V1, "9.9")
-    assert generations_of_env(Dial(address)) == (WIRE_V1,)
+    assert dialects_of_env(ConnectOptions(address)) == (WIRE_V1,)
 
 
 @pytest.mark.parametrize("first", [b"", ACCEPTED, REFUSED])
@@ -284,13 +284,13 @@ def test_an_answer_in_another_generation_s_form_is_no_refusal(
 ) -> None:
     address = serve(replies(first, ACCEPTED))
 
-    assert shake_hands(Dial(address)).generation == WIRE_V1
-    assert generations_of_env(Dial(address)) == (WIRE_V1,)
+    assert shake_hands(ConnectOptions(address)).generation == WIRE_V1
+    assert dialects_of_env(ConnectOptions(address)) == (WIRE_V1,)
 
 
 def test_an_answer_without_a_name_is_not_shown_as_one(serve: Callable[..., str]) -> None:
     with pytest.raises(HandshakeRefusedError, match="neither who refuses nor why"):
-        EnvClient(Dial(serve(replies(ACCEPTED, grpc.StatusCode.INTERNAL))))
+        EnvClient(ConnectOptions(serve(replies(ACCEPTED, grpc.StatusCode.INTERNAL))))
 
 
 def test_who_never_answers_the_second_question_is_given_up(serve: Callable[..., str]) -> None:
@@ -304,7 +304,7 @@ def test_who_never_answers_the_second_question_is_given_up(serve: Callable[..., 
     address = serve(handshake)
     try:
         with pytest.raises(EndpointTimeoutError):
-            EnvClient(Dial(address, timeout_s=0.3))
+            EnvClient(ConnectOptions(address, timeout_s=0.3))
     finally:
         is_over.set()
 
@@ -313,7 +313,7 @@ def test_who_never_settles_the_edition_is_given_up(serve: Callable[..., str]) ->
     address = serve(replies(grpc.StatusCode.INTERNAL, ACCEPTED), lambda _: None)
 
     with pytest.raises(EndpointTimeoutError):
-        EnvClient(Dial(address, timeout_s=0.3))
+        EnvClient(ConnectOptions(address, timeout_s=0.3))
 
 
 @pytest.mark.parametrize("first", [grpc.StatusCode.INTERNAL, b"\xff\xff"])
@@ -321,16 +321,16 @@ def test_who_understands_only_the_second_question_says_why_not(
     first: Reply, serve: Callable[..., str]
 ) -> None:
     with pytest.raises(HandshakeRefusedError, match="come back tomorrow"):
-        EnvClient(Dial(serve(replies(first, REFUSED))))
+        EnvClient(ConnectOptions(serve(replies(first, REFUSED))))
 
 
 def test_who_understands_neither_is_told_with_the_first_answer(serve: Callable[..., str]) -> None:
     odd = grpc.StatusCode.INVALID_ARGUMENT
 
     with pytest.raises(EndpointLostError, match=r"INTERNAL: no sense \(INTERNAL\)"):
-        EnvClient(Dial(serve(replies(grpc.StatusCode.INTERNAL, odd))))
+        EnvClient(ConnectOptions(serve(replies(grpc.StatusCode.INTERNAL, odd))))
     with pytest.raises(HandshakeRefusedError, match="makes no sense here"):
-        EnvClient(Dial(serve(replies(b"\xff\xff", b"\xff\xff"))))
+        EnvClient(ConnectOptions(serve(replies(b"\xff\xff", b"\xff\xff"))))
 
 
 def test_a_refusal_in_the_edition_is_the_last_word(serve: Callable[..., str]) -> None:
@@ -338,20 +338,28 @@ def test_a_refusal_in_the_edition_is_the_last_word(serve: Callable[..., str]) ->
 
     def handshake(data: bytes) -> Reply:
         asked.append(is_edition(data))
-        answer = Answer(False, PROTOCOL_V1, PROTOCOL_V1, "9", (), error_message="not with you")
-        return edition_wire.pack_answer(answer)
+        answer = HandshakeResponse(
+            False, PROTOCOL_V1, PROTOCOL_V1, "9", (), error_message="not with you"
+        )
+        return edition_wire.pack_handshake_response(answer)
 
     with pytest.raises(HandshakeRefusedError, match="not with you"):
-        EnvClient(Dial(serve(handshake)))
+        EnvClient(ConnectOptions(serve(handshake)))
 
     assert asked == [True]
 
 
 def test_another_edition_of_the_released_generation_is_refused(serve: Callable[..., str]) -> None:
-    other = Answer(True, WIRE_V1, WIRE_V1, "9.9", ("2031.01",), contract=CONTRACT)
+    other = HandshakeResponse(True, WIRE_V1, WIRE_V1, "9.9", ("2031.01",), contract=CONTRACT)
 
     with pytest.raises(HandshakeRefusedError, match=r"editions 2031\.01"):
-        EnvClient(Dial(serve(replies(grpc.StatusCode.INTERNAL, released_wire.pack_answer(other)))))
+        EnvClient(
+            ConnectOptions(
+                serve(
+                    replies(grpc.StatusCode.INTERNAL, released_wire.pack_handshake_response(other))
+                )
+            )
+        )
 
 
 def test_nothing_is_asked_before_the_edition_is_settled(serve: Callable[..., str]) -> None:
@@ -360,13 +368,13 @@ def test_nothing_is_asked_before_the_edition_is_settled(serve: Callable[..., str
     def join(data: bytes) -> bytes:
         request = released_wire.parse_request(data)
         asked.append(request)
-        assert not isinstance(request, Unreadable)
+        assert not isinstance(request, MalformedRequest)
         failure = EnvFailed(request.request_id, EnvErrorCode.INVALID_ACTION, "not that one", False)
         return released_wire.pack_response(failure)
 
     address = serve(replies(grpc.StatusCode.INTERNAL, ACCEPTED), join)
     with pytest.raises(HandshakeRefusedError, match="INVALID_ACTION: not that one") as caught:
-        EnvClient(Dial(address))
+        EnvClient(ConnectOptions(address))
 
     assert isinstance(caught.value.__cause__, RemoteEnvError)
     assert isinstance(asked[0], Configure)
@@ -391,7 +399,7 @@ def test_an_answer_that_makes_no_sense_ends_the_session(
         done = StepDone(request.request_id, observation, [1.0], b"\0", flag, {}, (), ())
         return released_wire.pack_response(done)
 
-    client = EnvClient(Dial(serve(replies(grpc.StatusCode.INTERNAL, ACCEPTED), join)))
+    client = EnvClient(ConnectOptions(serve(replies(grpc.StatusCode.INTERNAL, ACCEPTED), join)))
     first = client.reset()
     with pytest.raises(RemoteProtocolError, match=words):
         client.step([np.array([0])])

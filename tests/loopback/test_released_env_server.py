@@ -12,7 +12,8 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
-from rlmesh_ray.protocol.generations import EDITION_NAME
+from rlmesh_ray.dialects.released.wire import env as wire
+from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -28,10 +29,9 @@ from rlmesh_ray.protocol.messages import (
     Step,
     StepDone,
 )
+from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as wire
-from rlmesh_ray.wire.rlmesh_wire_v1 import values
 from tests.loopback.released_join import LONG_MS, ReleasedJoin, shake_hands
 
 GO, RAISE, DIE, END, STRAY, NAN, ODD_INFO, WAIT, OUTSIDE = range(9)

@@ -16,10 +16,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlmesh_ray import ModelServer, RemoteModel
-from rlmesh_ray.errors import ContractMismatchError
-from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.slots import SlotStates
-from rlmesh_ray.protocol.adapter_messages import (
+from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
+from rlmesh_ray.dialects.released.protocol.model_messages import (
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,
@@ -38,20 +36,22 @@ from rlmesh_ray.protocol.adapter_messages import (
     ResolveAdapter,
     RowEpisode,
 )
-from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
-from rlmesh_ray.protocol.handshake import Answer
+from rlmesh_ray.dialects.released.wire import model as wire
+from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
+from rlmesh_ray.errors import ContractMismatchError
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
-from rlmesh_ray.protocol.wire_handshake import make_wire_offer
+from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.server import model_routes
-from rlmesh_ray.server.asked_model import AskedModelServer, Choice
+from rlmesh_ray.server.deferred_model import ChosenActions, DeferredModelServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1.value_pb2 import SpaceValue
 from rlmesh_ray.wire.rlmesh_v1.meta import encode_meta
-from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
-from rlmesh_ray.wire.rlmesh_wire_v1 import values
-from rlmesh_ray.wire.rlmesh_wire_v1.model_requests import MAX_ROWS
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import MODEL_JOIN, RawJoin
@@ -245,11 +245,13 @@ def runtime(server: ModelServer, opened: Callable[[ModelServer], Runtime]) -> Ru
 # --- handshake, and the frame around it ------------------------------------------------
 
 
-def shake_hands(address: str, edition: str = "2026.06") -> Answer:
-    offer = dataclasses.replace(make_wire_offer("test", "1", {}), editions=(edition,))
+def shake_hands(address: str, edition: str = "2026.06") -> HandshakeResponse:
+    offer = dataclasses.replace(make_released_offer("test", "1", {}), editions=(edition,))
     with plain_channel(address) as channel:
         call = channel.unary_unary(HANDSHAKE)
-        return wire.parse_answer(call(wire.pack_offer(offer), timeout=PATIENCE_S))
+        return wire.parse_handshake_response(
+            call(wire.pack_handshake_request(offer), timeout=PATIENCE_S)
+        )
 
 
 def test_a_handshake_says_what_is_possible_and_asks_for_no_history(server: ModelServer) -> None:
@@ -767,14 +769,14 @@ class WhenAsked:
     """Answers each row with itself, when the test says so; see ``AskedPolicy``."""
 
     def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[tuple[Rows, Future[Choice]]] = queue.SimpleQueue()
+        self.asked: queue.SimpleQueue[tuple[Rows, Future[ChosenActions]]] = queue.SimpleQueue()
         self.forgotten: list[int | None] = []
 
     def check_contract(self, contract: EnvContract) -> None:
         pass
 
-    def ask(self, rows: Rows) -> Future[Choice]:
-        choice: Future[Choice] = Future()
+    def choose_actions(self, rows: Rows) -> Future[ChosenActions]:
+        choice: Future[ChosenActions] = Future()
         self.asked.put((rows, choice))
         return choice
 
@@ -785,13 +787,13 @@ class WhenAsked:
         """Answer the next request; return which of its rows begin an episode."""
         rows, choice = self.asked.get(timeout=PATIENCE_S)
         observations: Any = rows.observations
-        choice.set_result(Choice(observations[:, :1], 1))
+        choice.set_result(ChosenActions(observations[:, :1], 1))
         return [slot.reset for route in rows.routes for slot in route.slots]
 
 
 def test_a_policy_that_answers_each_request_by_itself_is_asked_the_same_way() -> None:
     policy = WhenAsked()
-    server = AskedModelServer(policy, address="127.0.0.1:0", token=None)
+    server = DeferredModelServer(policy, address="127.0.0.1:0", token=None)
     server.start()
     runtime = Runtime(server.address)
     for env in "ab":

@@ -16,8 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlmesh_ray.client.rllink import JSON, RAY, RLlinkClient
-from rlmesh_ray.client.rllink_agent import AskingAgent, LocalAgent
+from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
+from rlmesh_ray.dialects.rllink.client.rllink_client import JSON, RAY, RLlinkClient
+from rlmesh_ray.dialects.rllink.server import rllink_server
+from rlmesh_ray.dialects.rllink.server.connection import RLlinkConnection
+from rlmesh_ray.dialects.rllink.server.rllink_server import (
+    ImmediateOrLaterReply,
+    RLlinkLimits,
+    RLlinkServer,
+)
+from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink.wire.encodings import Encoding
+from rlmesh_ray.dialects.rllink.wire.frames import framed
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -28,14 +38,8 @@ from rlmesh_ray.errors import (
     RemoteError,
     RemoteProtocolError,
 )
-from rlmesh_ray.server import rllink
-from rlmesh_ray.server.loop import shared_loop
-from rlmesh_ray.server.rllink import Answer, Limits, RLlinkServer
-from rlmesh_ray.server.rllink_connection import Connection
-from rlmesh_ray.testing.mutation import damaged
-from rlmesh_ray.wire.rllink import messages as m
-from rlmesh_ray.wire.rllink.dialects import Dialect
-from rlmesh_ray.wire.rllink.frames import framed
+from rlmesh_ray.server.event_loop import shared_loop
+from tests.frame_mutation import damaged
 from tests.loopback.eventually import eventually
 
 CHUNK = m.Chunk(np.eye(2), np.array([1]), np.array([0.5]), True, False, "e")
@@ -53,13 +57,13 @@ class Trainer:
         self.present = 0
         self.changed = threading.Condition()
 
-    def admit(self, peer: str, dialect: Dialect) -> "Trainer":
+    def admit(self, peer: str, encoding: Encoding) -> "Trainer":
         assert peer.startswith("127.0.0.1:")
-        assert dialect in (JSON, RAY)
+        assert encoding in (JSON, RAY)
         self._note(1)
         return self
 
-    def receive(self, request: m.Request) -> Answer:
+    def receive(self, request: m.Request) -> ImmediateOrLaterReply:
         self.received.append(request)
         match request:
             case m.GetConfig():
@@ -100,7 +104,7 @@ def trainer() -> Trainer:
 def serve(trainer: Trainer) -> Iterator[Callable[..., str]]:
     servers: list[RLlinkServer] = []
 
-    def start(*, token: str | None = None, limits: Limits | None = None) -> str:
+    def start(*, token: str | None = None, limits: RLlinkLimits | None = None) -> str:
         servers.append(RLlinkServer(trainer, token=token, limits=limits))
         servers[-1].start()
         return servers[-1].address
@@ -110,7 +114,7 @@ def serve(trainer: Trainer) -> Iterator[Callable[..., str]]:
         server.stop()
 
 
-def dial(address: str) -> socket.socket:
+def connect_options(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     line = socket.create_connection((host, int(port)), 10)
     line.settimeout(10)
@@ -126,11 +130,11 @@ def everything(line: socket.socket) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("dialect", [JSON, RAY], ids=["json", "ray"])
-def test_a_client_of_either_dialect_is_answered_in_it(
-    dialect: Dialect, serve: Callable[..., str], trainer: Trainer
+@pytest.mark.parametrize("encoding", [JSON, RAY], ids=["json", "ray"])
+def test_a_client_of_either_encoding_is_answered_in_it(
+    encoding: Encoding, serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    with RLlinkClient(serve(), dialect=dialect) as client:
+    with RLlinkClient(serve(), encoding=encoding) as client:
         config = client.get_config()
         state = client.exchange([CHUNK], 3)
         client.send([CHUNK])
@@ -138,8 +142,8 @@ def test_a_client_of_either_dialect_is_answered_in_it(
         assert (config.env_steps_per_sample, config.force_on_policy) == (500, True)
         assert state.weights_seq_no == 3
         assert client.get_state().weights_seq_no == 3
-    assert (state.onnx == b"model") == (dialect is JSON)
-    assert ("w" in state.weights) == (dialect is RAY)
+    assert (state.onnx == b"model") == (encoding is JSON)
+    assert ("w" in state.weights) == (encoding is RAY)
     first, second = (each for each in trainer.received if isinstance(each, m.Episodes))
     assert (first.wants_state, first.weights_seq_no) == (True, 3)
     assert (second.wants_state, second.weights_seq_no) == (False, None)
@@ -147,7 +151,7 @@ def test_a_client_of_either_dialect_is_answered_in_it(
 
 
 def test_the_bytes_of_the_description_are_spoken(serve: Callable[..., str]) -> None:
-    with dial(serve()) as line:
+    with connect_options(serve()) as line:
         line.sendall(b'00000016{"type": "PING"}')
 
         assert line.recv(100) == PONG
@@ -156,7 +160,7 @@ def test_the_bytes_of_the_description_are_spoken(serve: Callable[..., str]) -> N
 def test_clients_do_not_wait_for_each_other(serve: Callable[..., str], trainer: Trainer) -> None:
     address = serve()
     trainer.is_holding = True
-    waiting = [dial(address) for _ in range(3)]
+    waiting = [connect_options(address) for _ in range(3)]
     for line in waiting:
         line.sendall(framed(JSON.pack_request(m.GetState())))
     trainer.wait_until(lambda: len(trainer.held) == 3)
@@ -176,7 +180,7 @@ def test_a_client_that_goes_while_it_waits_is_forgotten_at_once(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
     trainer.is_holding = True
-    with dial(serve()) as line:
+    with connect_options(serve()) as line:
         line.sendall(framed(JSON.pack_request(m.GetState())))
         trainer.wait_until(lambda: len(trainer.held) == 1)
 
@@ -193,14 +197,14 @@ def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
 ) -> None:
     writers: list[asyncio.StreamWriter] = []
 
-    class Noted(Connection):
+    class Noted(RLlinkConnection):
         def __init__(
-            self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+            self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: RLlinkLimits
         ) -> None:
             writers.append(writer)
             super().__init__(reader, writer, limits)
 
-    monkeypatch.setattr(rllink, "Connection", Noted)
+    monkeypatch.setattr(rllink_server, "RLlinkConnection", Noted)
     address = serve()
     trainer.is_holding = True
 
@@ -208,7 +212,7 @@ def test_a_connection_that_breaks_when_its_answer_comes_is_no_error_of_ours(
         trainer.held[0].set_result(m.SetState(1, b""))
         writers[0].transport.abort()  # as uvloop does when the kernel tells of a reset
 
-    with dial(address) as line, caplog.at_level(logging.INFO):
+    with connect_options(address) as line, caplog.at_level(logging.INFO):
         line.sendall(framed(JSON.pack_request(m.GetState())))
         trainer.wait_until(lambda: len(trainer.held) == 1)
         shared_loop().post(answer_and_break)
@@ -222,7 +226,7 @@ def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer)
     server = RLlinkServer(trainer)
     server.start()
     trainer.is_holding = True
-    with dial(server.address) as line:
+    with connect_options(server.address) as line:
         line.sendall(framed(JSON.pack_request(m.GetState())))
         trainer.wait_until(lambda: len(trainer.held) == 1)
 
@@ -236,8 +240,8 @@ def test_who_waits_when_the_port_is_closed_is_not_left_waiting(trainer: Trainer)
 def test_a_slow_sender_is_cut_off_and_harms_nobody(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=Limits(frame_timeout_s=1.5))
-    with RLlinkClient(address) as client, dial(address) as slow:
+    address = serve(limits=RLlinkLimits(frame_timeout_s=1.5))
+    with RLlinkClient(address) as client, connect_options(address) as slow:
         slow.sendall(PING)
         assert slow.recv(100) == PONG
         slow.sendall(b"00000500{")  # and no more
@@ -252,12 +256,12 @@ def test_a_slow_sender_is_cut_off_and_harms_nobody(
 
 
 def test_whoever_says_nothing_at_first_is_cut_off(serve: Callable[..., str]) -> None:
-    with dial(serve(limits=Limits(frame_timeout_s=0.1))) as silent:
+    with connect_options(serve(limits=RLlinkLimits(frame_timeout_s=0.1))) as silent:
         assert everything(silent) == b""
 
 
 def test_between_two_frames_there_is_no_hurry(serve: Callable[..., str]) -> None:
-    with RLlinkClient(serve(limits=Limits(frame_timeout_s=1.5))) as client:
+    with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.5))) as client:
         time.sleep(2.0)
 
         assert client.get_state().weights_seq_no == 3
@@ -266,9 +270,9 @@ def test_between_two_frames_there_is_no_hurry(serve: Callable[..., str]) -> None
 def test_a_client_that_takes_no_answers_is_cut_off(
     serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=Limits(frame_timeout_s=1.5))
+    address = serve(limits=RLlinkLimits(frame_timeout_s=1.5))
     trainer.is_holding = True
-    with dial(address) as deaf:
+    with connect_options(address) as deaf:
         deaf.sendall(framed(JSON.pack_request(m.GetState())))
         trainer.wait_until(lambda: len(trainer.held) == 1)
         trainer.held[0].set_result(m.SetState(1, random.Random(1).randbytes(2**24)))
@@ -291,7 +295,7 @@ def test_a_client_that_takes_no_answers_is_cut_off(
 def test_who_breaks_a_rule_is_told_and_cut_off(
     frame: bytes, why: bytes, serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    with dial(serve()) as line:
+    with connect_options(serve()) as line:
         line.sendall(PING + frame)
 
         told = everything(line)
@@ -314,9 +318,9 @@ def test_a_fault_of_the_trainers_ends_only_the_conversation_that_met_it(
 
 
 def test_there_are_no_more_clients_than_allowed(serve: Callable[..., str]) -> None:
-    address = serve(limits=Limits(max_clients=1))
+    address = serve(limits=RLlinkLimits(max_clients=1))
     with RLlinkClient(address) as client:
-        with dial(address) as second:
+        with connect_options(address) as second:
             assert everything(second) == b""
 
         assert client.get_state().weights_seq_no == 3
@@ -346,7 +350,7 @@ def test_who_shows_no_token_is_told_and_cut_off(
 def test_a_stranger_can_neither_ask_nor_send_much(
     frame: bytes, serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    with dial(serve(token="s3cret")) as line:
+    with connect_options(serve(token="s3cret")) as line:
         line.sendall(frame)
 
         assert b"ERROR" in everything(line)
@@ -369,7 +373,7 @@ def test_a_port_open_to_strangers_needs_a_token(trainer: Trainer) -> None:
 def test_damaged_frames_stop_nobody(
     num_frames: int, serve: Callable[..., str], trainer: Trainer
 ) -> None:
-    address = serve(limits=Limits(frame_timeout_s=5.0, max_message_bytes=4096))
+    address = serve(limits=RLlinkLimits(frame_timeout_s=5.0, max_message_bytes=4096))
     chance = random.Random(8)
     requests: list[m.Request] = [
         m.Ping(),
@@ -382,7 +386,7 @@ def test_damaged_frames_stop_nobody(
         for number in range(num_frames):
             frames = good[chance.choice((JSON, RAY))]
             # One a connection: whoever has sent a wrong one is not listened to any more.
-            with dial(address) as line, contextlib.suppress(OSError):
+            with connect_options(address) as line, contextlib.suppress(OSError):
                 line.sendall(frames[0] + damaged(chance.choice(frames), chance))
                 line.shutdown(socket.SHUT_WR)
                 assert everything(line)
@@ -395,7 +399,7 @@ def test_damaged_frames_stop_nobody(
 
 LIGHT = """
 import sys
-import rlmesh_ray.client.rllink_agent
+import rlmesh_ray.dialects.rllink.client.agents
 heavy = {"ray", "torch", "grpc", "google", "gymnasium", "onnxruntime", "msgpack", "asyncio"}
 print(sorted(heavy & set(sys.modules)))
 """
@@ -428,7 +432,7 @@ def test_the_client_does_not_wait_for_somebody_who_accepts_and_says_nothing() ->
 
 
 def test_who_only_sends_learns_that_nobody_listens_any_more(serve: Callable[..., str]) -> None:
-    with RLlinkClient(serve(limits=Limits(frame_timeout_s=1.5))) as client:
+    with RLlinkClient(serve(limits=RLlinkLimits(frame_timeout_s=1.5))) as client:
 
         def go_on() -> None:
             deadline_s = time.monotonic() + 10
@@ -441,7 +445,7 @@ def test_who_only_sends_learns_that_nobody_listens_any_more(serve: Callable[...,
 
 def test_an_agent_says_when_it_is_not_told_what_actions_are(serve: Callable[..., str]) -> None:
     with RLlinkClient(serve()) as client:
-        for make in (AskingAgent, LocalAgent):
+        for make in (RemoteAgent, LocalAgent):
             with pytest.raises(ConfigurationError, match="the server"):
                 make(client)
 

@@ -14,7 +14,7 @@ from rlmesh_ray import DmEnvRpcSettings, EnvServer, RemoteVectorEnv
 from rlmesh_ray.client.same_step import require_same_step, same_step
 from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
-from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.spaces.vector_infos import lane_info
 from rlmesh_ray.testing.equality import assert_identical
 from tests.ray.multi_agent_worlds import Climb
 

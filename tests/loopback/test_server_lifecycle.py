@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import AddressError, LocalProtocolError, RemoteEnvError
 from tests.loopback.child_processes import worker_pids
@@ -125,7 +125,7 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     with EnvServer("CartPole-v1") as server:
         counts = []
         for cycle in range(40):
-            env = EnvClient(Dial(server.address))
+            env = EnvClient(ConnectOptions(server.address))
             env.reset()
             env.step([np.zeros(1, np.int64)])
             if cycle % 2:
@@ -148,12 +148,12 @@ def test_clients_that_leave_while_their_worker_starts_start_no_more_than_one(
         stays.reset()
         os.mkfifo(gate)
         for _ in range(4):
-            leaves = EnvClient(Dial(server.address))
+            leaves = EnvClient(ConnectOptions(server.address))
             leaves.send_reset()
             assert eventually(lambda: server.num_sessions == 2 and len(worker_pids()) == 2)
             leaves._channel.close()
             assert eventually(lambda: server.num_sessions == 1)
-        comes = EnvClient(Dial(server.address))
+        comes = EnvClient(ConnectOptions(server.address))
         with gate.open("w"):
             comes.reset()
 
@@ -168,7 +168,7 @@ def test_a_worker_that_starts_ends_with_its_server(tmp_path: Path) -> None:
         stays = RemoteEnv(server.address)
         stays.reset()
         os.mkfifo(gate)
-        leaves = EnvClient(Dial(server.address))
+        leaves = EnvClient(ConnectOptions(server.address))
         leaves.send_reset()
         assert eventually(lambda: server.num_sessions == 2 and len(worker_pids()) == 2)
         leaves._channel.close()

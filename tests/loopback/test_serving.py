@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from rlmesh_ray import ModelServer, RemoteModel
 from rlmesh_ray.cli.main import main
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import (
@@ -37,15 +37,15 @@ from rlmesh_ray.errors import (
     RemoteModelError,
 )
 from rlmesh_ray.models.loading import as_policy
-from rlmesh_ray.models.policy import Rows, Traits
-from rlmesh_ray.models.recurrent_policy import RecurrentTorchPolicy
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
 from rlmesh_ray.protocol.messages import CloseRoute, Predict
 from rlmesh_ray.protocol.model_session import ModelSession
-from rlmesh_ray.server import endpoint, model_routes, pace, policy_health
-from rlmesh_ray.server.loop import shared_loop
-from rlmesh_ray.server.model_conversation import ModelConversation
+from rlmesh_ray.server import endpoint, latency_gate, model_routes, policy_health
+from rlmesh_ray.server.event_loop import shared_loop
+from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 
@@ -89,7 +89,7 @@ def gate() -> Iterator[Gate]:
 
 async def releases() -> list[str]:
     """Return the sessions that have ended, and wait for the policy to forget them."""
-    name = ModelConversation.release.__qualname__
+    name = ModelStream.release.__qualname__
     return [repr(task) for task in asyncio.all_tasks() if name in repr(task)]
 
 
@@ -333,7 +333,7 @@ def test_a_route_is_forgotten_though_its_client_closes_it_and_vanishes_while_the
             leaving._stream.close()
             assert eventually(lambda: server.statistics().sessions.open == 1)
             assert left in policy.known
-            assert server._host._gathering.num_routes == 1
+            assert server._host._collector.num_routes == 1
             assert not running.done()
         # Before the server stops, and with it the policy, which may remember what it likes then.
         wait_released(server)
@@ -373,7 +373,7 @@ def test_all_routes_of_a_session_end_whatever_the_policy_raises_about_some() -> 
         wait_released(server)
 
         assert policy.known == set()
-        assert server._host._gathering.num_routes == 0
+        assert server._host._collector.num_routes == 0
 
 
 def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
@@ -384,7 +384,7 @@ def test_a_route_ends_though_the_policy_does_not_forget_it_and_the_log_says_so(
         model.configure_route(CONTRACT)
         policy.refusals = [ValueError("not now")]
         model.close_route()
-        assert server._host._gathering.num_routes == 0
+        assert server._host._collector.num_routes == 0
         assert eventually(lambda: "failed to forget a route" in caplog.text)
 
         model.configure_route(CONTRACT)
@@ -411,7 +411,7 @@ def test_nothing_but_predictions_waits_for_a_batch(gate: Gate) -> None:
         before.close_route()
         with RemoteModel(server.address) as newcomer:
             newcomer.configure_route(another())
-            assert check_health(Dial(server.address)).is_serving
+            assert check_health(ConnectOptions(server.address)).is_serving
             assert server.health().is_serving
             assert server.statistics().is_busy
         assert not running.done()
@@ -503,7 +503,7 @@ def test_a_client_that_opens_and_closes_routes_for_ever_waits_for_a_busy_policy(
             flood.configure_route(CONTRACT)
             flood.close_route()
         fourth = aside.submit(flood.configure_route, CONTRACT)
-        assert eventually(lambda: bool(flood._exchange._futures) or fourth.done())
+        assert eventually(lambda: bool(flood._session_stream._futures) or fourth.done())
         for _ in range(2):  # by the second answer, that of the fourth would have come
             with pytest.raises(RemoteModelError, match="not configured"):
                 flood.close_route("nowhere")
@@ -653,8 +653,8 @@ def test_a_module_that_has_proved_quick_runs_in_the_serving_loop_and_acts_the_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # However slow the machine is that runs this.
-    monkeypatch.setattr(pace, "_QUICK_S", PATIENCE_S)
-    monkeypatch.setattr(pace, "_NEVER_S", PATIENCE_S)
+    monkeypatch.setattr(latency_gate, "_QUICK_S", PATIENCE_S)
+    monkeypatch.setattr(latency_gate, "_NEVER_S", PATIENCE_S)
     policy = Recording(as_policy(weighted(1.0)))
     with ModelServer(policy) as server, RemoteModel(server.address) as model:
         model.configure_route(CONTRACT)
@@ -894,7 +894,7 @@ def test_a_policy_that_never_returns_does_not_keep_the_process_from_ending() -> 
 class Holding:
     """A policy that counts as quick at once, and waits at its gate in the serving loop only."""
 
-    traits = Traits(only_computes=True)
+    traits = PolicyTraits(only_computes=True)
 
     def __init__(self, gate: Callable[[Any], Any]) -> None:
         self._gate = gate
@@ -940,10 +940,10 @@ def held(gate: Gate, **options: Any) -> Iterator[ModelServer]:
 
 @pytest.fixture
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(latency_gate, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(pace, "_QUICK_S", PATIENCE_S)
-    monkeypatch.setattr(pace, "_NEVER_S", PATIENCE_S)
+    monkeypatch.setattr(latency_gate, "_QUICK_S", PATIENCE_S)
+    monkeypatch.setattr(latency_gate, "_NEVER_S", PATIENCE_S)
 
 
 @pytest.mark.usefixtures("_quick_at_once")
@@ -956,7 +956,7 @@ def test_health_is_told_while_a_policy_holds_the_serving_loop_and_by_grpc_afterw
         assert "the policy has not come back" in server.health().reason
         gate.may_pass.set()
 
-        told = check_health(Dial(server.address))
+        told = check_health(ConnectOptions(server.address))
 
     assert told.status is HealthStatus.NOT_SERVING
     assert "the policy has just held all sessions" in told.reason
@@ -987,10 +987,10 @@ def test_serve_model_ends_when_it_is_told_to_though_the_policy_holds_the_serving
         textwrap.dedent(
             """
             import threading
-            from rlmesh_ray.server import pace
+            from rlmesh_ray.server import latency_gate
             from tests.loopback.test_serving import Holding
 
-            pace._NUM_TO_PROVE, pace._QUICK_S = 0, 60.0
+            latency_gate._NUM_TO_PROVE, latency_gate._QUICK_S = 0, 60.0
 
             def hold(observations):
                 print("held", flush=True)

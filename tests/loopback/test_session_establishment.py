@@ -16,7 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.errors import (
     ConfigurationError,
@@ -27,7 +27,13 @@ from rlmesh_ray.errors import (
     RemoteProtocolError,
 )
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import EDITION_2026_06, GENERATION, KNOWN_TEXTS, Answer, Offer
+from rlmesh_ray.protocol.handshake import (
+    EDITION_2026_06,
+    GENERATION,
+    KNOWN_TEXTS,
+    HandshakeRequest,
+    HandshakeResponse,
+)
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -56,7 +62,7 @@ from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
 from rlmesh_ray.wire.rlmesh_v1 import model as model_wire
 
 CONTRACT = EnvContract("Test", DiscreteSpec(9), DiscreteSpec(2), 1, AutoresetMode.DISABLED)
-YES = Answer(
+YES = HandshakeResponse(
     compatible=True,
     generation=GENERATION,
     min_generation=GENERATION,
@@ -67,7 +73,9 @@ YES = Answer(
     status="provisional",
     contract=CONTRACT,
 )
-NO = Answer(False, GENERATION, GENERATION, "9", ("2031.01",), error_message="not with you")
+NO = HandshakeResponse(
+    False, GENERATION, GENERATION, "9", ("2031.01",), error_message="not with you"
+)
 FATAL = EnvFailed("", EnvErrorCode.INVALID_ACTION, "no such action", is_recoverable=False)
 
 Behaviour = Callable[[Any], Response]
@@ -82,8 +90,8 @@ class Peer:
         behave: Makes the response to each request; the request's id is put in.
     """
 
-    def __init__(self, wire: Any, answer: Answer | bytes, behave: Behaviour) -> None:
-        self.offers: list[Offer] = []
+    def __init__(self, wire: Any, answer: HandshakeResponse | bytes, behave: Behaviour) -> None:
+        self.offers: list[HandshakeRequest] = []
         self.join_metadata: list[dict[str, str]] = []
         self.requests: list[Any] = []
         self.has_ended = threading.Event()
@@ -103,9 +111,11 @@ class Peer:
         self._server.stop(0).wait(10)
 
     def _handshake(self, data: bytes, _context: grpc.ServicerContext) -> bytes:
-        self.offers.append(self._wire.parse_offer(data))
+        self.offers.append(self._wire.parse_handshake_request(data))
         answer = self._answer
-        packed: bytes = answer if isinstance(answer, bytes) else self._wire.pack_answer(answer)
+        packed: bytes = (
+            answer if isinstance(answer, bytes) else self._wire.pack_handshake_response(answer)
+        )
         return packed
 
     def _join(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -147,7 +157,9 @@ def obey(request: Any) -> Response:
 def peer() -> Iterator[Callable[..., Peer]]:
     started: list[Peer] = []
 
-    def start(answer: Answer | bytes = YES, behave: Behaviour = obey, wire: Any = env_wire) -> Peer:
+    def start(
+        answer: HandshakeResponse | bytes = YES, behave: Behaviour = obey, wire: Any = env_wire
+    ) -> Peer:
         started.append(Peer(wire, answer, behave))
         return started[-1]
 
@@ -167,7 +179,7 @@ def test_a_client_that_is_refused_asks_once_and_opens_no_stream(
     server = peer(NO)
 
     with pytest.raises(HandshakeRefusedError, match=r"not with you.*supports: 2031\.01") as caught:
-        EnvClient(Dial(server.address))
+        EnvClient(ConnectOptions(server.address))
 
     assert server.address in str(caught.value)
     assert len(server.offers) == 1
@@ -183,7 +195,7 @@ def test_what_stands_in_a_refusal_besides_the_reason_is_not_looked_at(
     server = peer(message.SerializeToString())
 
     with pytest.raises(HandshakeRefusedError, match="not with you"):
-        EnvClient(Dial(server.address))
+        EnvClient(ConnectOptions(server.address))
 
 
 def test_a_compatible_answer_without_a_contract_is_refused_clearly(
@@ -192,13 +204,13 @@ def test_a_compatible_answer_without_a_contract_is_refused_clearly(
     server = peer(dataclasses.replace(YES, contract=None))
 
     with pytest.raises(HandshakeRefusedError, match="tells no environment contract"):
-        EnvClient(Dial(server.address))
+        EnvClient(ConnectOptions(server.address))
 
     assert server.join_metadata == []
 
 
 def _contract(**changes: Any) -> bytes:
-    message = service_pb2.HandshakeResponse.FromString(env_wire.pack_answer(YES))
+    message = service_pb2.HandshakeResponse.FromString(env_wire.pack_handshake_response(YES))
     for name, value in changes.items():
         if value is None:
             message.env_contract.ClearField(name)
@@ -224,7 +236,7 @@ def test_a_contract_that_makes_no_sense_is_refused_before_a_stream_is_opened(
     server = peer(answer)
 
     with pytest.raises(HandshakeRefusedError, match=reason):
-        EnvClient(Dial(server.address))
+        EnvClient(ConnectOptions(server.address))
 
     assert server.join_metadata == []
 
@@ -234,7 +246,7 @@ def test_the_stream_carries_the_session_id_that_the_handshake_gave(
 ) -> None:
     server = peer(dataclasses.replace(YES, capabilities={capabilities.SESSION: "id-7"}))
 
-    client = EnvClient(Dial(server.address))
+    client = EnvClient(ConnectOptions(server.address))
     client.reset()
     client.close()
 
@@ -247,7 +259,7 @@ def test_capabilities_that_are_absent_or_unknown_change_nothing(
 ) -> None:
     server = peer(dataclasses.replace(YES, capabilities=told))
 
-    client = EnvClient(Dial(server.address))
+    client = EnvClient(ConnectOptions(server.address))
     client.reset()
     result = client.step(ACTION)
     client.close()
@@ -265,7 +277,7 @@ def test_single_lanes_are_reset_only_where_the_server_offers_it(
     sent = []
     for answer in (plain, able):
         server = peer(answer)
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.send_reset(lanes=[0, 1], seeds=[5, 6])
         if answer is plain:
             with pytest.raises(ConfigurationError, match="resets all of its 2 lanes or none"):
@@ -284,12 +296,12 @@ def test_the_text_that_the_user_names_is_presented_and_accepted_back(
     text = KNOWN_TEXTS["rlmesh-0.1.0b3"]
     server = peer(dataclasses.replace(YES, spec_sha256=text))
 
-    answer = shake_hands(Dial(server.address, edition_text="rlmesh-0.1.0b3"))
+    answer = shake_hands(ConnectOptions(server.address, edition_text="rlmesh-0.1.0b3"))
 
     assert answer.compatible
     assert server.offers[0].spec_sha256 == text
     with pytest.raises(HandshakeRefusedError, match=r"edition_text='rlmesh-0\.1\.0b3'"):
-        shake_hands(Dial(server.address))
+        shake_hands(ConnectOptions(server.address))
     assert server.offers[1].spec_sha256 == EDITION_2026_06.spec_sha256
 
 
@@ -312,7 +324,7 @@ def test_after_an_error_that_is_not_recoverable_only_close_is_sent(
     peer: Callable[..., Peer],
 ) -> None:
     server = peer(behave=fails_on_step(FATAL))
-    client = EnvClient(Dial(server.address))
+    client = EnvClient(ConnectOptions(server.address))
     client.reset()
     with pytest.raises(RemoteEnvError, match="no such action"):
         client.step(ACTION)
@@ -330,7 +342,7 @@ def test_after_an_error_that_is_not_recoverable_only_close_is_sent(
 def test_a_recoverable_error_leaves_the_session_usable(peer: Callable[..., Peer]) -> None:
     failure = dataclasses.replace(FATAL, is_recoverable=True)
     server = peer(behave=fails_on_step(failure))
-    client = EnvClient(Dial(server.address))
+    client = EnvClient(ConnectOptions(server.address))
     client.reset()
     with pytest.raises(RemoteEnvError):
         client.step(ACTION)
@@ -340,7 +352,7 @@ def test_a_recoverable_error_leaves_the_session_usable(peer: Callable[..., Peer]
 
 
 def test_what_was_sent_before_the_error_is_still_answered(peer: Callable[..., Peer]) -> None:
-    client = EnvClient(Dial(peer(behave=fails_on_step(FATAL)).address))
+    client = EnvClient(ConnectOptions(peer(behave=fails_on_step(FATAL)).address))
     client.reset()
     step, reset = client.send_step(ACTION), client.send_reset()
 
@@ -362,7 +374,7 @@ def test_close_waits_for_its_own_answer_behind_those_that_nobody_waited_for(
         return obey(request)
 
     server = peer(behave=behave)
-    client = EnvClient(Dial(server.address))
+    client = EnvClient(ConnectOptions(server.address))
     client.send_reset()
     client.send_reset()
     client.close()
@@ -377,7 +389,7 @@ def test_close_waits_for_its_own_answer_behind_those_that_nobody_waited_for(
 def test_an_answer_that_breaks_the_protocol_ends_the_session(
     peer: Callable[..., Peer], answer: Response
 ) -> None:
-    client = EnvClient(Dial(peer(behave=lambda _: answer).address))
+    client = EnvClient(ConnectOptions(peer(behave=lambda _: answer).address))
 
     with pytest.raises(RemoteProtocolError):
         client.reset()

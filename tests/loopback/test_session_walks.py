@@ -7,45 +7,54 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.compliance.probe import ACTION_SPACE, OBSERVATION_SPACE, REST, Command
+from rlmesh_ray.compliance.probe import ACTION_SPACE, OBSERVATION_SPACE, REST, ProbeCommand
 from rlmesh_ray.protocol.messages import (
     Close,
     EnvFailed,
     EnvRequest,
     EnvResponse,
+    MalformedRequest,
     Render,
     Rendered,
     Reset,
     ResetDone,
     Step,
     StepDone,
-    Unreadable,
 )
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.testing.reference import Deed, EnvReference, Stepped, Trouble
 from rlmesh_ray.wire.rlmesh_v1 import env as wire
 from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, RawJoin
+from tests.reference_session import (
+    EnvEffect,
+    EnvFailure,
+    ReferenceSession,
+    SimulatedStep,
+)
 
-PROBE = "rlmesh_ray.testing.probe:RLMeshProbe-v0"
+PROBE = "rlmesh_ray.testing.probe_env:RLMeshProbe-v0"
 NUM_LANES = 2
 MAX_REQUESTS = 30
 NONSENSE = b"\xff\xff"
 STEPS_LEAF = [leaf.name for leaf in leaves(OBSERVATION_SPACE)].index("steps")
 COMMANDS = (
-    *[Command.GO_ON] * 12,
-    *[Command.TERMINATE, Command.TRUNCATE] * 3,
-    Command.FAIL,
-    Command.OBSERVE_OUT_OF_RANGE,
-    Command.OBSERVE_NAN,
-    Command.OBSERVE_WRONG_SHAPE,
-    Command.OBSERVE_INTEGRAL_FLOAT,
-    Command.OBSERVE_FRACTION,
-    Command.OBSERVE_DOUBLE,
+    *[ProbeCommand.GO_ON] * 12,
+    *[ProbeCommand.TERMINATE, ProbeCommand.TRUNCATE] * 3,
+    ProbeCommand.FAIL,
+    ProbeCommand.OBSERVE_OUT_OF_RANGE,
+    ProbeCommand.OBSERVE_NAN,
+    ProbeCommand.OBSERVE_WRONG_SHAPE,
+    ProbeCommand.OBSERVE_INTEGRAL_FLOAT,
+    ProbeCommand.OBSERVE_FRACTION,
+    ProbeCommand.OBSERVE_DOUBLE,
 )
-REJECTED = {Command.OBSERVE_NAN, Command.OBSERVE_WRONG_SHAPE, Command.OBSERVE_FRACTION}
+REJECTED = {
+    ProbeCommand.OBSERVE_NAN,
+    ProbeCommand.OBSERVE_WRONG_SHAPE,
+    ProbeCommand.OBSERVE_FRACTION,
+}
 
 
 class Probes:
@@ -59,24 +68,24 @@ class Probes:
         for lane in lanes or range(NUM_LANES):
             self.num_steps[lane], self._has_ended[lane] = 0, False
 
-    def step(self, commands: list[Command], rewards: list[float]) -> Deed:
+    def step(self, commands: list[ProbeCommand], rewards: list[float]) -> EnvEffect:
         """Return what happens; the lanes before one that fails have moved on, in vain."""
-        trouble: Trouble | None = None
+        trouble: EnvFailure | None = None
         done = []
         for lane, command in enumerate(commands):
             if self._has_ended[lane]:
                 self.reset((lane,))
                 done.append((0.0, False, False))
                 continue
-            if command is Command.FAIL:
-                return Trouble.LOST
+            if command is ProbeCommand.FAIL:
+                return EnvFailure.LOST
             self.num_steps[lane] += 1
-            trouble = Trouble.NON_CONFORMING if command in REJECTED else trouble
-            ends = (command is Command.TERMINATE, command is Command.TRUNCATE)
+            trouble = EnvFailure.NON_CONFORMING if command in REJECTED else trouble
+            ends = (command is ProbeCommand.TERMINATE, command is ProbeCommand.TRUNCATE)
             self._has_ended[lane] = any(ends)
             done.append((rewards[lane], *ends))
         reward, terminated, truncated = zip(*done, strict=True)
-        return trouble or Stepped(reward, terminated, truncated)
+        return trouble or SimulatedStep(reward, terminated, truncated)
 
 
 class Walk:
@@ -85,18 +94,18 @@ class Walk:
     def __init__(self, chance: random.Random, seen: Counter[str]) -> None:
         self._chance = chance
         self._seen = seen
-        self._reference = EnvReference(NUM_LANES)
+        self._reference = ReferenceSession(NUM_LANES)
         self._probes = Probes()
-        self._deed: Deed = None
+        self._deed: EnvEffect = None
         """Of the request that was made last, if it reaches the environment."""
 
-    def requests(self) -> list[EnvRequest | Unreadable]:
+    def requests(self) -> list[EnvRequest | MalformedRequest]:
         """Return some requests with their ids; they are sent in one go."""
         count = self._chance.randint(1, MAX_REQUESTS - 1)
         made = [self._request(str(number)) for number in range(count)]
         return [*made, Close(str(count), "done")]
 
-    def judge(self, request: EnvRequest | Unreadable, frame: bytes) -> None:
+    def judge(self, request: EnvRequest | MalformedRequest, frame: bytes) -> None:
         """Check the answer to the next request."""
         response = wire.parse_response(frame)
         self._seen[type(response).__name__] += 1
@@ -107,7 +116,7 @@ class Walk:
             self._seen[response.code.name] += 1
         self._judge_observation(response)
 
-    def _request(self, request_id: str) -> EnvRequest | Unreadable:
+    def _request(self, request_id: str) -> EnvRequest | MalformedRequest:
         match self._chance.choices(range(6), (5, 20, 2, 1, 1, 1))[0]:
             case 0:
                 return Reset(request_id, *self._reset_arguments())
@@ -119,12 +128,14 @@ class Walk:
                 return Step(request_id, self._chance.randbytes(5))
             case 4:
                 return Step(request_id, self._action(), env_indices=(0,))
-        return Unreadable("", "nonsense")
+        return MalformedRequest("", "nonsense")
 
     def _reset_arguments(self) -> tuple[tuple[int, ...], dict[str, object], int, tuple[int, ...]]:
         lanes = self._chance.choice(((), (), (), (0,), (1,), (1, 0), (0, 0), (2,), (-1,)))
         count = self._chance.choice((0, 0, len(lanes) or NUM_LANES, 1))
-        command = self._chance.choice((*[Command.GO_ON] * 8, Command.FAIL, Command.OBSERVE_NAN))
+        command = self._chance.choice(
+            (*[ProbeCommand.GO_ON] * 8, ProbeCommand.FAIL, ProbeCommand.OBSERVE_NAN)
+        )
         seeds = tuple(self._chance.randrange(2**31) for _ in range(count))
         return seeds, {"command": int(command)}, 0, lanes
 
@@ -139,20 +150,20 @@ class Walk:
         ]
         return encode_batch(ACTION_SPACE, stack(ACTION_SPACE, lanes), NUM_LANES)
 
-    def _happens(self, request: EnvRequest | Unreadable) -> Deed:
+    def _happens(self, request: EnvRequest | MalformedRequest) -> EnvEffect:
         if isinstance(request, Reset):
             command = request.options["command"]
-            if command == Command.FAIL:
-                return Trouble.LOST
+            if command == ProbeCommand.FAIL:
+                return EnvFailure.LOST
             self._probes.reset(request.env_indices)
-            return Trouble.NON_CONFORMING if command == Command.OBSERVE_NAN else None
+            return EnvFailure.NON_CONFORMING if command == ProbeCommand.OBSERVE_NAN else None
         if not isinstance(request, Step):
             return None
         if len(request.action) == 5:
-            return Trouble.NON_CONFORMING
+            return EnvFailure.NON_CONFORMING
         columns = decode_batch(ACTION_SPACE, request.action, NUM_LANES)
         by_name = dict(zip((leaf.name for leaf in leaves(ACTION_SPACE)), columns, strict=True))
-        commands = [Command(int(number)) for number in by_name["command"]]
+        commands = [ProbeCommand(int(number)) for number in by_name["command"]]
         rewards = [float(box) for box in np.asarray(by_name["box"])[:, 0]]
         return self._probes.step(commands, rewards)
 
@@ -166,8 +177,8 @@ class Walk:
             self._seen["frame" if has_frame else "no frame"] += 1
 
 
-def _frame(request: EnvRequest | Unreadable) -> bytes:
-    return NONSENSE if isinstance(request, Unreadable) else wire.pack_request(request)
+def _frame(request: EnvRequest | MalformedRequest) -> bytes:
+    return NONSENSE if isinstance(request, MalformedRequest) else wire.pack_request(request)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlmesh_ray import EnvServer, RemoteEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.join_stream import JoinStream
 from rlmesh_ray.errors import (
@@ -25,11 +25,11 @@ from rlmesh_ray.errors import (
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import Close
 from rlmesh_ray.testing.envs import SPACES, EchoEnv
-from rlmesh_ray.transport import broker, door
+from rlmesh_ray.transport import authenticating_listener, connection_broker
 from rlmesh_ray.transport import shared_memory as wire
-from rlmesh_ray.transport.lent_road import LentRoad
+from rlmesh_ray.transport.direct_handle import DirectHandle
 from rlmesh_ray.wire.rlmesh_v1 import env as env_wire
-from tests.loopback.direct_sessions import NOTHING, array, has_road, session
+from tests.loopback.direct_sessions import NOTHING, array, has_direct_connection, session
 from tests.loopback.eventually import eventually
 from tests.loopback.lifelike import Lifelike
 
@@ -37,18 +37,18 @@ from tests.loopback.lifelike import Lifelike
 def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    give = LentRoad.give
+    send_descriptors = DirectHandle.send_descriptors
 
-    def to_nobody(road: LentRoad, to: socket.socket, greeting: bytes) -> None:
-        monkeypatch.setattr(LentRoad, "give", give)
+    def to_nobody(direct: DirectHandle, to: socket.socket, greeting: bytes) -> None:
+        monkeypatch.setattr(DirectHandle, "send_descriptors", send_descriptors)
         raise BrokenPipeError
 
     with EnvServer(Lifelike, max_sessions=1) as server:
-        monkeypatch.setattr(LentRoad, "give", to_nobody)
-        first = EnvClient(Dial(server.address))
+        monkeypatch.setattr(DirectHandle, "send_descriptors", to_nobody)
+        first = EnvClient(ConnectOptions(server.address))
         pid: Any = first.reset().infos["pid"]
         assert [array(first.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
-        assert first._roads.transport != "shared_memory"
+        assert first._direct_connector.transport != "shared_memory"
         first.close()
 
         with session(server) as second:
@@ -61,7 +61,7 @@ def test_who_leaves_before_a_road_is_given_leaves_nothing_to_the_next_session(
 
 def test_a_worker_that_was_given_a_road_too_late_goes_on_without_it() -> None:
     with EnvServer(Lifelike, step_grace_s=600.0) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         pid = int(client.reset().infos["pid"][0])  # type: ignore[index]
         os.kill(pid, signal.SIGSTOP)
         assert greet(server, client, timeout_ms=50) == (wire.REFUSED, [])
@@ -70,13 +70,16 @@ def test_a_worker_that_was_given_a_road_too_late_goes_on_without_it() -> None:
         assert [array(client.step(NOTHING)).item() for _ in range(3)] == [1, 2, 3]
         assert client.reset().infos["pid"] == pid
         client.step(NOTHING)
-        assert has_road(client)
+        assert has_direct_connection(client)
         client.close()
 
 
 def test_spaces_with_text_travel_as_messages() -> None:
     with EnvServer(lambda: EchoEnv(SPACES["text"])) as server:
-        assert capabilities.SHARED_MEMORY not in shake_hands(Dial(server.address)).capabilities
+        assert (
+            capabilities.SHARED_MEMORY
+            not in shake_hands(ConnectOptions(server.address)).capabilities
+        )
         with RemoteEnv(server.address) as env:
             env.reset()
             env.action_space.seed(1)
@@ -87,8 +90,8 @@ def test_spaces_with_text_travel_as_messages() -> None:
 
 def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address), transport="shared_memory")
-        client._roads._session_id = "0" * 32
+        client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
+        client._direct_connector._session_id = "0" * 32
         client.reset()
         with pytest.raises(EndpointError, match="shared memory cannot be had"):
             client.step(NOTHING)
@@ -97,10 +100,10 @@ def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
 
 def test_an_operator_can_do_without() -> None:
     with EnvServer(Lifelike, transport="grpc") as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.reset()
         client.step(NOTHING)
-        assert not has_road(client)
+        assert not has_direct_connection(client)
         client.close()
 
 
@@ -110,17 +113,17 @@ def test_an_operator_can_do_without() -> None:
 def test_who_shares_no_network_with_the_endpoint_gets_messages(tmp_path: Path) -> None:
     program = """
 import sys, numpy as np
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.transport.direct_client import DirectClient
+from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.errors import ConfigurationError
-client = EnvClient(Dial(sys.argv[1]))
+client = EnvClient(ConnectOptions(sys.argv[1]))
 client.reset()
-print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._roads.is_open)
+print(client.step([np.zeros(1, np.int64)]).rewards.tolist(), client._direct_connector.is_open)
 client.close()
 try:
-    EnvClient(Dial(sys.argv[1]), transport="shared_memory")
+    EnvClient(ConnectOptions(sys.argv[1]), transport="shared_memory")
 except ConfigurationError as error:
     print(error)
 """
@@ -135,12 +138,12 @@ except ConfigurationError as error:
 
 def test_memory_that_a_client_got_cannot_be_shrunk_and_is_nobody_else_s() -> None:
     with EnvServer(Lifelike, max_sessions=1) as server:
-        first = EnvClient(Dial(server.address))
+        first = EnvClient(ConnectOptions(server.address))
         first.reset()
         first.step(NOTHING)
-        road = first._roads.road()
-        assert road is not None
-        mine = road._block.observations[0]
+        direct = first._direct_connector.connection()
+        assert direct is not None
+        mine = direct._buffers.observations[0]
         first.close()
         with RemoteEnv(server.address) as env:
             env.reset()
@@ -152,7 +155,7 @@ def test_memory_that_a_client_got_cannot_be_shrunk_and_is_nobody_else_s() -> Non
 
 def test_the_block_is_sealed() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.reset()
         descriptors = greet(server, client)[1]
         with pytest.raises(PermissionError):
@@ -165,11 +168,11 @@ def test_the_block_is_sealed() -> None:
 def greet(server: EnvServer, client: EnvClient, timeout_ms: int = 1000) -> tuple[bytes, list[int]]:
     """Come to the endpoint's broker as ``client`` would."""
     session_id = client._session_id
-    return come(server, wire.Greeting(session_id, timeout_ms).pack())
+    return come(server, wire.ClientHello(session_id, timeout_ms).pack())
 
 
 def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
-    name = shake_hands(Dial(server.address)).capabilities[capabilities.SHARED_MEMORY]
+    name = shake_hands(ConnectOptions(server.address)).capabilities[capabilities.SHARED_MEMORY]
     where = wire.socket_address(name)
     assert where is not None
     with socket.socket(socket.AF_UNIX) as peer:
@@ -184,8 +187,8 @@ def come(server: EnvServer, greeting: bytes) -> tuple[bytes, list[int]]:
 @pytest.mark.parametrize(
     "greeting",
     [
-        wire.Greeting("0" * 32, 1000).pack(),
-        b"\xff" * wire.GREETING_BYTES,
+        wire.ClientHello("0" * 32, 1000).pack(),
+        b"\xff" * wire.HELLO_BYTES,
         b"GET / HTTP/1.1\r\n\r\n",
         b"",
     ],
@@ -200,7 +203,7 @@ def test_strangers_get_nothing_at_the_broker(greeting: bytes) -> None:
 
 def test_a_session_that_is_over_gets_nothing_at_the_broker() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.reset()
         client.close()
 
@@ -217,12 +220,12 @@ def test_who_joins_with_the_session_id_of_another_takes_nothing_from_it() -> Non
 
         assert eventually(lambda: server.num_sessions == 1)
         client.step(NOTHING)
-        assert has_road(client)
+        assert has_direct_connection(client)
 
 
 def test_a_session_without_a_reset_gets_nothing_at_the_broker() -> None:
     with EnvServer(Lifelike) as server:
-        client = EnvClient(Dial(server.address))
+        client = EnvClient(ConnectOptions(server.address))
         client.render()
 
         assert greet(server, client) == (wire.REFUSED, [])
@@ -241,7 +244,7 @@ def silent_connections(server: EnvServer, count: int) -> Iterator[list[socket.so
 
 
 def socket_for_roads(server: EnvServer) -> bytes:
-    name = shake_hands(Dial(server.address)).capabilities[capabilities.SHARED_MEMORY]
+    name = shake_hands(ConnectOptions(server.address)).capabilities[capabilities.SHARED_MEMORY]
     where = wire.socket_address(name)
     assert where is not None
     return where
@@ -260,13 +263,13 @@ def test_silent_connections_keep_nobody_from_shared_memory() -> None:
     ):
         client.step(NOTHING)
 
-        assert has_road(client)
+        assert has_direct_connection(client)
 
 
 @pytest.fixture
 def patient_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the endpoint close no connection because it has been silent for long."""
-    monkeypatch.setattr(broker, "_GREETING_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(connection_broker, "_HELLO_TIMEOUT_S", 600.0)
 
 
 def test_the_oldest_silent_connection_is_given_up_for_the_newest(patient_broker: None) -> None:
@@ -279,7 +282,7 @@ def test_silent_connections_of_other_users_take_no_place_of_the_same_user(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([os.geteuid(), *[os.geteuid() + 1] * 30, 0])
-    monkeypatch.setattr(door, "user_of", lambda _: next(users))
+    monkeypatch.setattr(authenticating_listener, "peer_uid", lambda _: next(users))
     with EnvServer(Lifelike) as server, silent_connections(server, 32) as peers:
         # Other users share the 15 places that are left: the last 15 of them, less one for root.
         for peer in peers[1:17]:
@@ -291,7 +294,7 @@ def test_other_users_are_turned_away_where_the_same_user_has_all_places(
     monkeypatch: pytest.MonkeyPatch, patient_broker: None
 ) -> None:
     users = iter([*[os.geteuid()] * 16, os.geteuid() + 1])
-    monkeypatch.setattr(door, "user_of", lambda _: next(users))
+    monkeypatch.setattr(authenticating_listener, "peer_uid", lambda _: next(users))
     with EnvServer(Lifelike) as server, silent_connections(server, 17) as peers:
         assert peers[16].recv(1) == b""
         assert all(is_open(peer) for peer in peers[:16])

@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import contract_of
 from rlmesh_ray.errors import EndpointError
@@ -137,7 +137,7 @@ def test_requests_that_a_stopping_endpoint_does_not_take_are_not_dropped_in_sile
 ) -> None:
     gate, bell = pipes
     server = EnvServer(lambda: Slow(str(gate), str(bell)), allow_shutdown=True).start()
-    client = EnvClient(Dial(server.address))
+    client = EnvClient(ConnectOptions(server.address))
     client.reset()
     first, second = (client.send_step([np.zeros(1, np.int64)], is_last=False) for _ in range(2))
     bell.read_text()
@@ -158,7 +158,10 @@ def test_an_accepted_shutdown_answers_the_step_that_is_outstanding_and_stops(
 ) -> None:
     gate, bell = pipes
     server = EnvServer(lambda: Slow(str(gate), str(bell)), allow_shutdown=True).start()
-    busy, idle = EnvClient(Dial(server.address)), EnvClient(Dial(server.address))
+    busy, idle = (
+        EnvClient(ConnectOptions(server.address)),
+        EnvClient(ConnectOptions(server.address)),
+    )
     busy.reset()
     idle.reset()
     request_id = busy.send_step([np.zeros(1, np.int64)])

@@ -9,19 +9,19 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
+from rlmesh_ray.dialects.released.protocol.handshake import make_released_offer
+from rlmesh_ray.dialects.released.protocol.model_messages import CloseParticipant
+from rlmesh_ray.dialects.released.wire import env as released_env
+from rlmesh_ray.dialects.released.wire import model as released_model
 from rlmesh_ray.errors import ConfigurationError, EnvStartError
-from rlmesh_ray.protocol.adapter_messages import CloseParticipant
-from rlmesh_ray.protocol.generations import EDITION_NAME, PROTOCOL_V1, WIRE_V1
-from rlmesh_ray.protocol.handshake import Answer, make_offer
+from rlmesh_ray.protocol.handshake import HandshakeResponse, make_handshake_request
 from rlmesh_ray.protocol.messages import CloseModel, Configure, EnvFailed, Reset, ResetDone
-from rlmesh_ray.protocol.wire_handshake import make_wire_offer
+from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_env
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_model
 from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownResponse
-from rlmesh_ray.wire.rlmesh_wire_v1 import env as released_env
-from rlmesh_ray.wire.rlmesh_wire_v1 import model as released_model
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import ENV_JOIN, MODEL_JOIN, RawJoin
 from tests.loopback.released_join import ReleasedJoin, shake_hands
@@ -30,8 +30,8 @@ ENV, MODEL = "/rlmesh.env.v1.EnvService/", "/rlmesh.model.v1.ModelService/"
 DM_ENV_RPC = "dm_env_rpc.v1"
 DEADLINE_S = 20.0
 
-EDITION_OFFER = make_offer("test", "0", {})
-RELEASED_OFFER = make_wire_offer("test", "0", {})
+EDITION_OFFER = make_handshake_request("test", "0", {})
+RELEASED_OFFER = make_released_offer("test", "0", {})
 
 
 def zeros(observations: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ def tell(address: str, path: str, frame: bytes, token: str | None = None) -> byt
         return answer
 
 
-def greet(address: str, generation: str, service: str) -> Answer:
+def greet(address: str, generation: str, service: str) -> HandshakeResponse:
     """Return what a service answers to the handshake of a generation."""
     frames: Any = {
         (PROTOCOL_V1, ENV): edition_env,
@@ -55,8 +55,8 @@ def greet(address: str, generation: str, service: str) -> Answer:
         (WIRE_V1, MODEL): released_model,
     }[generation, service]
     offer = EDITION_OFFER if generation == PROTOCOL_V1 else RELEASED_OFFER
-    frame = tell(address, service + "Handshake", frames.pack_offer(offer))
-    answer: Answer = frames.parse_answer(frame)
+    frame = tell(address, service + "Handshake", frames.pack_handshake_request(offer))
+    answer: HandshakeResponse = frames.parse_handshake_response(frame)
     return answer
 
 
@@ -174,14 +174,14 @@ def test_a_handshake_that_makes_no_sense_is_refused() -> None:
 def test_the_token_may_be_shown_alone() -> None:
     with EnvServer("CartPole-v1", token="s3cret") as server:
         alone = shake_hands(server.address, "s3cret")
-        bearer = shake_hands(server.address, "Bearer s3cret")
+        bearer_value = shake_hands(server.address, "Bearer s3cret")
         for wrong in (None, "", "s3cre", "s3cret ", "bearer s3cret", "Bearer", "Bearer s3cre"):
             with pytest.raises(grpc.RpcError) as caught:
                 shake_hands(server.address, wrong)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
     assert alone.compatible
-    assert bearer.compatible
+    assert bearer_value.compatible
 
 
 def test_strangers_of_both_generations_are_known_by_what_they_say_first() -> None:
@@ -202,7 +202,7 @@ def test_strangers_of_both_generations_are_known_by_what_they_say_first() -> Non
 def test_several_lanes_reset_themselves_or_not_as_the_operator_says() -> None:
     for autoreset, mode in (("next_step", "NextStep"), ("disabled", "Disabled")):
         with EnvServer("CartPole-v1", num_envs=2, autoreset=autoreset) as server:
-            client = EnvClient(Dial(server.address))
+            client = EnvClient(ConnectOptions(server.address))
             assert client.contract.autoreset_mode.value == mode
             client.close()
 

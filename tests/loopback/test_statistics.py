@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import CapacityError, ConfigurationError, RemoteEnvError, RemoteModelError
 from rlmesh_ray.server.log_context import ContextFilter, short_name
@@ -24,8 +24,8 @@ from tests.loopback.eventually import eventually
 
 def leave(client: EnvClient) -> None:
     """End a session as a client does that is killed."""
-    client._roads.close()
-    client._exchange._stream.close()
+    client._direct_connector.close()
+    client._session_stream._stream.close()
 
 
 class Ends(gymnasium.Env[Any, Any]):
@@ -47,11 +47,11 @@ class Ends(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_steps_count_the_same_over_the_stream_and_past_the_endpoint(transport: str) -> None:
     with EnvServer(Ends, num_envs=2) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport=transport)
+        client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport=transport)
         client.reset()
         for _ in range(8):  # two episodes a lane, with the step that resets it after each
             client.step([np.zeros(2, np.int64)])
-        assert client._roads.is_open is (transport != "grpc")
+        assert client._direct_connector.is_open is (transport != "grpc")
         during = server.statistics()
         client.close()
         after = server.statistics()
@@ -75,12 +75,12 @@ def test_a_step_past_an_episode_s_end_ends_no_other_one(transport: str) -> None:
             return np.minimum(observation, 10), reward, self._count >= 3, truncated, info
 
     with EnvServer(StaysOver, num_envs=1) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport=transport)
+        client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport=transport)
         for _ in range(2):
             client.reset()
             for _ in range(5):
                 client.step([np.zeros(1, np.int64)])
-        assert client._roads.is_open is (transport != "grpc")
+        assert client._direct_connector.is_open is (transport != "grpc")
         during = server.statistics()
         client.close()
 
@@ -107,7 +107,7 @@ def test_who_goes_without_close_is_lost_and_who_closes_is_not() -> None:
             env.reset()
         assert server.statistics().sessions.lost == 0
 
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0)
+        client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0)
         client.reset()
         leave(client)
 
@@ -117,7 +117,7 @@ def test_who_goes_without_close_is_lost_and_who_closes_is_not() -> None:
 
 def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
     server = EnvServer(Ends).start()
-    client = EnvClient(Dial(server.address), step_timeout_s=30.0)
+    client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0)
     client.reset()
     server.stop(grace_s=0.0)
 
@@ -128,7 +128,7 @@ def test_sessions_that_the_endpoint_ends_are_not_lost() -> None:
 @pytest.mark.parametrize("transport", ["grpc", "shared_memory", "tcp"])
 def test_values_out_of_range_count_each_time_and_a_session_goes_on(transport: str) -> None:
     with EnvServer(lambda: FaultyEnv(Fault.NAN_REWARD, at_step=2)) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport=transport)
+        client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0, transport=transport)
         warned = []
         for _ in range(2):
             client.reset()
@@ -198,11 +198,13 @@ def test_errors_count_by_code_and_a_crash_costs_a_worker() -> None:
 
 def test_a_step_that_fails_over_shared_memory_is_an_error_and_no_step() -> None:
     with EnvServer(lambda: FaultyEnv(Fault.RAISE, at_step=5), num_envs=1) as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0, transport="shared_memory")
+        client = EnvClient(
+            ConnectOptions(server.address), step_timeout_s=30.0, transport="shared_memory"
+        )
         client.reset()
         for _ in range(4):
             client.step([np.zeros(1, np.int64)])
-        assert client._roads.is_open
+        assert client._direct_connector.is_open
         with pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])
         client.close()
@@ -280,7 +282,7 @@ def log() -> Iterator[Lines]:
 
 def test_a_session_s_begin_and_end_are_logged_with_both_names(log: Lines) -> None:
     with EnvServer(Ends, endpoint_id="stairs-1") as server:
-        client = EnvClient(Dial(server.address), step_timeout_s=30.0)
+        client = EnvClient(ConnectOptions(server.address), step_timeout_s=30.0)
         client.reset()
         client.step([np.zeros(1, np.int64)])
         secret = client._session_id
@@ -337,11 +339,11 @@ def test_a_worker_that_is_killed_over_a_line_is_logged_with_its_session(
 ) -> None:
     env = FaultyEnv(Fault.HANG, at_step=4)
     with EnvServer(lambda: env, endpoint_id="hangs", step_grace_s=0.1) as server:
-        client = EnvClient(Dial(server.address), transport="shared_memory")
+        client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client.reset()
         for _ in range(3):
             client.step([np.zeros(1, np.int64)])
-        assert client._roads.is_open
+        assert client._direct_connector.is_open
         monkeypatch.setattr(EnvClient, "_server_timeout_ms", 450)
         with pytest.raises(RemoteEnvError):
             client.step([np.zeros(1, np.int64)])

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.channel import ClientTls, Dial
+from rlmesh_ray.client.channel import ClientTls, ConnectOptions
 from rlmesh_ray.client.env_client import shake_hands
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -20,7 +20,7 @@ from rlmesh_ray.errors import (
     EndpointError,
     EndpointUnreachableError,
 )
-from rlmesh_ray.server.access import ServerTls
+from rlmesh_ray.server.bind_policy import ServerTls
 
 needs_openssl = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="makes its certificates with openssl"
@@ -66,7 +66,7 @@ def web_server() -> Iterator[str]:
 
 def test_a_web_server_does_not_speak_grpc(web_server: str) -> None:
     with pytest.raises(EndpointUnreachableError, match="does not speak gRPC"):
-        shake_hands(Dial(web_server))
+        shake_hands(ConnectOptions(web_server))
 
 
 @needs_openssl
@@ -75,7 +75,7 @@ def test_an_endpoint_without_tls_does_not_speak_it(certificates: dict[str, Serve
         EnvServer("CartPole-v1") as server,
         pytest.raises(EndpointUnreachableError, match="does not speak TLS"),
     ):
-        shake_hands(Dial(server.address, tls=authority(certificates["own"])))
+        shake_hands(ConnectOptions(server.address, tls=authority(certificates["own"])))
 
 
 @needs_openssl
@@ -95,13 +95,15 @@ def test_an_endpoint_with_tls_names_what_is_missing(
         EnvServer("CartPole-v1", tls=certificates[served]) as server,
         pytest.raises(EndpointUnreachableError, match=message),
     ):
-        shake_hands(Dial(server.address, tls=tls))
+        shake_hands(ConnectOptions(server.address, tls=tls))
 
 
 @needs_openssl
 def test_the_right_authority_is_enough(certificates: dict[str, ServerTls]) -> None:
     with EnvServer("CartPole-v1", tls=certificates["own"]) as server:
-        assert shake_hands(Dial(server.address, tls=authority(certificates["own"]))).compatible
+        assert shake_hands(
+            ConnectOptions(server.address, tls=authority(certificates["own"]))
+        ).compatible
 
 
 class Answers(grpc.GenericRpcHandler):
@@ -119,23 +121,25 @@ class Answers(grpc.GenericRpcHandler):
 
 
 @pytest.fixture
-def dial() -> Iterator[Dial]:
+def connect_options() -> Iterator[ConnectOptions]:
     server = grpc.server(
         ThreadPoolExecutor(2), options=[("grpc.max_receive_message_length", 500_000)]
     )
     server.add_generic_rpc_handlers((Answers(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield Dial(f"127.0.0.1:{port}")
+    yield ConnectOptions(f"127.0.0.1:{port}")
     server.stop(None).wait(10.0)
 
 
 @pytest.mark.parametrize("size", [1, 600_000], ids=["response", "request"])
-def test_a_message_that_is_too_large_is_no_full_endpoint(dial: Dial, size: int) -> None:
-    channel = dial.open(max_receive_bytes=500_000)
+def test_a_message_that_is_too_large_is_no_full_endpoint(
+    connect_options: ConnectOptions, size: int
+) -> None:
+    channel = connect_options.open(max_receive_bytes=500_000)
     try:
         with pytest.raises(EndpointError, match="size limit") as caught:
-            dial.call(channel, "/any/Large", bytes(size))
+            connect_options.call(channel, "/any/Large", bytes(size))
     finally:
         channel.close()
 
@@ -148,11 +152,11 @@ def test_a_message_that_is_too_large_is_no_full_endpoint(dial: Dial, size: int) 
     [("RESOURCE_EXHAUSTED", CapacityError), ("PERMISSION_DENIED", AccessDeniedError)],
 )
 def test_a_status_says_why_nobody_is_let_in(
-    dial: Dial, status: str, error: type[EndpointError]
+    connect_options: ConnectOptions, status: str, error: type[EndpointError]
 ) -> None:
-    channel = dial.open()
+    channel = connect_options.open()
     try:
         with pytest.raises(error, match="because"):
-            dial.call(channel, f"/any/{status}", b"")
+            connect_options.call(channel, f"/any/{status}", b"")
     finally:
         channel.close()

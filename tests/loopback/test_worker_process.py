@@ -24,27 +24,27 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
 from rlmesh_ray.envs.commands import (
-    AttachCommand,
     AttachRefused,
     Command,
+    OpenDirectCommand,
     Outcome,
+    RecreateEnvCommand,
+    RecreateEnvReply,
     RenderCommand,
     RenderReply,
-    RenewCommand,
-    RenewReply,
     ResetCommand,
     ResetReply,
     StepCommand,
     StepReply,
 )
-from rlmesh_ray.envs.source import HostedEnv, make_source
+from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.envs.worker_process import WorkerProcess
 from rlmesh_ray.errors import EnvStartError
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.server.replies import arrives, take
+from rlmesh_ray.server.worker_replies import take_reply, wait_for_reply
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import Policy, coerce_batch
-from rlmesh_ray.spaces.warnings import WARNING_KEY
+from rlmesh_ray.spaces.conformance import ValidationMode, coerce_batch
+from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
 
@@ -58,8 +58,10 @@ Start = Callable[..., WorkerProcess]
 def start() -> Iterator[Start]:
     started: list[WorkerProcess] = []
 
-    def start_one(env: HostedEnv, num_envs: int = 1, policy: Policy = Policy.WARN) -> WorkerProcess:
-        worker = WorkerProcess.start(make_source(env, num_envs), policy=policy)
+    def start_one(
+        env: EnvLike, num_envs: int = 1, validation: ValidationMode = ValidationMode.WARN
+    ) -> WorkerProcess:
+        worker = WorkerProcess.start(make_source(env, num_envs), validation=validation)
         started.append(worker)
         return worker
 
@@ -245,7 +247,7 @@ def test_what_the_environment_raises_is_told_and_the_worker_lives(
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "last_words"),
+    ("fault", "status", "fault_log"),
     [
         (Fault.EXIT, "ended with exit code 3", ""),
         (Fault.ABORT, "was killed by SIGABRT", "Fatal Python error: Aborted"),
@@ -253,7 +255,7 @@ def test_what_the_environment_raises_is_told_and_the_worker_lives(
     ],
 )
 def test_the_death_of_the_worker_is_told(
-    start: Start, fault: Fault, status: str, last_words: str
+    start: Start, fault: Fault, status: str, fault_log: str
 ) -> None:
     worker = start(lambda: FaultyEnv(fault))
     ask(worker, ResetCommand())
@@ -263,8 +265,8 @@ def test_the_death_of_the_worker_is_told(
     assert isinstance(reply, Failure)
     assert reply.kind is FailureKind.CRASHED
     assert reply.message == f"the environment's process {status}"
-    assert reply.debug_info.startswith(last_words)
-    assert ("rlmesh_ray/testing/envs.py" in reply.debug_info) == bool(last_words)
+    assert reply.debug_info.startswith(fault_log)
+    assert ("rlmesh_ray/testing/envs.py" in reply.debug_info) == bool(fault_log)
     assert not worker.is_alive
     assert not exists(worker.pid)
     assert ask(worker, ResetCommand()) == reply
@@ -345,7 +347,7 @@ def test_the_event_loop_finds_a_reply_that_was_read_already(start: Start) -> Non
 
     async def wait() -> tuple[bool, Outcome]:
         now_s = asyncio.get_running_loop().time()
-        return await arrives(worker, now_s + 20.0), await take(worker)
+        return await wait_for_reply(worker, now_s + 20.0), await take_reply(worker)
 
     is_there, reply = asyncio.run(wait())
 
@@ -359,19 +361,19 @@ def test_the_event_loop_gives_up_at_the_deadline_and_may_wait_again(
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
-    class Waiting(EchoEnv):
+    class AdaptivePoller(EchoEnv):
         def reset(self, **kwargs: Any) -> Any:
             gate.read_text()
             return super().reset(**kwargs)
 
-    worker = start(lambda: Waiting(SPACES["box"]))
+    worker = start(lambda: AdaptivePoller(SPACES["box"]))
 
     async def wait() -> tuple[bool, bool, Outcome]:
         worker.submit(ResetCommand())
         now_s = asyncio.get_running_loop().time()
-        early = await arrives(worker, now_s + 0.05)
+        early = await wait_for_reply(worker, now_s + 0.05)
         gate.write_text("")
-        return early, await arrives(worker, None), await take(worker)
+        return early, await wait_for_reply(worker, None), await take_reply(worker)
 
     early, late, reply = asyncio.run(wait())
 
@@ -406,10 +408,10 @@ def test_the_next_session_gets_a_fresh_environment(start: Start) -> None:
     worker = start(lambda: Counting(Fault.OUT_OF_RANGE, at_step=0))
     first = [infos_of(ask(worker, ResetCommand())) for _ in range(2)]
 
-    renewed = ask(worker, RenewCommand())
+    renewed = ask(worker, RecreateEnvCommand())
     second = infos_of(ask(worker, ResetCommand()))
 
-    assert renewed == RenewReply()
+    assert renewed == RecreateEnvReply()
     assert [infos["count"][0] for infos in first] == [1, 2]
     assert second["count"][0] == 1
     assert [WARNING_KEY in infos for infos in [*first, second]] == [True, False, True]
@@ -418,7 +420,7 @@ def test_the_next_session_gets_a_fresh_environment(start: Start) -> None:
 def test_an_instance_cannot_be_renewed(start: Start) -> None:
     worker = start(EchoEnv(SPACES["box"]))
 
-    reply = ask(worker, RenewCommand())
+    reply = ask(worker, RecreateEnvCommand())
 
     assert isinstance(reply, Failure)
     assert reply.kind is FailureKind.BAD_REQUEST
@@ -430,7 +432,7 @@ def test_a_factory_that_changes_its_spaces_cannot_be_renewed(start: Start, tmp_p
     worker = start(lambda: EchoEnv(SPACES["image" if marker.exists() else "box"]))
     marker.touch()
 
-    reply = ask(worker, RenewCommand())
+    reply = ask(worker, RecreateEnvCommand())
 
     assert isinstance(reply, Failure)
     assert "other spaces than before" in reply.message
@@ -451,7 +453,7 @@ def test_a_factory_that_changes_its_spaces_cannot_be_renewed(start: Start, tmp_p
     ],
 )
 def test_an_environment_that_cannot_be_created_is_explained(
-    start: Start, env: HostedEnv, words: str
+    start: Start, env: EnvLike, words: str
 ) -> None:
     with pytest.raises(EnvStartError, match=words) as caught:
         start(env)
@@ -477,7 +479,7 @@ def test_a_start_that_takes_too_long_is_given_up() -> None:
     source = make_source(lambda: threading.Event().wait())  # type: ignore[arg-type,return-value]
 
     with pytest.raises(EnvStartError, match=r"not ready after 0\.5 s"):
-        WorkerProcess.start(source, policy=Policy.WARN, timeout_s=0.5)
+        WorkerProcess.start(source, validation=ValidationMode.WARN, timeout_s=0.5)
 
 
 def test_a_factory_by_reference_is_found_on_the_parent_s_path(
@@ -508,9 +510,9 @@ def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
         textwrap.dedent("""
             import gymnasium
             from rlmesh_ray.envs.commands import ResetCommand
-            from rlmesh_ray.envs.source import make_source
+            from rlmesh_ray.envs.env_source import make_source
             from rlmesh_ray.envs.worker_process import WorkerProcess
-            from rlmesh_ray.spaces.conformance import Policy
+            from rlmesh_ray.spaces.conformance import ValidationMode
 
             class Mine(gymnasium.Wrapper):
                 pass
@@ -520,7 +522,7 @@ def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
 
             if __name__ != "__main__":
                 raise SystemExit("imported by the worker")
-            worker = WorkerProcess.start(make_source(make, 2), policy=Policy.WARN)
+            worker = WorkerProcess.start(make_source(make, 2), validation=ValidationMode.WARN)
             worker.submit(ResetCommand())
             print(type(worker.receive()).__name__, worker.contract.num_envs)
             worker.close(5.0)
@@ -542,12 +544,12 @@ def test_factories_and_classes_of_a_script_work(tmp_path: Path) -> None:
 
 
 def test_the_worker_has_nothing_of_the_endpoint_in_it(start: Start) -> None:
-    class Inspector(EchoEnv):
+    class BatchValidator(EchoEnv):
         def reset(self, **kwargs: Any) -> Any:
             first, _ = super().reset(**kwargs)
             return first, {"modules": " ".join(sys.modules), "arguments": sys.argv[1:]}
 
-    worker = start(lambda: Inspector(SPACES["box"]))
+    worker = start(lambda: BatchValidator(SPACES["box"]))
 
     infos = infos_of(ask(worker, ResetCommand()))
 
@@ -642,7 +644,7 @@ def test_cycles_leak_neither_descriptors_nor_processes() -> None:
     pids = []
 
     for cycle in range(20):
-        worker = WorkerProcess.start(source, policy=Policy.WARN)
+        worker = WorkerProcess.start(source, validation=ValidationMode.WARN)
         pids.append(worker.pid)
         ask(worker, ResetCommand())
         worker.kill() if cycle % 2 else worker.close(20.0)
@@ -656,7 +658,7 @@ def test_a_failed_start_leaks_no_descriptors() -> None:
     before = set(os.listdir("/proc/self/fd"))
 
     with pytest.raises(EnvStartError):
-        WorkerProcess.start(make_source("CartPol-v1"), policy=Policy.WARN)
+        WorkerProcess.start(make_source("CartPol-v1"), validation=ValidationMode.WARN)
 
     assert set(os.listdir("/proc/self/fd")) <= before  # what others have left may be closed
 
@@ -679,7 +681,7 @@ def test_a_road_that_descriptors_run_out_for_keeps_none(
     before = sorted(os.listdir("/proc/self/fd"))
 
     with pytest.raises(OSError, match="Too many open files"):
-        worker.lend_shared_memory()
+        worker.open_direct_shared_memory()
 
     assert sorted(os.listdir("/proc/self/fd")) == before
 
@@ -693,9 +695,9 @@ def test_a_road_that_a_worker_cannot_take_is_refused_and_leaves_nothing(
     send = WorkerProcess._send_descriptors
 
     def send_wrong(self: WorkerProcess, descriptors: list[int]) -> None:
-        road, *memory = descriptors
+        direct, *memory = descriptors
         # Of more than a process has room for, the system gives it the first.
-        send(self, descriptors[:2] if fault == "too few" else [road, road, *memory[1:]])
+        send(self, descriptors[:2] if fault == "too few" else [direct, direct, *memory[1:]])
 
     if fault != "no TCP":
         monkeypatch.setattr(WorkerProcess, "_send_descriptors", send_wrong)
@@ -704,9 +706,15 @@ def test_a_road_that_a_worker_cannot_take_is_refused_and_leaves_nothing(
 
     ours, theirs = socket.socketpair()  # no socket that TCP's options fit
     with ours, theirs:
-        road = worker.lend_tcp(ours) if fault == "no TCP" else worker.lend_shared_memory()
-        reply = ask(worker, AttachCommand(tag_arrays=True, num_descriptors=road.num_descriptors))
-        road.cut()
+        direct = (
+            worker.open_direct_tcp(ours)
+            if fault == "no TCP"
+            else worker.open_direct_shared_memory()
+        )
+        reply = ask(
+            worker, OpenDirectCommand(tag_arrays=True, num_descriptors=direct.num_descriptors)
+        )
+        direct.disconnect()
 
     assert isinstance(reply, AttachRefused)
     assert ("RLIMIT_NOFILE" in reply.message) is (fault == "too few")
@@ -751,13 +759,13 @@ def test_the_worker_dies_with_its_parent_although_a_fork_of_that_lives_on() -> N
 PARENT = textwrap.dedent("""
     import signal, sys
     from rlmesh_ray.envs.commands import ResetCommand, StepCommand
-    from rlmesh_ray.envs.source import make_source
+    from rlmesh_ray.envs.env_source import make_source
     from rlmesh_ray.envs.worker_process import WorkerProcess
-    from rlmesh_ray.spaces.conformance import Policy
+    from rlmesh_ray.spaces.conformance import ValidationMode
     from rlmesh_ray.testing.envs import Fault, FaultyEnv
 
     source = make_source(FaultyEnv, env_kwargs={"fault": Fault[sys.argv[1]]})
-    worker = WorkerProcess.start(source, policy=Policy.WARN)
+    worker = WorkerProcess.start(source, validation=ValidationMode.WARN)
     worker.submit(ResetCommand())
     worker.receive()
     worker.submit(StepCommand())

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from rlmesh_ray import ModelServer, RemoteModel
 from rlmesh_ray.errors import ContractMismatchError
 from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.protocol.handshake import Answer, Offer, answer_offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
@@ -38,7 +38,7 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
 )
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire._pb.rlmesh.model.v1.interaction_pb2 import JoinResponse
 from rlmesh_ray.wire.rlmesh_v1 import model as wire
 
@@ -375,14 +375,15 @@ Frames = Iterator[ModelResponse | bytes]
 
 @contextmanager
 def scripted(
-    join: Callable[[Requests], Frames], change: Callable[[Answer], Answer] = lambda answer: answer
+    join: Callable[[Requests], Frames],
+    change: Callable[[HandshakeResponse], HandshakeResponse] = lambda answer: answer,
 ) -> Iterator[str]:
     """Serve what ``join`` yields on a stream; yield the address."""
 
     def handshake(data: bytes, _context: grpc.ServicerContext) -> bytes:
-        offer: Offer = wire.parse_offer(data)
-        answer = answer_offer(offer, server_version="7", capabilities={})
-        return wire.pack_answer(change(answer))
+        offer: HandshakeRequest = wire.parse_handshake_request(data)
+        answer = answer_handshake(offer, server_version="7", capabilities={})
+        return wire.pack_handshake_response(change(answer))
 
     def stream(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -713,7 +714,7 @@ def test_the_server_s_telemetry_comes_with_the_actions() -> None:
     assert (result["policy_versions"], result["queue_ms_p50"]) == ([3], 1.5)
 
 
-def refuses(answer: Answer) -> Answer:
+def refuses(answer: HandshakeResponse) -> HandshakeResponse:
     return replace(answer, compatible=False, error_message="come back in July")
 
 
@@ -733,7 +734,7 @@ def refuses(answer: Answer) -> Answer:
     ids=["refuses", "other text", "other edition"],
 )
 def test_a_handshake_that_does_not_fit_ends_the_simulator(
-    change: Callable[[Answer], Answer], says: str
+    change: Callable[[HandshakeResponse], HandshakeResponse], says: str
 ) -> None:
     with scripted(lambda _requests: iter(()), change) as address:
         done = drive(address)

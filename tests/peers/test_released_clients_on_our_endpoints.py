@@ -25,7 +25,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import DmEnvRpcSettings, EnvServer, RemoteEnv, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.health import HealthStatus, check_health
 from tests.loopback.eventually import eventually
 from tests.peers.rlmesh_b3 import world
@@ -298,8 +298,8 @@ def test_a_process_that_dies_costs_an_episode_and_its_own_server_its_life(
 def test_who_asks_for_our_health_is_told_and_its_own_server_does_not_know(
     trouble: EnvServer, its_own: str
 ) -> None:
-    assert check_health(Dial(trouble.address)).status is HealthStatus.SERVING
-    assert check_health(Dial(its_own)).status is HealthStatus.UNKNOWN
+    assert check_health(ConnectOptions(trouble.address)).status is HealthStatus.SERVING
+    assert check_health(ConnectOptions(its_own)).status is HealthStatus.UNKNOWN
 
 
 # --- sessions ------------------------------------------------------------------------------

@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, ModelServer, RemoteModel
-from rlmesh_ray.models.policy import Rows
-from rlmesh_ray.models.slots import SlotStates
-from rlmesh_ray.protocol.adapter_messages import (
+from rlmesh_ray.dialects.released.protocol.model_messages import (
     AdapterContext,
     AdapterPredict,
     AdapterPredicted,
@@ -27,11 +25,13 @@ from rlmesh_ray.protocol.adapter_messages import (
     ResolveAdapter,
     RowEpisode,
 )
+from rlmesh_ray.dialects.released.wire import model as wire
+from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.recurrent.slot_states import SlotStates
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.wire.rlmesh_wire_v1 import model as wire
-from rlmesh_ray.wire.rlmesh_wire_v1 import values
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import plain_channel
 from tests.loopback.raw_join import RawJoin

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv, evaluate
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venvs" / "remote_gym" / "bin" / "python"

@@ -20,10 +20,10 @@ import ray
 import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray.client.rllink import RAY, RLlinkClient
+from rlmesh_ray.dialects.rllink.client.rllink_client import RAY, RLlinkClient
+from rlmesh_ray.dialects.rllink.wire import messages as m
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
-from rlmesh_ray.wire.rllink import messages as m
 from tests.loopback.ports import free_address
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_without_a_pickled_config_rays_client_gives_up(
 def connected(port: int, process: subprocess.Popen[str]) -> RLlinkClient:
     while process.poll() is None:
         with contextlib.suppress(RlmeshError):
-            return RLlinkClient(f"localhost:{port}", dialect=RAY, timeout_s=60)
+            return RLlinkClient(f"localhost:{port}", encoding=RAY, timeout_s=60)
     raise AssertionError(process.communicate()[1])
 
 
@@ -180,8 +180,8 @@ def test_a_client_of_the_description_samples_with_two_more_beside_it(
     start("spec_client.py", port_of(runner), "onnx::Gemm_0", 2)
     start("dummy_client.py", port_of(runner))
 
-    with runner._intake.lock:
-        assert runner._intake.lock.wait_for(lambda: runner._intake.num_clients == 3, 60)
+    with runner._queue.lock:
+        assert runner._queue.lock.wait_for(lambda: runner._queue.num_clients == 3, 60)
     samples = []
     for number in range(1, 4):
         samples.append(runner.sample())
@@ -209,7 +209,7 @@ class Mine:
 array = np.array([Mine()], object)
 body = msgpack.packb({"type": "EPISODES", "episodes": [{"observations": {"data": array}}]})
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.wire.rllink.dialects import RAY
+from rlmesh_ray.dialects.rllink.wire.encodings import RAY
 try:
     RAY.parse_request(body)
 except CodecError as error:

@@ -26,13 +26,13 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteModel, RemoteVectorEnv
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.errors import EndpointLostError, HandshakeRefusedError, RemoteModelError
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.infos import lane_info
+from rlmesh_ray.spaces.vector_infos import lane_info
 from tests.peers.rlmesh_b3 import world
 from tests.peers.rlmesh_b3.peer import EDITION_TEXT, TIMEOUT_S, drive, serving
 from tests.peers.rlmesh_b3.world import World
@@ -118,7 +118,7 @@ def test_our_client_sees_its_vector_as_it_is_in_process(b3_vector: str) -> None:
 
 
 def test_its_accounting_reaches_our_client(b3_env: str) -> None:
-    client = EnvClient(Dial(b3_env, edition_text=EDITION_TEXT))
+    client = EnvClient(ConnectOptions(b3_env, edition_text=EDITION_TEXT))
     first = client.reset(seeds=[3])
     rewards = []
     for action in world.actions(5, 4):

@@ -56,7 +56,7 @@ def local_ray() -> Iterator[None]:
 def fleets_of_configs_end() -> Iterator[None]:
     """End the fleets that ``configure`` keeps for as long as the process lives: they take CPUs."""
     yield
-    endpoints = sys.modules.get("rlmesh_ray.rllib.endpoints")
+    endpoints = sys.modules.get("rlmesh_ray.rllib.config.endpoint_sources")
     while endpoints is not None and endpoints._FLEETS:
         endpoints._FLEETS.pop().stop()
 

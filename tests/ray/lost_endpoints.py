@@ -13,10 +13,10 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.actors.seating import Seat
+from rlmesh_ray.actors.registry.session_assignment import Assignment
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.plan import PLAN_KEY
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
 
 
 @dataclass
@@ -43,12 +43,12 @@ class Board:
             raise EndpointUnreachableError(f"endpoint {index} is away", "")
         return address
 
-    def claim(self, session: str, index: int, _node_id: str) -> Seat:
+    def assign(self, session: str, index: int, _node_id: str) -> Assignment:
         self.claimed.append(session)
         index = self.redirected.get(index, index)
-        return Seat(self.address(index), str(index))
+        return Assignment(self.address(index), str(index))
 
-    def survey(self, seated: Mapping[str, str]) -> Any:
+    def rebalance(self, seated: Mapping[str, str]) -> Any:
         names = [name for name, endpoint_id in seated.items() if int(endpoint_id) in self.leaving]
         return ray.put(tuple(names))
 
@@ -92,7 +92,7 @@ class Fleet:
         config = (config or PPOConfig()).env_runners(num_env_runners=0, **settings)
         addresses = [address for address in self.board.addresses if address]
         config = configure(config, addresses, lockstep=lockstep)
-        plan = replace(config.env_config[PLAN_KEY], directory=self.board)
+        plan = replace(config.env_config[PLAN_KEY], resolver=self.board)
         config.env_config[PLAN_KEY] = plan
         return config.env_runner_cls(
             config=config, worker_index=worker_index, num_workers=worker_index

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.actors.registry.registry_actor import find_registry
 from tests.loopback.eventually import eventually
 
 _ENV = "CartPole-v1"
@@ -25,14 +25,14 @@ _ENV = "CartPole-v1"
 class Runner:
     """Claims seats and uses them, where it is."""
 
-    def sit(self, directory: Any, session: str, index: int) -> str:
+    def sit(self, resolver: Any, session: str, index: int) -> str:
         """Open an environment on a seat; return the endpoint's id."""
-        seat = directory.claim(session, index, ray.get_runtime_context().get_node_id())
-        env = RemoteVectorEnv(seat.address, token=seat.token)
+        assignment = resolver.assign(session, index, ray.get_runtime_context().get_node_id())
+        env = RemoteVectorEnv(assignment.address, token=assignment.token)
         env.reset(seed=0)
         env.step(np.zeros(1, np.int64))
         env.close()
-        return str(seat.endpoint_id)
+        return str(assignment.endpoint_id)
 
 
 @ray.remote(num_cpus=2)
@@ -66,7 +66,7 @@ class Nodes:
         """Return what the registry knows of a fleet's endpoints."""
         told = ray.get(find_registry().overview.remote())
         by_id = {each.record.endpoint_id: each.record for each in told}
-        return [by_id[each] for each in fleet.directory.endpoint_ids]
+        return [by_id[each] for each in fleet.resolver.endpoint_ids]
 
     def where(self, fleet: EnvFleet) -> list[str]:
         """Return the names of the nodes where a fleet's endpoints are."""
@@ -75,8 +75,8 @@ class Nodes:
     def sit(self, fleet: EnvFleet, name: str, index: int) -> None:
         """Use an endpoint of a fleet from a node."""
         session = f"{name}/{index}"
-        granted = ray.get(self._runners[name].sit.remote(fleet.directory, session, index))
-        if granted != fleet.directory.endpoint_ids[index]:
+        granted = ray.get(self._runners[name].sit.remote(fleet.resolver, session, index))
+        if granted != fleet.resolver.endpoint_ids[index]:
             raise AssertionError(f"{session} was granted {granted}")
 
     def fleet_on_head(self, num_endpoints: int) -> EnvFleet:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 
 CART_POLE = gymnasium.make("CartPole-v1")
 

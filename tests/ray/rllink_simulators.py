@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlmesh_ray.client.rllink import RLlinkClient
-from rlmesh_ray.client.rllink_agent import Agent, AskingAgent, LocalAgent
+from rlmesh_ray.dialects.rllink.client.agents import Agent, LocalAgent, RemoteAgent
+from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
 from rlmesh_ray.errors import RlmeshError
 
 
@@ -69,7 +69,7 @@ def local(client: RLlinkClient, seed: int) -> Agent:
 
 def asking(client: RLlinkClient, _seed: int) -> Agent:
     """Ask for each action."""
-    return AskingAgent(client)
+    return RemoteAgent(client)
 
 
 class Simulators:

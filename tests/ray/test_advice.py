@@ -30,17 +30,25 @@ from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.advice import USUAL_SESSIONS, advice, environment_warnings
-from rlmesh_ray.rllib.array_episodes import LANES_AS_ARRAYS
-from rlmesh_ray.rllib.array_obstacle import foreseen_obstacle
-from rlmesh_ray.rllib.checks import require_deadlines, require_module, require_spaces
-from rlmesh_ray.rllib.plan import FixedAddresses, RolloutPlan
-from rlmesh_ray.rllib.presets import algorithm_config
-from rlmesh_ray.rllib.sampler import sampler_for
-from rlmesh_ray.rllib.shares import Share
+from rlmesh_ray.rllib.config.config_validation import (
+    require_deadlines,
+    require_module,
+    require_spaces,
+)
+from rlmesh_ray.rllib.config.config_warnings import (
+    ASSUMED_MAX_SESSIONS,
+    config_warnings,
+    environment_warnings,
+)
+from rlmesh_ray.rllib.config.presets import algorithm_config
+from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver, RolloutPlan
+from rlmesh_ray.rllib.config.runner_choice import choose_runner
+from rlmesh_ray.rllib.config.session_layout import SessionLayout
+from rlmesh_ray.rllib.fast_path.array_episodes import LANES_AS_ARRAYS
+from rlmesh_ray.rllib.fast_path.eligibility import config_ineligibility
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import lane_observation
 from rlmesh_ray.spaces.spec import DictSpec
 
@@ -62,18 +70,18 @@ def contract(observation: spaces.Space[Any] = BOX, action: spaces.Space[Any] | N
 def found(
     config: AlgorithmConfig,
     *,
-    share: Share | None = None,
+    share: SessionLayout | None = None,
     step_timeout_s: float = 30,
     lockstep: bool = False,
 ) -> Any:
     plan = RolloutPlan(
-        FixedAddresses(("127.0.0.1:1",)),
+        FixedAddressResolver(("127.0.0.1:1",)),
         contract(),
-        share or Share(1, 1, 1),
+        share or SessionLayout(1, 1, 1),
         step_timeout_s=step_timeout_s,
         lockstep=lockstep,
     )
-    return list(advice(config, plan))
+    return list(config_warnings(config, plan))
 
 
 def evaluated(config: AlgorithmConfig, **settings: Any) -> AlgorithmConfig:
@@ -141,7 +149,7 @@ def test_a_seed_without_evaluation_is_left_alone() -> None:
 
 
 def test_a_seed_that_sessions_at_their_own_pace_defeat_is_named() -> None:
-    config, share = PPOConfig().debugging(seed=7), Share(2, 1, 2)
+    config, share = PPOConfig().debugging(seed=7), SessionLayout(2, 1, 2)
 
     [sentence] = found(config, share=share)
 
@@ -251,10 +259,10 @@ def test_a_deadline_is_a_number_and_more_than_nothing(step_timeout_s: Any) -> No
 
 
 def test_more_sessions_than_an_endpoint_allows_are_named() -> None:
-    assert USUAL_SESSIONS == DEFAULT_MAX_SESSIONS
-    assert found(PPOConfig(), share=Share(1, 4, 4)) == []
+    assert ASSUMED_MAX_SESSIONS == DEFAULT_MAX_SESSIONS
+    assert found(PPOConfig(), share=SessionLayout(1, 4, 4)) == []
 
-    [sentence] = found(PPOConfig(), share=Share(1, 17, 1))
+    [sentence] = found(PPOConfig(), share=SessionLayout(1, 17, 1))
 
     assert "17 sessions" in sentence
     assert "max_sessions" in sentence
@@ -294,7 +302,7 @@ class OwnDefault(PPOConfig):
 
 
 def check_module(config: AlgorithmConfig, *of: spaces.Space[Any]) -> None:
-    require_module(config, contract(*of), sampler_for(config, contract(*of)))
+    require_module(config, contract(*of), choose_runner(config, contract(*of)))
 
 
 @pytest.mark.parametrize(
@@ -493,7 +501,7 @@ def check_modules(
         AutoresetMode.NEXT_STEP,
         metadata={capabilities.MULTI_AGENT: {"agents": [key for key, _ in observations.items]}},
     )
-    require_module(config, of_two, sampler_for(config, of_two))
+    require_module(config, of_two, choose_runner(config, of_two))
 
 
 def two_policies() -> AlgorithmConfig:
@@ -565,10 +573,10 @@ def test_a_space_that_the_user_has_set_must_be_the_endpoints() -> None:
     config = PPOConfig().environment(observation_space=spaces.Box(0.0, 1.0, (3,)))
 
     with pytest.raises(ContractMismatchError, match=r"environment\(observation_space="):
-        require_spaces(config, sampler_for(config, contract()))
+        require_spaces(config, choose_runner(config, contract()))
 
     config.environment(observation_space=BOX, action_space=spaces.Discrete(2))
-    require_spaces(config, sampler_for(config, contract()))
+    require_spaces(config, choose_runner(config, contract()))
 
 
 # --- how lanes are treated ------------------------------------------------------------------
@@ -591,7 +599,7 @@ def foreseen(
     observation: spaces.Space[Any] = BOX,
     action: spaces.Space[Any] | None = None,
 ) -> str | None:
-    return foreseen_obstacle(config, observation, action or spaces.Discrete(2))
+    return config_ineligibility(config, observation, action or spaces.Discrete(2))
 
 
 @pytest.mark.parametrize(
@@ -664,20 +672,20 @@ def test_driver_and_runner_tell_how_lanes_are_treated(told: Callable[[], list[st
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
         assert told() == ["runners will treat lanes as arrays, as far as this config tells by now"]
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
-        assert runner.why_one_by_one == "nothing has been sampled yet"
+        assert runner.fast_path_disabled_reason == "nothing has been sampled yet"
 
         runner.sample(num_timesteps=4)
         runner.sample(num_timesteps=4)
 
         assert told() == ["worker 0: lanes are treated as arrays"]
-        assert runner.why_one_by_one is None
+        assert runner.fast_path_disabled_reason is None
         assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 1.0
 
         runner.sample(num_timesteps=4, random_actions=True, force_reset=True)
 
         why = "actions are drawn at random"
         assert told() == [f"worker 0: lanes are treated one by one, since {why}"]
-        assert runner.why_one_by_one == why
+        assert runner.fast_path_disabled_reason == why
         assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 0.0
         runner.stop()
 

@@ -13,9 +13,10 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.errors import RemoteEnvError
-from rlmesh_ray.rllib import configure, patience
-from rlmesh_ray.rllib.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.lost_and_moved import raise_for_broken_environment
+from rlmesh_ray.rllib import configure
+from rlmesh_ray.rllib.runner import retry_policy
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
+from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
 
 OFTEN = r"ValueError: worn out, in lane \d, at step 5 of its episode; .* failed 11 times since"
 
@@ -48,7 +49,7 @@ class Worn(gymnasium.Env[Any, Any]):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_ENV_DELAY_S", 0.0)
+    monkeypatch.setattr(retry_policy, "_ENV_DELAY_S", 0.0)
 
 
 def local_runner(server: EnvServer) -> Any:

@@ -13,11 +13,11 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.policy import Policy, RouteRows, Rows
-from rlmesh_ray.models.recurrent_policy import RecurrentTorchPolicy
-from rlmesh_ray.models.torch_policy import TorchPolicy
+from rlmesh_ray.models.recurrent.policy import RecurrentTorchPolicy
+from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.spec import BoxSpec
 
 pytestmark = [

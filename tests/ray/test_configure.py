@@ -18,10 +18,10 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-import rlmesh_ray.rllib.capacity
-import rlmesh_ray.rllib.lane_slot
-import rlmesh_ray.rllib.learner_threads
-import rlmesh_ray.rllib.patience
+import rlmesh_ray.rllib.config.cluster_capacity
+import rlmesh_ray.rllib.config.learner_threads
+import rlmesh_ray.rllib.runner.retry_policy
+import rlmesh_ray.rllib.runner.slot
 from rlmesh_ray import EnvServer
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import (
@@ -33,9 +33,9 @@ from rlmesh_ray.errors import (
     EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure, configure_rllink
-from rlmesh_ray.rllib.endpoints import endpoint_cpus
-from rlmesh_ray.rllib.patience import Patience
-from rlmesh_ray.rllib.plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.rllib.config.endpoint_sources import endpoint_cpus
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 from tests.loopback.ports import free_address
 
@@ -174,7 +174,9 @@ def test_the_token_does_not_show_in_the_config() -> None:
 def test_sampling_goes_on_after_an_outage_that_has_left_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.rllib.lane_slot, "Patience", functools.partial(Patience, 0.0))
+    monkeypatch.setattr(
+        rlmesh_ray.rllib.runner.slot, "RetryPolicy", functools.partial(RetryPolicy, 0.0)
+    )
     with EnvServer("CartPole-v1", address=free_address()) as server:
         sampler = runner(configure(ppo(), server.address))
         sampler.sample(num_timesteps=5)
@@ -194,8 +196,8 @@ def test_a_wrong_token_is_not_tried_again_and_again(monkeypatch: pytest.MonkeyPa
     with EnvServer("CartPole-v1", token="old", address=address):
         config = configure(ppo(), address, token="old")
     with EnvServer("CartPole-v1", token="new", address=address):
-        monkeypatch.setattr(rlmesh_ray.rllib.patience, "_FIRST_DELAY_S", math.inf)
-        monkeypatch.setattr(rlmesh_ray.rllib.patience, "_LONGEST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.runner.retry_policy, "_FIRST_DELAY_S", math.inf)
+        monkeypatch.setattr(rlmesh_ray.rllib.runner.retry_policy, "_LONGEST_DELAY_S", math.inf)
         with pytest.raises(AccessDeniedError):
             runner(config)
 
@@ -245,7 +247,7 @@ def test_a_number_that_tune_has_yet_to_choose_is_not_counted(full_fleet: EnvFlee
 def test_what_another_actor_holds_is_warned_of(
     full_fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.rllib.capacity, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(rlmesh_ray.rllib.config.cluster_capacity, "_SETTLE_S", 0.0)
     holder = ray.remote(num_cpus=10)(Holder).remote()
     ray.get(holder.ping.remote())
 
@@ -259,8 +261,10 @@ def test_what_another_actor_holds_is_warned_of(
 def test_a_local_learner_on_a_busy_machine_is_warned_of(
     pairs: EnvServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.rllib.learner_threads, "idle_cores", lambda cores, *, enough: 0)
-    monkeypatch.setattr(rlmesh_ray.rllib.learner_threads, "num_cores", lambda: 2)
+    monkeypatch.setattr(
+        rlmesh_ray.rllib.config.learner_threads, "idle_cores", lambda cores, *, enough: 0
+    )
+    monkeypatch.setattr(rlmesh_ray.rllib.config.learner_threads, "num_cores", lambda: 2)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(2)
@@ -399,7 +403,7 @@ def test_new_endpoints_are_as_many_and_as_wide_as_the_config_needs() -> None:
     assert plan.contract.num_envs == 2
     assert plan.endpoints_of(0) == (0, 1)
     assert plan.endpoints_of(1, in_evaluation=True) == (2, 2)
-    assert len(plan.directory) == 3
+    assert len(plan.resolver) == 3
 
 
 @pytest.mark.parametrize("setting", ["num_endpoints", "num_envs"])

@@ -7,7 +7,7 @@ import pytest
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.dm_env_rpc.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from tests.loopback.dm_env_rpc_peer import CORRIDOR, Conduct, Peer, spec, specs

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv, evaluate
 from rlmesh_ray.actors import EnvFleet, ModelFleet
 from rlmesh_ray.actors.evaluation import evaluate_on_ray
-from rlmesh_ray.client.evaluation import Episode, Loss, Role
 from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,
     EvaluationInterruptedError,
     RemoteModelError,
 )
+from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, Loss
 from tests.ray.switch_policy import switch_policy
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -37,10 +37,10 @@ def test_the_result_is_what_one_process_gets_whoever_dies() -> None:
     with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
         alone = evaluate(fleet, lean, episodes=EPISODES, seed=5)
         victim = ray.get(fleet.actors[0].describe.remote())["pid"]
-        seen: list[Episode] = []
+        seen: list[EpisodeResult] = []
         losses: list[Loss] = []
 
-        def meddle(episode: Episode) -> None:
+        def meddle(episode: EpisodeResult) -> None:
             seen.append(episode)
             if len(seen) == 3:
                 os.kill(victim, signal.SIGKILL)
@@ -52,7 +52,7 @@ def test_the_result_is_what_one_process_gets_whoever_dies() -> None:
     assert spread.episodes == alone.episodes
     assert sorted(seen, key=lambda episode: episode.index) == list(alone.episodes)
     assert sum(report.episodes for report in spread.endpoints) == EPISODES
-    assert {report.role for report in spread.endpoints} == {Role.ENV}
+    assert {report.role for report in spread.endpoints} == {EndpointRole.ENV}
     assert spread.interruptions == len([loss for loss in losses if loss.episodes])
 
 
@@ -78,7 +78,7 @@ def test_a_worker_that_dies_costs_no_finished_episode(tmp_path: Path) -> None:
 
     path = tmp_path / "one life"
     path.touch()
-    seen: list[Episode] = []
+    seen: list[EpisodeResult] = []
     with EnvServer("CartPole-v1", num_envs=2) as server:
         alone = evaluate(server.address, lean, episodes=EPISODES, seed=5)
         spread = evaluate_on_ray(
@@ -98,9 +98,9 @@ def test_a_worker_that_dies_costs_no_finished_episode(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_where_no_worker_is_left_the_finished_episodes_are_kept() -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
-        seen: list[Episode] = []
+        seen: list[EpisodeResult] = []
 
-        def meddle(episode: Episode) -> None:
+        def meddle(episode: EpisodeResult) -> None:
             seen.append(episode)
             if len(seen) == 3:
                 server.stop(0.0)
@@ -149,7 +149,7 @@ def test_replicas_that_are_away_are_waited_for_and_nobody_is_taken_for_them() ->
     assert {report.address for report in spread.endpoints if report.episodes} == {env.address, left}
     assert {loss.address for loss in losses} <= {""}
     (acted,) = [
-        report for report in again.endpoints if report.role is Role.MODEL if report.episodes
+        report for report in again.endpoints if report.role is EndpointRole.MODEL if report.episodes
     ]
     assert acted.address not in (drained, left)
 

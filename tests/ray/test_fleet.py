@@ -15,11 +15,11 @@ import ray
 from gymnasium.vector import AutoresetMode
 from ray.rllib.algorithms.ppo import PPOConfig
 
-import rlmesh_ray.actors.calls
+import rlmesh_ray.actors.ray_calls
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor, ModelServiceActor
 from rlmesh_ray.actors.cluster_resources import is_unplaced
-from rlmesh_ray.actors.registry import EndpointRegistry, shared_registry
+from rlmesh_ray.actors.registry.registry_actor import EndpointRegistry, shared_registry
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -28,7 +28,7 @@ from rlmesh_ray.errors import (
     EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.training import Progress, train
+from rlmesh_ray.rllib.training import TrainingProgress, train
 from tests.loopback.eventually import eventually
 from tests.loopback.released_join import shake_hands
 
@@ -71,7 +71,7 @@ def test_a_fleet_serves_from_as_many_endpoints_as_asked_for_until_it_is_stopped(
 
     assert len(set(addresses)) == 2
     with pytest.raises(EndpointUnreachableError, match="not announced"):
-        fleet.directory.address(0)
+        fleet.resolver.address(0)
 
 
 def test_an_unknown_environment_fails_the_fleet_with_the_cause() -> None:
@@ -87,7 +87,7 @@ def test_a_fleet_that_finds_no_room_says_what_it_needs() -> None:
 def test_a_fleet_that_waits_for_room_says_what_it_needs_and_starts_when_there_is_some(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rlmesh_ray.actors.calls, "_FIRST_NOTICE_S", 0.2)
+    monkeypatch.setattr(rlmesh_ray.actors.ray_calls, "_FIRST_NOTICE_S", 0.2)
     algorithm = ray.remote(num_cpus=12)(Holder).remote()
     ray.get(algorithm.ping.remote())
 
@@ -118,7 +118,7 @@ def test_a_fleet_has_at_least_one_endpoint() -> None:
 
 def is_back(fleet: EnvFleet, former_address: str) -> bool:
     try:
-        return fleet.directory.address(0) != former_address
+        return fleet.resolver.address(0) != former_address
     except EndpointUnreachableError:
         return False
 
@@ -142,7 +142,9 @@ def test_training_goes_on_when_an_endpoint_is_killed() -> None:
         runner.stop()
 
 
-def progress_on_a_fleet(num_env_runners: int, checkpoint: Path | None = None) -> list[Progress]:
+def progress_on_a_fleet(
+    num_env_runners: int, checkpoint: Path | None = None
+) -> list[TrainingProgress]:
     config = small_ppo(num_env_runners)
     config.evaluation(evaluation_interval=1, evaluation_num_env_runners=1, evaluation_duration=2)
     with EnvFleet("CartPole-v1", num_endpoints=2, num_envs=2, num_cpus=0.1) as fleet:
@@ -152,20 +154,22 @@ def progress_on_a_fleet(num_env_runners: int, checkpoint: Path | None = None) ->
 @pytest.fixture(scope="module")
 def trained(
     local_ray: None, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[Progress], Path]:
+) -> tuple[list[TrainingProgress], Path]:
     """How a training on a fleet went, and its checkpoint."""
     checkpoint = tmp_path_factory.mktemp("trained") / "checkpoint"
     return progress_on_a_fleet(1, checkpoint), checkpoint
 
 
-def assert_trained(progress: list[Progress]) -> None:
+def assert_trained(progress: list[TrainingProgress]) -> None:
     assert [point.iteration for point in progress] == [1, 2]
     assert progress[-1].env_steps >= 512
     assert progress[-1].return_mean > 5
 
 
 @pytest.mark.slow
-def test_ppo_trains_on_a_fleet_with_a_remote_runner(trained: tuple[list[Progress], Path]) -> None:
+def test_ppo_trains_on_a_fleet_with_a_remote_runner(
+    trained: tuple[list[TrainingProgress], Path],
+) -> None:
     assert_trained(trained[0])
 
 
@@ -203,7 +207,7 @@ def test_an_env_service_actor_can_be_used_by_itself() -> None:
 
 @pytest.mark.slow
 def test_a_model_service_actor_serves_what_was_trained(
-    trained: tuple[list[Progress], Path],
+    trained: tuple[list[TrainingProgress], Path],
 ) -> None:
     actor_class: Any = ModelServiceActor
     actor = actor_class.options(num_cpus=0.1).remote(str(trained[1]), speaks=["rlmesh.protocol.v1"])

@@ -12,8 +12,8 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.keeper import find_keeper
-from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.actors.fleet_manager import find_fleet_manager
+from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointClosedError,
@@ -72,9 +72,9 @@ def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
             errors.append(error)
 
     growing = threading.Thread(target=grow)
-    keeper = find_keeper(fleet.directory.fleet)
+    keeper = find_fleet_manager(fleet.resolver.fleet)
     growing.start()
-    next_id = f"{fleet.directory.fleet}-2"
+    next_id = f"{fleet.resolver.fleet}-2"
     assert eventually(lambda: ray.get(keeper.actors.remote([next_id])))
     fleet.stop()
     growing.join()
@@ -85,7 +85,7 @@ def test_what_is_stopped_while_it_grows_says_so(fleet: EnvFleet) -> None:
 def test_a_fleet_whose_keeper_has_died_says_what_to_do(fleet: EnvFleet) -> None:
     there = pids(fleet)
 
-    ray.kill(find_keeper(fleet.directory.fleet))
+    ray.kill(find_fleet_manager(fleet.resolver.fleet))
 
     assert eventually(lambda: all(map(is_gone, there)))
     for number in 3, 1:
@@ -104,7 +104,7 @@ def test_a_fleet_that_is_sent_somewhere_says_what_to_send_instead(fleet: EnvFlee
 def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
     fleet: EnvFleet,
 ) -> None:
-    stays, goes = fleet.directory.endpoint_ids
+    stays, goes = fleet.resolver.endpoint_ids
     env = RemoteVectorEnv(fleet.addresses[1], token=fleet.tokens[1])
     env.reset(seed=0)
     fleet.scale(1)
@@ -116,7 +116,7 @@ def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
         return {each.record.endpoint_id: each for each in there}
 
     assert eventually(lambda: {stays, goes} <= told().keys() and told()[goes].is_retiring)
-    members = ray.get(find_registry().members.remote(fleet.directory.fleet))
+    members = ray.get(find_registry().members.remote(fleet.resolver.fleet))
     assert [each.endpoint_id for each in members] == [stays]
     env.close()
 
@@ -124,8 +124,8 @@ def test_an_endpoint_that_goes_gets_nobody_from_a_registry_that_is_restarted(
 class Moody(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Cannot be made while there is a certain file."""
 
-    def __init__(self, obstacle: Path) -> None:
-        if obstacle.exists():
+    def __init__(self, ineligibility: Path) -> None:
+        if ineligibility.exists():
             raise RuntimeError("not now")
         super().__init__(gymnasium.make("CartPole-v1"))
 
@@ -133,10 +133,10 @@ class Moody(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_an_endpoint_that_cannot_serve_at_once_after_a_restart_does_later(
     local_ray: None, tmp_path: Path
 ) -> None:
-    obstacle = tmp_path / "obstacle"
-    with EnvFleet(lambda: Moody(obstacle), num_cpus=0.1) as fleet:
+    ineligibility = tmp_path / "obstacle"
+    with EnvFleet(lambda: Moody(ineligibility), num_cpus=0.1) as fleet:
         (address,), (actor,) = fleet.addresses, fleet.actors
-        obstacle.touch()
+        ineligibility.touch()
         ray.kill(actor, no_restart=False)
 
         def fails() -> bool:
@@ -149,7 +149,7 @@ def test_an_endpoint_that_cannot_serve_at_once_after_a_restart_does_later(
             return False
 
         assert eventually(fails)
-        obstacle.unlink()
+        ineligibility.unlink()
 
         assert eventually(lambda: addresses(fleet) not in ([], [address]))
         RemoteVectorEnv(fleet.addresses[0], token=fleet.tokens[0]).close()

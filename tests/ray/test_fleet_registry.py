@@ -15,9 +15,9 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvServiceActor
-from rlmesh_ray.actors.calls import answer
-from rlmesh_ray.actors.coming_back import is_restarted
-from rlmesh_ray.actors.registry import find_registry, shared_registry
+from rlmesh_ray.actors.actor_restart import is_restarted
+from rlmesh_ray.actors.ray_calls import get_result
+from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_registry
 from rlmesh_ray.errors import AccessDeniedError, EndpointClosedError, EndpointUnreachableError
 from tests.loopback.eventually import eventually
 
@@ -32,7 +32,7 @@ def fleet(local_ray: None) -> Iterator[EnvFleet]:
 
 def records(fleet: EnvFleet) -> list[Any]:
     told = ray.get(find_registry().overview.remote())
-    return [each.record for each in told if each.record.fleet == fleet.directory.fleet]
+    return [each.record for each in told if each.record.fleet == fleet.resolver.fleet]
 
 
 def open_env(address: str, token: str | None) -> RemoteVectorEnv:
@@ -70,24 +70,27 @@ def test_a_token_opens_its_own_endpoint_and_no_other(fleet: EnvFleet) -> None:
     open_env(*first).close()
     with pytest.raises(AccessDeniedError):
         open_env(second[0], first[1])
-    assert first[1] not in repr(fleet.directory)
-    assert fleet.directory.secret is not None
-    assert fleet.directory.secret not in repr(fleet.directory)
+    assert first[1] not in repr(fleet.resolver)
+    assert fleet.resolver.secret is not None
+    assert fleet.resolver.secret not in repr(fleet.resolver)
 
 
 def test_a_seat_opens_the_endpoint_that_it_names(fleet: EnvFleet) -> None:
-    seat = fleet.directory.claim("seats/0", 1, "")
+    assignment = fleet.resolver.assign("seats/0", 1, "")
 
-    assert (seat.address, seat.endpoint_id) == (fleet.addresses[1], fleet.directory.endpoint_ids[1])
-    open_env(seat.address, seat.token).close()
-    assert ray.get(fleet.directory.survey({"seats/0": seat.endpoint_id})) == ()
-    fleet.directory.release(["seats/0"])
+    assert (assignment.address, assignment.endpoint_id) == (
+        fleet.addresses[1],
+        fleet.resolver.endpoint_ids[1],
+    )
+    open_env(assignment.address, assignment.token).close()
+    assert ray.get(fleet.resolver.rebalance({"seats/0": assignment.endpoint_id})) == ()
+    fleet.resolver.release(["seats/0"])
 
 
 def test_a_registry_that_is_restarted_fills_up_again_with_the_same_incarnations(
     fleet: EnvFleet,
 ) -> None:
-    victim = fleet.directory.endpoint_ids[0]
+    victim = fleet.resolver.endpoint_ids[0]
     former = {each.endpoint_id: each for each in records(fleet)}
     ray.kill(fleet.actors[0], no_restart=False)
     assert eventually(
@@ -106,8 +109,8 @@ def test_nobody_is_moved_while_a_restarted_registry_does_not_know_who_is_there(
     restart_registry()
 
     gone = dict.fromkeys(("restarts/0", "restarts/1", "restarts/2"), "not heard of yet")
-    assert ray.get(fleet.directory.survey(gone)) == ()
-    fleet.directory.release(gone)
+    assert ray.get(fleet.resolver.rebalance(gone)) == ()
+    fleet.resolver.release(gone)
     assert eventually(lambda: len(records(fleet)) == 2)
 
 
@@ -130,7 +133,7 @@ def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
 
     def is_over() -> bool:
         try:
-            answer(loser.address.remote())
+            get_result(loser.address.remote())
         except EndpointClosedError as error:
             return "started anew elsewhere" in str(error)
         return False
@@ -149,20 +152,20 @@ def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
 def test_an_endpoint_that_is_not_heard_of_is_not_used_until_it_is_heard_of_again(
     fleet: EnvFleet,
 ) -> None:
-    frozen, other = fleet.directory.endpoint_ids
+    frozen, other = fleet.resolver.endpoint_ids
     pid = ray.get(fleet.actors[0].describe.remote())["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
         assert eventually(lambda: ray.get(find_registry().lookup.remote(frozen)) is None)
 
         with pytest.raises(EndpointUnreachableError, match="not announced"):
-            fleet.directory.address(0)
-        assert fleet.directory.claim("frozen/0", 0, "").endpoint_id == other
-        assert ray.get(fleet.directory.survey({"frozen/1": frozen})) == ("frozen/1",)
+            fleet.resolver.address(0)
+        assert fleet.resolver.assign("frozen/0", 0, "").endpoint_id == other
+        assert ray.get(fleet.resolver.rebalance({"frozen/1": frozen})) == ("frozen/1",)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert eventually(lambda: ray.get(find_registry().lookup.remote(frozen)))
-    fleet.directory.release(["frozen/0", "frozen/1"])
+    fleet.resolver.release(["frozen/0", "frozen/1"])
 
 
 DRIVER = """

@@ -10,7 +10,7 @@ import ray
 
 from rlmesh_ray import RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.errors import (
     CapacityError,
     ConfigurationError,
@@ -32,7 +32,7 @@ def fleet(local_ray: None) -> Iterator[EnvFleet]:
 
 def ids(fleet: EnvFleet) -> list[str]:
     """Of those that may get sessions, as the registry knows them."""
-    members = ray.get(find_registry().members.remote(fleet.directory.fleet))
+    members = ray.get(find_registry().members.remote(fleet.resolver.fleet))
     return sorted(each.endpoint_id for each in members)
 
 
@@ -45,12 +45,12 @@ def open_env(fleet: EnvFleet, index: int) -> RemoteVectorEnv:
 def test_a_fleet_that_grows_keeps_what_it_has_and_can_be_used_at_once(fleet: EnvFleet) -> None:
     env = open_env(fleet, 0)
     env.reset(seed=0)
-    former = fleet.directory
+    former = fleet.resolver
 
     fleet.scale(3)
 
-    assert fleet.directory.endpoint_ids[:1] == former.endpoint_ids
-    assert ids(fleet) == list(fleet.directory.endpoint_ids)
+    assert fleet.resolver.endpoint_ids[:1] == former.endpoint_ids
+    assert ids(fleet) == list(fleet.resolver.endpoint_ids)
     assert len(set(fleet.addresses)) == len(set(fleet.tokens)) == len(fleet.actors) == 3
     open_env(fleet, 2).close()
     env.step(env.action_space.sample())
@@ -60,26 +60,26 @@ def test_a_fleet_that_grows_keeps_what_it_has_and_can_be_used_at_once(fleet: Env
 def test_sessions_are_asked_to_move_to_new_endpoints_and_away_from_those_that_go(
     fleet: EnvFleet,
 ) -> None:
-    directory = fleet.directory
-    seated = {f"moves/{i}": directory.claim(f"moves/{i}", 0, "").endpoint_id for i in range(2)}
+    resolver = fleet.resolver
+    seated = {f"moves/{i}": resolver.assign(f"moves/{i}", 0, "").endpoint_id for i in range(2)}
 
     def asked() -> tuple[str, ...]:
-        return tuple(ray.get(directory.survey(seated)))
+        return tuple(ray.get(resolver.rebalance(seated)))
 
     assert asked() == ()
     fleet.scale(2)
     assert eventually(asked)
     (mover,) = asked()
-    seat = directory.claim(mover, 0, "")
-    seated[mover] = seat.endpoint_id
-    assert seat.endpoint_id == fleet.directory.endpoint_ids[1]
-    RemoteVectorEnv(seat.address, token=seat.token).close()
+    assignment = resolver.assign(mover, 0, "")
+    seated[mover] = assignment.endpoint_id
+    assert assignment.endpoint_id == fleet.resolver.endpoint_ids[1]
+    RemoteVectorEnv(assignment.address, token=assignment.token).close()
     assert asked() == ()
 
     fleet.scale(1)
     assert asked() == (mover,)
-    assert directory.claim(mover, 0, "").endpoint_id == directory.endpoint_ids[0]
-    directory.release(seated)
+    assert resolver.assign(mover, 0, "").endpoint_id == resolver.endpoint_ids[0]
+    resolver.release(seated)
 
 
 def test_an_endpoint_that_goes_refuses_who_comes_serves_who_is_there_and_ends_with_him(
@@ -126,11 +126,11 @@ def test_an_endpoint_that_goes_does_not_wait_for_ever(fleet: EnvFleet) -> None:
 @pytest.mark.slow
 def test_who_comes_after_others_have_gone_is_somebody_else(fleet: EnvFleet) -> None:
     fleet.scale(2)
-    gone = fleet.directory.endpoint_ids[1]
+    gone = fleet.resolver.endpoint_ids[1]
     fleet.scale(1)
     fleet.scale(2)
 
-    assert gone not in fleet.directory.endpoint_ids
+    assert gone not in fleet.resolver.endpoint_ids
     assert len(fleet.addresses) == 2
 
 
@@ -144,7 +144,7 @@ def test_what_has_been_started_stays_where_there_is_no_room_for_the_rest(
             fleet.scale(4, timeout_s=15)
 
         assert len(fleet.addresses) == 2
-        assert ids(fleet) == list(fleet.directory.endpoint_ids)
+        assert ids(fleet) == list(fleet.resolver.endpoint_ids)
         fleet.scale(2)
 
 
@@ -155,11 +155,11 @@ def test_what_cannot_be_is_refused_and_changes_nothing(fleet: EnvFleet) -> None:
     fleet.scale(2)
     names = [f"full/{index}" for index in range(3)]
     for name in names:
-        fleet.directory.claim(name, 0, "")
+        fleet.resolver.assign(name, 0, "")
     with pytest.raises(CapacityError, match=r"3 sessions do not fit into 1 endpoint.*max_sessions"):
         fleet.scale(1)
     assert len(ids(fleet)) == 2
-    fleet.directory.release(names)
+    fleet.resolver.release(names)
 
     fleet.stop()
     with pytest.raises(EndpointClosedError, match="start a new one"):
@@ -213,16 +213,16 @@ def is_served(fleet: EnvFleet, former_pid: int) -> bool:
 
 def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
     fleet.scale(2)
-    (keeper, there) = fleet._keeper, fleet.directory.endpoint_ids
-    next_id = f"{fleet.directory.fleet}-{fleet._num_started}"
+    (manager, there) = fleet._manager, fleet.resolver.endpoint_ids
+    next_id = f"{fleet.resolver.fleet}-{fleet._num_started}"
     no_times: list[Any] = ["3", -1, float("nan"), float("inf"), True]
 
     for timeout_s, num_endpoints in itertools.product(no_times, (3, 1)):
         with pytest.raises(ConfigurationError, match="must be a finite number"):
             fleet.scale(num_endpoints, timeout_s=timeout_s)
 
-    assert len(ray.get(keeper.actors.remote([*there, next_id]))) == 2
-    assert ids(fleet) == list(fleet.directory.endpoint_ids) == list(there)
+    assert len(ray.get(manager.actors.remote([*there, next_id]))) == 2
+    assert ids(fleet) == list(fleet.resolver.endpoint_ids) == list(there)
     for timeout_s in no_times:
         with pytest.raises(ConfigurationError, match="start_timeout_s="):
             EnvFleet("CartPole-v1", start_timeout_s=timeout_s)
@@ -231,30 +231,30 @@ def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
 def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFleet) -> None:
     launch = fleet._launch(1)
 
-    ray.get(fleet._keeper.end.remote([launch.endpoint_id]))
+    ray.get(fleet._manager.end.remote([launch.endpoint_id]))
 
-    assert ray.get(fleet._keeper.start.remote([launch])) == []
-    assert ray.get(fleet._keeper.actors.remote([launch.endpoint_id])) == []
+    assert ray.get(fleet._manager.start.remote([launch])) == []
+    assert ray.get(fleet._manager.actors.remote([launch.endpoint_id])) == []
 
 
 def test_endpoints_that_nobody_waits_for_any_more_are_ended(
     fleet: EnvFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    next_id = f"{fleet.directory.fleet}-{fleet._num_started}"
-    kept = fleet._kept
+    next_id = f"{fleet.resolver.fleet}-{fleet._num_started}"
+    kept = fleet._manager_result
     starting = []
 
     def interrupted(reference: Any, timeout_s: float | None = None) -> Any:
-        monkeypatch.setattr(fleet, "_kept", kept)
+        monkeypatch.setattr(fleet, "_manager_result", kept)
         starting.append(reference)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fleet, "_kept", interrupted)
+    monkeypatch.setattr(fleet, "_manager_result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fleet.scale(2)
 
     ray.get(starting)  # it may come later than what ends them
-    assert ray.get(fleet._keeper.actors.remote([next_id])) == []
+    assert ray.get(fleet._manager.actors.remote([next_id])) == []
     fleet.scale(2)
-    assert ids(fleet) == list(fleet.directory.endpoint_ids)
+    assert ids(fleet) == list(fleet.resolver.endpoint_ids)
     assert len(fleet.addresses) == 2

@@ -16,8 +16,8 @@ import ray
 
 from rlmesh_ray import RemoteEnv, RemoteModel, RemoteVectorEnv, TokenFile
 from rlmesh_ray.actors import EnvFleet, EnvPool, Gateway, ModelFleet
-from rlmesh_ray.actors.gateway import listing_of
-from rlmesh_ray.actors.registry import find_registry
+from rlmesh_ray.actors.gateway import query_for
+from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -91,7 +91,7 @@ def test_a_killed_replica_costs_its_clients_one_dial_and_the_others_nothing(
             predict(client)
 
         # The first client was taken to the one that was listed first.
-        first = listing_of(policies)()[0].endpoint_id.rpartition("/")[2]
+        first = query_for(policies)()[0].endpoint_id.rpartition("/")[2]
         ray.kill(policies.actors[int(first)], no_restart=False)
 
         with pytest.raises(EndpointLostError, match="dial the gateway again"):
@@ -130,11 +130,11 @@ def test_a_gateway_is_shown_where_endpoints_are_and_is_nobodys_endpoint(
         found = ray.get(registry.overview.remote())
         return [each.record for each in found if each.record.fleet == "gateway/model/behind"]
 
-    before = listing_of(policies)()
+    before = query_for(policies)()
     with Gateway(policies, free_address()) as gateway:
         (record,) = shown()
         assert (record.address, record.incarnation) == (gateway.address, 1)
-        assert listing_of(policies)() == before
+        assert query_for(policies)() == before
 
         ray.kill(gateway._actor, no_restart=False)
 

@@ -13,7 +13,7 @@ import ray
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 
 from rlmesh_ray.actors import EnvFleet
-from rlmesh_ray.actors.calls import outcomes
+from rlmesh_ray.actors.ray_calls import get_outcomes
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
 from tests.loopback.eventually import eventually
 from tests.ray.ramps import Stairs
@@ -41,7 +41,7 @@ def ppo_on(fleet: EnvFleet) -> PPO:
 
 def num_sessions(fleet: EnvFleet) -> list[int]:
     """Return how many sessions each endpoint has; -1: it is away."""
-    told = outcomes([actor.describe.remote() for actor in fleet.actors])
+    told = get_outcomes([actor.describe.remote() for actor in fleet.actors])
     return [each["num_sessions"] if isinstance(each, dict) else -1 for each in told]
 
 

@@ -13,7 +13,7 @@ from benchmarks.learning.run import learning_config
 from rlmesh_ray import EnvServer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.rllib import configure
-from rlmesh_ray.rllib.training import Progress, train
+from rlmesh_ray.rllib.training import TrainingProgress, train
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -29,7 +29,7 @@ def ppo(seed: int) -> PPOConfig:
     return config
 
 
-def returns(progress: list[Progress]) -> list[float]:
+def returns(progress: list[TrainingProgress]) -> list[float]:
     return [point.return_mean for point in progress]
 
 

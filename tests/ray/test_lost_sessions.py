@@ -20,7 +20,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from rlmesh_ray.actors import EnvFleet
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
 from tests.loopback.eventually import eventually
 from tests.loopback.test_cli import started
 from tests.ray.lost_endpoints import Background, Fleet, Steps, assert_unbroken
@@ -108,14 +108,14 @@ def test_a_fault_while_a_session_is_opened_anew_is_not_kept_from_whoever_samples
     fleet = fleets(Stairs, Stairs)
     runner = fleet.runner()
     runner.sample(num_timesteps=4)
-    claim, faults = fleet.board.claim, [KeyError("nobody has expected this")]
+    assign, faults = fleet.board.assign, [KeyError("nobody has expected this")]
 
     def claim_at_last(*arguments: Any) -> Any:
         if faults:
             raise faults.pop()
-        return claim(*arguments)
+        return assign(*arguments)
 
-    monkeypatch.setattr(fleet.board, "claim", claim_at_last)
+    monkeypatch.setattr(fleet.board, "assign", claim_at_last)
     fleet.lose(0)
     fleet.bring_back(0)
     with pytest.raises(KeyError, match="nobody has expected this"):

@@ -28,7 +28,7 @@ from rlmesh_ray.errors import (
     EnvStartError,
 )
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.plan import FixedAddresses
+from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver
 from tests.ray.lost_endpoints import Background, Steps, assert_unbroken
 from tests.ray.ramps import Stairs
 
@@ -196,10 +196,10 @@ class StrangeFleet(EnvFleet):
     """A fleet whose endpoint is elsewhere."""
 
     tokens: Any = ("ours",)
-    directory: Any = None
+    resolver: Any = None
 
     def __init__(self, address: str) -> None:
-        self.directory = FixedAddresses((address,))
+        self.resolver = FixedAddressResolver((address,))
 
 
 def test_the_token_of_addresses_is_never_shown_to_a_fleet(

@@ -22,9 +22,9 @@ from ray._private.internal_api import memory_summary
 
 from rlmesh_ray import RemoteModel
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
-from rlmesh_ray.actors.calls import await_start
 from rlmesh_ray.actors.named_model_fleet import find_actor
-from rlmesh_ray.actors.weights import WeightsKeeper
+from rlmesh_ray.actors.ray_calls import await_start
+from rlmesh_ray.actors.weight_store import WeightStore
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CapacityError,
@@ -314,13 +314,13 @@ def test_an_actor_s_policy_that_is_too_large_for_an_argument_survives_a_restart(
 
 @pytest.mark.slow
 def test_a_replica_that_cannot_serve_at_once_after_a_restart_does_later(tmp_path: Path) -> None:
-    obstacle = tmp_path / "obstacle"
+    ineligibility = tmp_path / "obstacle"
 
     class Moody:
         """Cannot be put anywhere while there is a certain file."""
 
         def to(self, device: object) -> Any:
-            if obstacle.exists():
+            if ineligibility.exists():
                 raise RuntimeError("not now")
             return policy
 
@@ -328,7 +328,7 @@ def test_a_replica_that_cannot_serve_at_once_after_a_restart_does_later(tmp_path
     with ModelFleet(Moody(), name="moody", num_cpus=0.1, device="cpu") as fleet:
         fleet.set_weights({"action": 1})
         (actor,) = fleet.actors
-        obstacle.touch()
+        ineligibility.touch()
         ray.kill(actor, no_restart=False)
 
         def fails() -> bool:
@@ -341,7 +341,7 @@ def test_a_replica_that_cannot_serve_at_once_after_a_restart_does_later(tmp_path
             return False
 
         assert eventually(fails)
-        obstacle.unlink()
+        ineligibility.unlink()
 
         assert eventually(lambda: serves_again(fleet))
         assert served_actions(fleet) == [1]
@@ -488,7 +488,7 @@ def test_a_fleet_pads_batches_and_ends_silent_sessions_as_its_replicas_are_told(
         connect(fleet) as model,
     ):
         padded = action(model)
-        model._exchange._reader.join()  # until the stream has ended
+        model._session_stream._reader.join()  # until the stream has ended
         with pytest.raises(EndpointError, match=r"no request came for 2 s"):
             action(model)
 
@@ -510,49 +510,49 @@ def test_a_policy_without_weights_cannot_be_given_any() -> None:
 # --- the keeper of weights, without replicas -------------------------------------------
 
 
-def newest(keeper: WeightsKeeper) -> list[tuple[int, Any]]:
-    return [(kept.version, ray.get(kept.reference)) for kept in keeper.newest()]
+def newest(store: WeightStore) -> list[tuple[int, Any]]:
+    return [(kept.version, ray.get(kept.reference)) for kept in store.newest()]
 
 
 def test_an_offer_stands_before_what_was_accepted_until_it_is_tried() -> None:
-    keeper = WeightsKeeper()
-    keeper.accept(keeper.offer(None, 0, None, "first"))
+    store = WeightStore()
+    store.accept(store.offer(None, 0, None, "first"))
 
-    second = keeper.offer(None, 0, ["name"], "second")
-    assert newest(keeper) == [(2, {"name": "second"}), (1, "first")]
-    keeper.accept(second)
-    assert newest(keeper) == [(2, {"name": "second"})]
+    second = store.offer(None, 0, ["name"], "second")
+    assert newest(store) == [(2, {"name": "second"}), (1, "first")]
+    store.accept(second)
+    assert newest(store) == [(2, {"name": "second"})]
 
 
 def test_a_rejected_offer_is_forgotten_and_its_number_is_not_given_again() -> None:
-    keeper = WeightsKeeper()
-    keeper.accept(keeper.offer(5, 0, None, "first"))
+    store = WeightStore()
+    store.accept(store.offer(5, 0, None, "first"))
 
-    keeper.reject(keeper.offer(None, 0, None, "second"))
+    store.reject(store.offer(None, 0, None, "second"))
 
-    assert newest(keeper) == [(5, "first")]
-    assert keeper.offer(None, 0, None, "third") == 7
+    assert newest(store) == [(5, "first")]
+    assert store.offer(None, 0, None, "third") == 7
 
 
 def test_a_keeper_is_offered_versions_that_there_can_be() -> None:
-    keeper = WeightsKeeper()
+    store = WeightStore()
     for version in (0, 1.5, math.nan, 2**63, True):
         with pytest.raises(ConfigurationError, match="must be an integer from 1 to"):
-            keeper.offer(version, 0, None, "weights")  # type: ignore[arg-type]
+            store.offer(version, 0, None, "weights")  # type: ignore[arg-type]
 
-    keeper.accept(keeper.offer(2**63 - 1, 0, None, "last"))
+    store.accept(store.offer(2**63 - 1, 0, None, "last"))
     with pytest.raises(ConfigurationError, match="no version is left"):
-        keeper.offer(None, 0, None, "one more")
-    assert newest(keeper) == [(2**63 - 1, "last")]
+        store.offer(None, 0, None, "one more")
+    assert newest(store) == [(2**63 - 1, "last")]
 
 
 def test_an_offer_that_a_newer_one_has_replaced_cannot_be_accepted() -> None:
-    keeper = WeightsKeeper()
-    first = keeper.offer(None, 0, None, "first")
-    second = keeper.offer(None, 0, None, "second")
+    store = WeightStore()
+    first = store.offer(None, 0, None, "first")
+    second = store.offer(None, 0, None, "second")
 
-    keeper.accept(first)
-    keeper.reject(first)
+    store.accept(first)
+    store.reject(first)
 
-    assert newest(keeper) == [(second, "second")]
-    assert keeper.accepted_version() == 0
+    assert newest(store) == [(second, "second")]
+    assert store.accepted_version() == 0

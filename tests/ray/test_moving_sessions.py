@@ -9,7 +9,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rlmesh_ray.rllib.cut_short import INTERRUPTED_KEY
+from rlmesh_ray.rllib.runner.truncation import INTERRUPTED_KEY
 from tests.loopback.eventually import eventually
 from tests.ray.lost_endpoints import Fleet, assert_unbroken
 from tests.ray.multi_agent_worlds import Climb
@@ -66,7 +66,7 @@ def test_a_session_moves_without_a_transition_lost_doubled_or_stitched(
     chunks = list(first)
     sample_until(runner, chunks, lambda: num_episodes(chunks) == 3)
 
-    assert (runner.why_one_by_one is None) == (treated == "as arrays")
+    assert (runner.fast_path_disabled_reason is None) == (treated == "as arrays")
     assert_unbroken(chunks)
     assert eventually(lambda: num_sessions(fleet) == [0, 2])
     (cut,) = (chunk for chunk in chunks if chunk.is_done)

@@ -12,16 +12,16 @@ from ray.rllib.examples.envs.classes.multi_agent.two_step_game import (
     TwoStepGameWithGroupedAgents,
 )
 
-from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentLane
 from rlmesh_ray.envs.vector_host import describe
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.rllib.multi_agent_columns import AgentColumns
-from rlmesh_ray.rllib.multi_agent_contract import AgentSpec, agents_of_lane
+from rlmesh_ray.rllib.runner.multi_agent_columns import AgentColumns
+from rlmesh_ray.rllib.runner.multi_agent_contract import AgentSpec, agents_of_lane
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import filler, lane_observation
 from rlmesh_ray.spaces.spec import DictSpec
 from rlmesh_ray.testing.envs import SPACES

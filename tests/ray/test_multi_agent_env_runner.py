@@ -17,7 +17,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.vector.sync_vector_multi_agent_env import SyncVectorMultiAgentEnv
 
 from rlmesh_ray import EnvServer
-from rlmesh_ray.client.channel import Dial
+from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
 from rlmesh_ray.errors import (
     ConfigurationError,
@@ -25,9 +25,10 @@ from rlmesh_ray.errors import (
     ContractMismatchError,
     RlmeshError,
 )
-from rlmesh_ray.rllib import RLMeshMultiAgentEnvRunner, configure, patience
-from rlmesh_ray.rllib.lane_session import LaneSession
-from rlmesh_ray.rllib.multi_agent_env import MultiAgentLaneGroup
+from rlmesh_ray.rllib import RLMeshMultiAgentEnvRunner, configure
+from rlmesh_ray.rllib.runner import retry_policy
+from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentSessionGroup
+from rlmesh_ray.rllib.runner.next_step_session import NextStepSession
 from tests.ray.multi_agent_worlds import (
     NUMBERED,
     Crossing,
@@ -106,8 +107,10 @@ def runner(opened: ExitStack) -> Callable[..., RLMeshMultiAgentEnvRunner]:
 
 
 def lane_group(opened: ExitStack, env: Any, num_envs: int, num_endpoints: int = 1) -> Any:
-    clients = [EnvClient(Dial(at)) for at in serve(opened, env, num_envs, num_endpoints)]
-    group = MultiAgentLaneGroup([LaneSession(client) for client in clients], clients[0].contract)
+    clients = [EnvClient(ConnectOptions(at)) for at in serve(opened, env, num_envs, num_endpoints)]
+    group = MultiAgentSessionGroup(
+        [NextStepSession(client) for client in clients], clients[0].contract
+    )
     opened.callback(group.close)
     return group
 
@@ -299,7 +302,7 @@ def test_a_failing_environment_does_not_leave_sample(
 def test_an_environment_that_never_works_ends_sample_with_its_error(
     runner: Callable[..., RLMeshMultiAgentEnvRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "_MAX_ENV_FAILURES", 1)
+    monkeypatch.setattr(retry_policy, "_MAX_ENV_FAILURES", 1)
 
     with pytest.raises(RlmeshError, match="RuntimeError: never"):
         runner(Hopeless).sample(num_timesteps=20)

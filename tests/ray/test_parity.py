@@ -534,7 +534,9 @@ def assert_same(case: Case, both: Callable[[Case], tuple[Any, Callable[[], Any]]
 def assert_whatever_can_go_as_arrays_does(case: Case, ours: Any) -> None:
     ours.sample(num_timesteps=8 * LANES, force_reset=True)  # in which what changes does so
     can = [name for name, each in {**CASES, **RARE_CASES}.items() if each is case]
-    assert (ours.why_one_by_one is None) == (can[0] in AS_ARRAYS), ours.why_one_by_one
+    assert (ours.fast_path_disabled_reason is None) == (can[0] in AS_ARRAYS), (
+        ours.fast_path_disabled_reason
+    )
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -23,9 +23,11 @@ from ray.rllib.algorithms.ppo import PPOConfig
 
 from rlmesh_ray import EnvServer, RemoteVectorEnv
 from rlmesh_ray.actors import EnvFleet, EnvPool
-from rlmesh_ray.actors.registry import shared_registry
-from rlmesh_ray.client.registration import PoolDial, Registration
-from rlmesh_ray.client.tls import ClientTls
+from rlmesh_ray.actors.registry.registry_actor import shared_registry
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.pool_tokens import endpoint_token
+from rlmesh_ray.auth.server_tls import ServerTls
+from rlmesh_ray.client.registration import RegistrarOptions, Registration
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -33,10 +35,8 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     RlmeshError,
 )
-from rlmesh_ray.protocol.attendance import endpoint_token
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.server.reports import pack_report
-from rlmesh_ray.server.tls import ServerTls
+from rlmesh_ray.server.statistics_report import pack_report
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.loopback.eventually import eventually
 from tests.loopback.ports import free_address
@@ -71,9 +71,9 @@ def simulator(
     dial_tls = options.pop("dial_tls", None)
     with EnvServer(env, token=token, **options) as server:
         host, _, port = server.address.rpartition(":")
-        dial = PoolDial(pool.address, pool.name, endpoint_id, SECRET, dial_tls)
+        connect_options = RegistrarOptions(pool.address, pool.name, endpoint_id, SECRET, dial_tls)
         report = partial(told_by, server)
-        with Registration(dial, host=host, port=int(port), report=report):
+        with Registration(connect_options, host=host, port=int(port), report=report):
             yield server
 
 
@@ -102,13 +102,13 @@ def process_of(actor: Any) -> int:
 def refusal(pool: EnvPool, endpoint_id: str, address: str) -> RlmeshError:
     """Return why an endpoint is not let in."""
     host, _, port = address.rpartition(":")
-    dial = PoolDial(pool.address, pool.name, endpoint_id, SECRET)
-    with Registration(dial, host=host, port=int(port)) as registration:
+    connect_options = RegistrarOptions(pool.address, pool.name, endpoint_id, SECRET)
+    with Registration(connect_options, host=host, port=int(port)) as registration:
         errors: list[RlmeshError] = []
 
         def is_refused() -> bool:
             try:
-                registration.require_hope()
+                registration.require_not_failed()
             except RlmeshError as error:
                 errors.append(error)
             return bool(errors)
@@ -138,17 +138,17 @@ def sighting(endpoint_id: str) -> Any:
 def test_endpoints_that_register_are_found_with_their_own_tokens(pool: EnvPool) -> None:
     with simulator(pool, "a") as first, simulator(pool, "b") as second:
         pool.wait(2)
-        directory = pool.directory
+        resolver = pool.resolver
 
-        seats = [directory.claim(f"session-{n}", n, "") for n in range(2)]
+        seats = [resolver.assign(f"session-{n}", n, "") for n in range(2)]
 
-        assert [seat.address for seat in seats] == [first.address, second.address]
-        assert [seat.token for seat in seats] == [
+        assert [assignment.address for assignment in seats] == [first.address, second.address]
+        assert [assignment.token for assignment in seats] == [
             endpoint_token(SECRET, pool.name, name) for name in "ab"
         ]
-        assert SECRET not in repr(directory)
-        assert SECRET.encode() not in pickle.dumps(directory)  # nor in a checkpoint
-        directory.release(["session-0", "session-1"])
+        assert SECRET not in repr(resolver)
+        assert SECRET.encode() not in pickle.dumps(resolver)  # nor in a checkpoint
+        resolver.release(["session-0", "session-1"])
 
 
 def test_endpoints_tell_the_cluster_what_they_do(pool: EnvPool) -> None:
@@ -228,9 +228,9 @@ def test_an_endpoint_that_cannot_be_reached_is_told_so(
     pool: EnvPool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    dial = PoolDial(pool.address, pool.name, "a", SECRET)
+    connect_options = RegistrarOptions(pool.address, pool.name, "a", SECRET)
     port = int(free_address().rpartition(":")[2])
-    with Registration(dial, host="127.0.0.1", port=port):
+    with Registration(connect_options, host="127.0.0.1", port=port):
         assert eventually(lambda: "the pool cannot reach the endpoint at" in caplog.text)
 
     assert not pool.endpoints
@@ -280,12 +280,12 @@ def test_a_pool_on_all_interfaces_tells_this_nodes_address() -> None:
 def test_nobody_is_sent_to_the_endpoints_of_a_pool_that_was_stopped(own_pool: EnvPool) -> None:
     with simulator(own_pool, "a"):
         own_pool.wait()
-        directory = own_pool.directory
+        resolver = own_pool.resolver
         own_pool.stop()
         own_pool.stop()
 
         with pytest.raises(EndpointUnreachableError):
-            directory.address(0)
+            resolver.address(0)
 
 
 def test_endpoints_are_kept_over_a_restart_of_the_registry(pool: EnvPool) -> None:
@@ -297,7 +297,7 @@ def test_endpoints_are_kept_over_a_restart_of_the_registry(pool: EnvPool) -> Non
         assert eventually(lambda: process_of(registry) != former)
 
         assert eventually(lambda: names(pool) == ["a"])
-        assert pool.directory.address(0) == server.address
+        assert pool.resolver.address(0) == server.address
 
 
 def test_endpoints_come_back_to_a_registrar_that_ray_restarts(own_pool: EnvPool) -> None:
@@ -336,7 +336,7 @@ def test_a_pool_of_a_ray_that_has_ended_starts_no_other(monkeypatch: pytest.Monk
             _ = pool.endpoints
         pool.stop()
 
-    ray.get(actor.facts.remote())  # which nobody has asked for anything
+    ray.get(actor.info.remote())  # which nobody has asked for anything
     ray.kill(actor)
 
 

@@ -20,8 +20,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from rlmesh_ray import RemoteEnv, evaluate
 from rlmesh_ray.errors import EndpointError
 from rlmesh_ray.actors import EnvFleet, ModelFleet
-from rlmesh_ray.client.tls import ClientTls
-from rlmesh_ray.credentials.ray_files import RayTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.rllib import configure
 
 ray.init(num_cpus=4, include_dashboard=False)

@@ -102,7 +102,7 @@ def test_every_step_is_recorded_once(
 
     episodes = [one for _ in range(2) for one in recorder.sample(num_timesteps=40)]
 
-    assert (recorder.why_one_by_one is None) == (callbacks is RLlibCallback)
+    assert (recorder.fast_path_disabled_reason is None) == (callbacks is RLlibCallback)
     assert all(episode.is_numpy for episode in episodes)
     assert [path.parent.relative_to(tmp_path).as_posix() for path in files(tmp_path)] == [
         "endpoints/run-000000-00001",
@@ -135,7 +135,7 @@ def test_whole_episodes_come_back_as_they_were(
 
     episodes = recorder.sample(num_episodes=3)
 
-    assert recorder.why_one_by_one is None
+    assert recorder.fast_path_disabled_reason is None
     states = [
         msgpack.unpackb(row["item"], object_hook=msgpack_numpy.decode) for row in rows(tmp_path)
     ]

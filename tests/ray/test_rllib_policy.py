@@ -30,16 +30,16 @@ from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils.filter import RunningStat
 
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
-from rlmesh_ray.models import rllib_actors, rllib_policy
 from rlmesh_ray.models.loading import load_policy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable, traits_of
-from rlmesh_ray.models.rllib_checkpoint import load_checkpoint
-from rlmesh_ray.models.rllib_policy import RllibPolicy
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy, traits_of
+from rlmesh_ray.models.rllib import inference, policy
+from rlmesh_ray.models.rllib.checkpoint import load_checkpoint
+from rlmesh_ray.models.rllib.policy import RllibPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.server.batch_form import BatchForm, Part
-from rlmesh_ray.server.batch_run import BatchRunner
+from rlmesh_ray.server.batch_runner import BatchRunner
+from rlmesh_ray.server.batch_schema import BatchPart, BatchSchema
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 pytestmark = pytest.mark.ray
@@ -317,7 +317,7 @@ def test_what_is_remembered_does_not_grow_with_the_episode(
 
 def first_steps(run: Trained) -> list[tuple[Event, ...]]:
     """Vector steps until the served episodes have been cut twice."""
-    return list(zip(*run.lanes, strict=True))[: 2 * rllib_actors._STEPS_BETWEEN_CUTS + 3]
+    return list(zip(*run.lanes, strict=True))[: 2 * inference._STEPS_BETWEEN_CUTS + 3]
 
 
 @pytest.mark.parametrize(
@@ -328,12 +328,12 @@ def test_a_failed_batch_leaves_the_lanes_as_they_were(
 ) -> None:
     run = trained(name)
     policy, undisturbed = (RllibPolicy(run.checkpoint) for _ in range(2))
-    misfits = [Event(np.zeros(7, np.float32), np.zeros(1))] * NUM_LANES
+    incompatibilities = [Event(np.zeros(7, np.float32), np.zeros(1))] * NUM_LANES
 
     for now in first_steps(run):
         # Before and after the first step, and before and after the episodes are cut.
         with pytest.raises(PolicyError, match="RLlib module or one of its connectors raised"):
-            act(policy, run.contract, misfits, [3])
+            act(policy, run.contract, incompatibilities, [3])
         actions = act(policy, run.contract, list(now), [3])
         assert np.array_equal(actions, act(undisturbed, run.contract, list(now), [3]))
 
@@ -357,7 +357,7 @@ def altered(
         change(parts)
         return parts
 
-    monkeypatch.setattr(rllib_policy, "load_checkpoint", load)
+    monkeypatch.setattr(policy, "load_checkpoint", load)
     return RllibPolicy(checkpoint)
 
 
@@ -465,9 +465,9 @@ def test_clients_of_an_exploring_recurrent_policy_do_not_fail_for_one_s_infinity
     runner, good = BatchRunner(policy), run.lanes[0][0].observation
     actor: Any = policy._actor
 
-    def part(route: str, observation: Any) -> Part:
+    def part(route: str, observation: Any) -> BatchPart:
         slots = [PredictSlot(0, "", 0, reset=False)]
-        return Part(BatchForm(run.contract), observation.tobytes(), route, slots, values)
+        return BatchPart(BatchSchema(run.contract), observation.tobytes(), route, slots, values)
 
     runner.run([part("good", good)])
     answers = runner.run([part("good", good), part("bad", np.full_like(good, np.inf))])
@@ -735,7 +735,7 @@ def test_with_an_env_runner_s_state_it_acts_as_the_later_checkpoint(
 ) -> None:
     run = trained(name)
     policy = RllibPolicy(run.checkpoint)
-    assert isinstance(policy, Updatable)
+    assert isinstance(policy, UpdatablePolicy)
     addresses = [p.data_ptr() for p in policy._weights.module.parameters()]
 
     before = history(policy, run)

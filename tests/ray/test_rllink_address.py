@@ -11,9 +11,9 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 
 from rlmesh_ray.client.channel import ClientTls
+from rlmesh_ray.dialects.rllink.runner.plan import RLLINK_KEY
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure
-from rlmesh_ray.rllib.rllink_plan import RLLINK_KEY
 
 OBSERVATIONS = gymnasium.spaces.Box(-1.0, 1.0, (3,))
 DISCRETE: gymnasium.Space[Any] = gymnasium.spaces.Discrete(2)

@@ -17,6 +17,8 @@ from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rlmesh_ray.client.remote_model import RemoteModel, Slots
+from rlmesh_ray.dialects.rllink.runner.episode_recorder import ChosenAction, EpisodeRecorder
+from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -25,8 +27,6 @@ from rlmesh_ray.errors import (
     RemoteModelError,
 )
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
-from rlmesh_ray.rllib.rllink_intake import Intake
-from rlmesh_ray.rllib.rllink_recorder import Decision, EpisodeRecorder
 from rlmesh_ray.spaces.contract import AutoresetMode
 from tests.loopback.ports import free_address
 from tests.ray.reporting_simulators import (
@@ -242,9 +242,9 @@ def test_what_a_client_has_done_before_it_vanishes_is_kept(
     for step in range(2):
         gone.predict(report(np.full((2, 4), step), step))
     gone._channel.close()
-    with runner._intake.lock:
-        assert runner._intake.lock.wait_for(lambda: not runner._intake.num_clients, 20)
-        assert not runner._intake.recorders
+    with runner._queue.lock:
+        assert runner._queue.lock.wait_for(lambda: not runner._queue.num_clients, 20)
+        assert not runner._queue.recorders
     gone.close()
 
     chunks = runner.sample()
@@ -264,10 +264,10 @@ def test_a_route_that_closes_while_it_waits_leaves_nothing_behind(listen: Listen
     with pytest.raises(EndpointError, match="no answer"):
         model.predict(report(ZEROS))
     model._channel.close()
-    with runner._intake.lock:
-        assert runner._intake.lock.wait_for(lambda: not runner._intake.num_clients, 20)
-        assert not runner._intake.recorders
-        (asked,) = runner._acting._asked
+    with runner._queue.lock:
+        assert runner._queue.lock.wait_for(lambda: not runner._queue.num_clients, 20)
+        assert not runner._queue.recorders
+        (asked,) = runner._inference._asked
         assert all(question.future.cancelled() for question in asked)
     model.close()
 
@@ -306,16 +306,16 @@ def test_an_episode_that_begins_cuts_the_one_before_short(listen: Listen) -> Non
 
 
 def test_an_action_for_an_episode_that_has_gone_meanwhile_is_nobodys() -> None:
-    intake = Intake(max_lag=0, max_bytes=2**20)
+    intake = SampleQueue(max_lag=0, max_bytes=2**20)
     with intake.lock:
         recorder = EpisodeRecorder(intake, "gone")
         recorder.see(ZEROS[0])
         recorder.abandon()
 
-        recorder.decide(Decision(ZEROS[0], np.zeros(()), {}, 0))
+        recorder.decide(ChosenAction(ZEROS[0], np.zeros(()), {}, 0))
 
         assert not recorder.is_acting
-        assert intake._errands.num_coming(lambda _: True) == 0
+        assert intake._inflight.num_expected(lambda _: True) == 0
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(listen: Listen) -> None:
@@ -396,7 +396,7 @@ def test_a_failing_module_is_told_of_and_the_episode_begins_anew(
         model.configure_route(contract())
         model.predict(report(ZEROS))
         with monkeypatch.context() as broken:
-            broken.setattr(runner._acting, "_decide", fail)
+            broken.setattr(runner._inference, "_decide", fail)
             with pytest.raises(RemoteModelError, match="ValueError: no such luck"):
                 model.predict(report(ZEROS + 1, 1.0))
         model.predict(report(ZEROS + 2, 2.0))

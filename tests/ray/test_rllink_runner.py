@@ -16,9 +16,10 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_RL_MODULE
 
-from rlmesh_ray.client.rllink import RAY, RLlinkClient
-from rlmesh_ray.client.rllink_agent import AskingAgent, LocalAgent
-from rlmesh_ray.client.tls import ClientTls
+from rlmesh_ray.auth.client_tls import ClientTls
+from rlmesh_ray.auth.server_tls import ServerTls
+from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
+from rlmesh_ray.dialects.rllink.client.rllink_client import RAY, RLlinkClient
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -28,7 +29,6 @@ from rlmesh_ray.errors import (
     RemoteError,
 )
 from rlmesh_ray.rllib import RLMeshRLlinkEnvRunner, configure_rllink
-from rlmesh_ray.server.tls import ServerTls
 from tests.loopback.certificates import Authority, needs_openssl
 from tests.ray.rllink_simulators import Simulators, asking, local
 
@@ -186,7 +186,7 @@ def test_what_has_come_is_returned_when_simulators_are_too_slow(
 ) -> None:
     runner = listen(configured(wait_s=3.0))
     with RLlinkClient(runner.address) as client:
-        agent = AskingAgent(client)
+        agent = RemoteAgent(client)
         agent_obs = np.zeros(4, np.float32)
 
         with caplog.at_level(logging.WARNING, "rlmesh_ray"):
@@ -291,7 +291,7 @@ def test_what_does_not_fit_is_refused_and_the_others_go_on(
     runner = listen(configured())
     simulators.start(runner.address)
     with RLlinkClient(runner.address) as client:
-        agent = AskingAgent(client)
+        agent = RemoteAgent(client)
 
         with pytest.raises(RemoteError, match="where \\(1, 4\\) is expected"):
             agent.begin(np.zeros(3))
@@ -328,7 +328,7 @@ def test_agents_know_in_which_order_they_are_called(listen: Listen) -> None:
     change(runner, 1)
     obs = np.zeros(4, np.float32)
     with RLlinkClient(runner.address) as first, RLlinkClient(runner.address) as second:
-        for agent in (LocalAgent(first), AskingAgent(second)):
+        for agent in (LocalAgent(first), RemoteAgent(second)):
             with pytest.raises(LocalProtocolError, match=r"begin\(\)"):
                 agent.step(obs, 0.0)
             agent.begin(obs)
@@ -342,7 +342,7 @@ def test_rays_dialect_gets_arrays_and_no_pickle_unless_it_is_wanted(listen: List
     runner = listen(configured())
     change(runner, 1)
 
-    with RLlinkClient(runner.address, dialect=RAY) as client:
+    with RLlinkClient(runner.address, encoding=RAY) as client:
         state = client.get_state()
         assert not client.get_config().pickled_config
 

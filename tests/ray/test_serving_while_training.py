@@ -23,8 +23,8 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import load_policy
 from rlmesh_ray.models.policy import RouteRows, Rows
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.rllib import ServeWeights, serve_latest
-from rlmesh_ray.rllib.newest_state import final_state
+from rlmesh_ray.rllib import WeightPublisher, publish_weights
+from rlmesh_ray.rllib.weights.training_snapshot import final_state
 from tests.loopback.eventually import eventually
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -85,8 +85,8 @@ def actions_of(checkpoint: str, state: object = None) -> Any:
     return policy.predict(None, Rows(OBSERVATIONS, [RouteRows("route", slots)]))
 
 
-def callback_of(algorithm: Algorithm) -> ServeWeights:
-    (callback,) = [each for each in algorithm.callbacks if isinstance(each, ServeWeights)]
+def callback_of(algorithm: Algorithm) -> WeightPublisher:
+    (callback,) = [each for each in algorithm.callbacks if isinstance(each, WeightPublisher)]
     return callback
 
 
@@ -127,7 +127,7 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
     algorithm = ppo().build_algo()
     checkpoint = checkpoint_of(algorithm, tmp_path)
     with ModelServer(load_policy(checkpoint)) as server, Client(server.address) as client:
-        serve_latest(algorithm, server)
+        publish_weights(algorithm, server)
         for iteration in range(1, 6):
             result = algorithm.train()
             assert callback_of(algorithm).wait(TIMEOUT_S)
@@ -155,7 +155,7 @@ def test_a_client_is_served_all_the_while_by_newer_and_newer_policies(tmp_path: 
 def test_the_last_weights_arrive_also_between_two_deliveries(tmp_path: Path) -> None:
     algorithm = ppo().build_algo()
     with ModelServer(load_policy(checkpoint_of(algorithm, tmp_path))) as server:
-        serve_latest(algorithm, server, every_n_iterations=2)
+        publish_weights(algorithm, server, every_n_iterations=2)
         for _ in range(3):
             algorithm.train()
         callback_of(algorithm).wait(TIMEOUT_S)
@@ -172,7 +172,7 @@ def test_the_last_weights_arrive_also_between_two_deliveries(tmp_path: Path) -> 
 def test_versions_grow_also_after_a_restore(tmp_path: Path) -> None:
     algorithm = ppo().build_algo()
     with ModelServer(load_policy(checkpoint_of(algorithm, tmp_path))) as server:
-        config = serve_latest(ppo(), server)
+        config = publish_weights(ppo(), server)
         server.set_weights(final_state(algorithm), version=40)
         algorithm.stop()
         restored = config.build_algo()
@@ -198,7 +198,7 @@ def test_a_target_that_cannot_be_reached_does_not_end_the_training(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     target = Gone()
-    algorithm = serve_latest(ppo(), target).build_algo()
+    algorithm = publish_weights(ppo(), target).build_algo()
     algorithm.train()
     callback_of(algorithm).wait(TIMEOUT_S)
 
@@ -211,18 +211,18 @@ def test_a_target_that_cannot_be_reached_does_not_end_the_training(
 
 def test_what_cannot_be_given_weights_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="int: name a ModelFleet"):
-        serve_latest(ppo(), 5)
+        publish_weights(ppo(), 5)
     with pytest.raises(ConfigurationError, match="at least 1"):
-        serve_latest(ppo(), "fleet", every_n_iterations=0)
+        publish_weights(ppo(), "fleet", every_n_iterations=0)
 
 
 def test_callbacks_of_the_user_stay() -> None:
-    class Theirs(ServeWeights):
+    class Theirs(WeightPublisher):
         pass
 
     config = ppo().callbacks(Theirs)
 
-    serve_latest(config, "fleet")
+    publish_weights(config, "fleet")
 
     assert Theirs in config.callbacks_class
     assert len(config.callbacks_class) == 2
@@ -250,7 +250,7 @@ def test_what_appo_has_learnt_last_is_served(tmp_path: Path, num_learners: int) 
     assert algorithm._env_runner_state_server is not None
     checkpoint = checkpoint_of(algorithm, tmp_path)
     with ModelFleet(checkpoint, name="appo", num_cpus=0.1) as fleet:
-        serve_latest(algorithm, fleet)
+        publish_weights(algorithm, fleet)
         versions = train_for_versions(algorithm, fleet, 3)
         state = final_state(algorithm)
         algorithm.stop()
@@ -278,7 +278,7 @@ def test_what_appo_has_learnt_last_is_served(tmp_path: Path, num_learners: int) 
 def test_wherever_it_learns_and_samples_the_newest_is_served(
     tmp_path: Path, config: AlgorithmConfig
 ) -> None:
-    algorithm = serve_latest(config, "wherever").build_algo()
+    algorithm = publish_weights(config, "wherever").build_algo()
     checkpoint = checkpoint_of(algorithm, tmp_path)
     with ModelFleet(checkpoint, name="wherever", num_cpus=0.1) as fleet:
         assert train_for_versions(algorithm, fleet, 3) == [1, 2, 3]
@@ -297,7 +297,7 @@ def test_an_algorithm_with_an_actor_as_target_is_saved_and_restored(tmp_path: Pa
     checkpoint = checkpoint_of(first, tmp_path / "first")
     first.stop()
     actor = ModelServiceActor.options(num_cpus=0.1).remote(checkpoint)
-    algorithm = serve_latest(ppo(), actor).build_algo()
+    algorithm = publish_weights(ppo(), actor).build_algo()
     algorithm.train()
     saved = checkpoint_of(algorithm, tmp_path / "second")
     algorithm.stop()

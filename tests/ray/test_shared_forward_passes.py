@@ -13,7 +13,7 @@ from ray.rllib.utils.numpy import softmax
 
 from rlmesh_ray import EnvServer
 from rlmesh_ray.rllib import RLMeshEnvRunner, configure
-from rlmesh_ray.rllib.array_pipeline import ArrayPipeline, Choice
+from rlmesh_ray.rllib.fast_path.array_pipeline import ActionBatch, ArrayPipeline
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -46,7 +46,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     choose = ArrayPipeline.choose
 
-    def spy(self: ArrayPipeline, to_module: Any, sampled: int) -> Choice:
+    def spy(self: ArrayPipeline, to_module: Any, sampled: int) -> ActionBatch:
         seen.append(len(to_module[Columns.OBS]))
         return choose(self, to_module, sampled)
 
@@ -118,7 +118,7 @@ def test_a_module_that_gives_no_rows_is_asked_for_each_slot_by_itself(
     runner_with: BuildRunner, rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What cannot be taken apart belongs to nobody.
-    monkeypatch.setattr(Choice, "split", lambda self, widths: None)
+    monkeypatch.setattr(ActionBatch, "split", lambda self, widths: None)
     runner = runner_with(4)
 
     episodes = runner.sample(num_timesteps=100)
@@ -133,7 +133,7 @@ def test_a_module_that_begins_to_give_other_things_is_followed_lane_by_lane(
 ) -> None:
     choose, num_chosen = ArrayPipeline.choose, 0
 
-    def changing(self: ArrayPipeline, to_module: Any, sampled: int) -> Choice:
+    def changing(self: ArrayPipeline, to_module: Any, sampled: int) -> ActionBatch:
         nonlocal num_chosen
         num_chosen += 1
         choice = choose(self, to_module, sampled)
@@ -147,6 +147,6 @@ def test_a_module_that_begins_to_give_other_things_is_followed_lane_by_lane(
 
     episodes = runner.sample(num_timesteps=200)
 
-    assert runner.why_one_by_one is not None
+    assert runner.fast_path_disabled_reason is not None
     assert 200 <= sum(map(len, episodes)) < 200 + WIDTH
     assert_each_action_is_its_observations_own(runner, episodes)

@@ -15,8 +15,8 @@ import ray
 
 from rlmesh_ray import RemoteModel, RemoteVectorEnv
 from rlmesh_ray.actors import EnvServiceActor, ModelServiceActor
-from rlmesh_ray.actors.heartbeat import Heartbeat
-from rlmesh_ray.actors.registry import shared_registry
+from rlmesh_ray.actors.registry.heartbeat import Heartbeat
+from rlmesh_ray.actors.registry.registry_actor import shared_registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
 from tests.loopback.eventually import eventually

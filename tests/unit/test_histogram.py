@@ -8,17 +8,17 @@ from rlmesh_ray.histogram import (
     BATCH_BOUNDS_ROWS,
     DURATION_BOUNDS_NS,
     NS_PER_S,
-    Buckets,
     Histogram,
+    HistogramCounter,
     histogram_of,
-    num_slots,
+    num_counters,
 )
 
 BOUNDS = (1, 2, 4)
 
 
 def counted(*values: int) -> Histogram:
-    buckets = Buckets(BOUNDS)
+    buckets = HistogramCounter(BOUNDS)
     for value in values:
         buckets.add(value)
     return histogram_of(BOUNDS, [buckets.read()])
@@ -63,7 +63,7 @@ def test_what_has_come_since_an_earlier_look_is_the_difference() -> None:
 
 
 def test_several_are_summed_up_in_another_unit() -> None:
-    one, other = Buckets(DURATION_BOUNDS_NS), Buckets(DURATION_BOUNDS_NS)
+    one, other = HistogramCounter(DURATION_BOUNDS_NS), HistogramCounter(DURATION_BOUNDS_NS)
     one.add(1_500_000)
     other.add(500_000_000)
 
@@ -76,19 +76,19 @@ def test_several_are_summed_up_in_another_unit() -> None:
 
 
 def test_the_slots_may_lie_in_memory_that_somebody_else_reads() -> None:
-    memory = memoryview(array("q", [0] * num_slots(BOUNDS)))
-    Buckets(BOUNDS, memory).add(3)
+    memory = memoryview(array("q", [0] * num_counters(BOUNDS)))
+    HistogramCounter(BOUNDS, memory).add(3)
 
-    assert Buckets(BOUNDS, memory).read() == (0, 0, 1, 0, 3)
+    assert HistogramCounter(BOUNDS, memory).read() == (0, 0, 1, 0, 3)
 
 
 def test_one_takes_over_what_another_has_counted() -> None:
-    buckets = Buckets(BOUNDS)
+    buckets = HistogramCounter(BOUNDS)
     buckets.add(1)
-    other = Buckets(BOUNDS)
+    other = HistogramCounter(BOUNDS)
     other.add(9)
 
-    buckets.take_over(other.read())
+    buckets.merge(other.read())
 
     assert buckets.read() == (1, 0, 0, 1, 10)
 

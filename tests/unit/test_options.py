@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.options import require_count, require_flag, require_seconds, whole, whole_seed
+from rlmesh_ray.options import as_int, as_seed, require_count, require_flag, require_seconds
 
 
 @pytest.mark.parametrize("value", [0, -3, np.int64(4), 10**30])
 def test_a_whole_number_becomes_a_plain_integer(value: Any) -> None:
-    number = whole("seed", value)
+    number = as_int("seed", value)
 
     assert number == value
     assert type(number) is int
@@ -20,22 +20,22 @@ def test_a_whole_number_becomes_a_plain_integer(value: Any) -> None:
 @pytest.mark.parametrize("value", [1.0, "1", True, None, math.nan])
 def test_what_is_no_whole_number_is_named(value: object) -> None:
     with pytest.raises(ConfigurationError, match=r"^seed=.* must be a whole number$"):
-        whole("seed", value)
+        as_int("seed", value)
 
 
 def test_a_seed_is_a_whole_number_from_zero_on() -> None:
-    assert whole_seed(np.int64(0)) == 0
+    assert as_seed(np.int64(0)) == 0
     with pytest.raises(ConfigurationError, match=r"^seed=-1 must be 0 or more$"):
-        whole_seed(-1)
+        as_seed(-1)
     with pytest.raises(ConfigurationError, match=r"^seed='1' must be a whole number$"):
-        whole_seed("1")
+        as_seed("1")
 
 
 def test_a_flag_is_true_or_false_and_perhaps_none() -> None:
     require_flag("fast", True)
-    require_flag("fast", None, may_be_none=True)
+    require_flag("fast", None, allow_none=True)
     with pytest.raises(ConfigurationError, match=r"^fast='foo' must be True, False or None$"):
-        require_flag("fast", "foo", may_be_none=True)
+        require_flag("fast", "foo", allow_none=True)
     for value in (None, 1):
         with pytest.raises(ConfigurationError, match=rf"^fast={value} must be True or False$"):
             require_flag("fast", value)
@@ -56,17 +56,17 @@ def test_seconds_are_numbers_of_any_kind(value: object) -> None:
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, -math.inf, "1", True, None, 1j])
 def test_what_is_no_time_is_named_whatever_else_is_allowed(value: object) -> None:
-    for may_be_zero in (False, True):
-        for may_be_endless in (False, True):
+    for allow_zero in (False, True):
+        for allow_infinite in (False, True):
             with pytest.raises(ConfigurationError, match=r"^wait_s=.* number of seconds"):
                 require_seconds(
-                    "wait_s", value, may_be_zero=may_be_zero, may_be_endless=may_be_endless
+                    "wait_s", value, allow_zero=allow_zero, allow_infinite=allow_infinite
                 )
 
 
 @pytest.mark.parametrize("value", [math.inf, 10**400])
 def test_seconds_are_finite_unless_they_may_be_endless(value: object) -> None:
-    require_seconds("wait_s", value, may_be_endless=True)
+    require_seconds("wait_s", value, allow_infinite=True)
     with pytest.raises(ConfigurationError, match=r"must be a finite number of seconds above 0$"):
         require_seconds("wait_s", value)
 
@@ -78,6 +78,6 @@ def test_more_seconds_than_a_message_holds_are_refused() -> None:
 
 
 def test_no_time_at_all_is_enough_where_it_may_be() -> None:
-    require_seconds("wait_s", 0, may_be_zero=True)
+    require_seconds("wait_s", 0, allow_zero=True)
     with pytest.raises(ConfigurationError, match=r"above 0$"):
         require_seconds("wait_s", 0)

@@ -3,9 +3,9 @@
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import contract_pb2 as pb
-from rlmesh_ray.wire.checked_contract import checked_width, named_space
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_told, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
 from rlmesh_ray.wire.rlmesh_v1.specs import spec_from_proto, spec_to_proto
+from rlmesh_ray.wire.validation import named_space, require_width
 
 _MODE_NUMBERS = {
     AutoresetMode.NEXT_STEP: pb.AUTORESET_MODE_NEXT_STEP,
@@ -39,7 +39,7 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
     """
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")
-    return checked_width(
+    return require_width(
         EnvContract(
             id=message.id,
             observation_space=named_space(
@@ -49,6 +49,6 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
             num_envs=message.num_envs,
             autoreset_mode=_MODES[message.autoreset_mode],
             render_mode=message.render_mode,
-            metadata=decode_told(message.metadata),
+            metadata=decode_peer_meta(message.metadata),
         )
     )

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -13,39 +13,45 @@ from rlmesh_ray.protocol.messages import (
     EnvRequest,
     EnvResponse,
     EpisodeRecord,
+    MalformedRequest,
     Render,
     Rendered,
     Reset,
     ResetDone,
     Step,
     StepDone,
-    Unreadable,
 )
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire import joined
+from rlmesh_ray.wire import envelope
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
+from rlmesh_ray.wire.protobuf import FastCodecMiss, as_utf8, parse
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.rlmesh_v1.frames import UnusualFrameError, as_utf8, parse
-from rlmesh_ray.wire.rlmesh_v1.meta import MAX_BYTES, Budget, decode_meta, decode_told, encode_meta
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
-from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
-from rlmesh_ray.wire.rlmesh_v1.step_frames import (
+from rlmesh_ray.wire.rlmesh_v1.fast_step_codec import (
     as_flags,
     pack_step,
     pack_step_done,
     parse_step_done,
 )
+from rlmesh_ray.wire.rlmesh_v1.meta import (
+    MAX_BYTES,
+    MetaBudget,
+    decode_meta,
+    decode_peer_meta,
+    encode_meta,
+)
+from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
+from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
+from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_shutdown_response
 
 # --- the server's side of Join ---------------------------------------------------------
 
 
-def parse_request(data: bytes) -> EnvRequest | Unreadable:
+def parse_request(data: bytes) -> EnvRequest | MalformedRequest:
     """Return the request in ``data``. Never raises: every frame gets an answer in band."""
-    return joined.read_request(pb.JoinRequest, _REQUESTS, data)
+    return envelope.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
@@ -84,7 +90,7 @@ def _reset(message: pb.JoinRequest) -> Reset:
     return Reset(
         message.request_id,
         seeds=tuple(body.seeds),
-        options=decode_told(body.options),
+        options=decode_peer_meta(body.options),
         timeout_ms=body.timeout_ms,
         env_indices=tuple(body.env_indices),
     )
@@ -122,8 +128,8 @@ def _extras(response: StepDone, tag_arrays: bool) -> bytes:
     return body.SerializeToString()
 
 
-def _budget(response: ResetDone | StepDone) -> Budget:
-    return Budget(2 * len(response.observation) + MAX_BYTES)
+def _budget(response: ResetDone | StepDone) -> MetaBudget:
+    return MetaBudget(2 * len(response.observation) + MAX_BYTES)
 
 
 def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> None:
@@ -135,9 +141,9 @@ def _fill_error(body: pb.EnvError, response: EnvFailed, tag_arrays: bool) -> Non
 
 
 def _episodes(
-    records: Iterable[EpisodeRecord], tag_arrays: bool, budget: Budget | None = None
+    records: Iterable[EpisodeRecord], tag_arrays: bool, budget: MetaBudget | None = None
 ) -> list[pb.EpisodeMetadata]:
-    budget = budget or Budget()
+    budget = budget or MetaBudget()
     return [
         pb.EpisodeMetadata(
             episode_id=record.episode_id,
@@ -181,7 +187,7 @@ def parse_response(data: bytes) -> EnvResponse:
     """
     try:
         return parse_step_done(data)
-    except UnusualFrameError:
+    except FastCodecMiss:
         return read_response(data)
 
 
@@ -191,7 +197,7 @@ def read_response(data: bytes) -> EnvResponse:
     Raises:
         CodecError: ``data`` is none, or of no kind that is known here.
     """
-    return joined.read_response(pb.JoinResponse, _RESPONSES, data)
+    return envelope.read_response(pb.JoinResponse, _RESPONSES, data)
 
 
 def _is_plain(request: Step) -> bool:
@@ -300,19 +306,19 @@ def _error_code(number: int) -> EnvErrorCode:
 # --- Handshake ------------------------------------------------------------
 
 
-def parse_offer(data: bytes) -> Offer:
+def parse_handshake_request(data: bytes) -> HandshakeRequest:
     """Return what a client says first. Raises CodecError when ``data`` is no such frame."""
-    return handshake.offer_from_proto(parse(service_pb2.HandshakeRequest, data))
+    return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
 
 
-def pack_offer(offer: Offer) -> bytes:
+def pack_handshake_request(offer: HandshakeRequest) -> bytes:
     """Return the frame of ``offer``."""
     message = service_pb2.HandshakeRequest()
-    handshake.fill_offer(message, offer)
+    handshake.fill_request(message, offer)
     return message.SerializeToString()
 
 
-def parse_answer(data: bytes) -> Answer:
+def parse_handshake_response(data: bytes) -> HandshakeResponse:
     """Return what a server replies, with the ``EnvContract`` when it has one.
 
     Only a compatible answer has one (edition 2026.06, "Session Establishment"); what else stands
@@ -324,13 +330,13 @@ def parse_answer(data: bytes) -> Answer:
     message = parse(service_pb2.HandshakeResponse, data)
     has_contract = message.compatible and message.HasField("env_contract")
     contract = contract_from_proto(message.env_contract) if has_contract else None
-    return handshake.answer_from_proto(message, contract)
+    return handshake.response_from_proto(message, contract)
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_handshake_response(answer: HandshakeResponse) -> bytes:
     """Return the frame of ``answer``; its contract is an ``EnvContract`` or None."""
     message = service_pb2.HandshakeResponse()
-    handshake.fill_answer(message, answer)
+    handshake.fill_response(message, answer)
     if isinstance(answer.contract, EnvContract):
         message.env_contract.CopyFrom(contract_to_proto(answer.contract))
     return message.SerializeToString()

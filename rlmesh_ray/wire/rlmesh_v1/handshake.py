@@ -1,17 +1,17 @@
 """The handshake, which env and model services share but for field numbers."""
 
-from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2 as model_pb
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8
+from rlmesh_ray.wire.protobuf import as_utf8
 
 AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
 AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
 
 
-def offer_from_proto(message: AnyRequest) -> Offer:
+def request_from_proto(message: AnyRequest) -> HandshakeRequest:
     """Return what a client says first."""
-    return Offer(
+    return HandshakeRequest(
         generation=message.protocol_generation,
         client_name=message.client_name,
         client_version=message.client_version,
@@ -22,7 +22,7 @@ def offer_from_proto(message: AnyRequest) -> Offer:
     )
 
 
-def fill_offer(message: AnyRequest, offer: Offer) -> None:
+def fill_request(message: AnyRequest, offer: HandshakeRequest) -> None:
     """Put ``offer`` into an empty message."""
     message.protocol_generation = offer.generation
     message.client_name = offer.client_name
@@ -33,14 +33,14 @@ def fill_offer(message: AnyRequest, offer: Offer) -> None:
     message.offered_edition_status = offer.status
 
 
-def answer_from_proto(message: AnyResponse, contract: object) -> Answer:
+def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResponse:
     """Return what a server replies.
 
     Args:
         message: The reply.
         contract: The contract that it carries, decoded; None when it has none.
     """
-    return Answer(
+    return HandshakeResponse(
         compatible=message.compatible,
         generation=message.server_protocol_generation,
         min_generation=message.min_supported_protocol_generation,
@@ -55,7 +55,7 @@ def answer_from_proto(message: AnyResponse, contract: object) -> Answer:
     )
 
 
-def fill_answer(message: AnyResponse, answer: Answer) -> None:
+def fill_response(message: AnyResponse, answer: HandshakeResponse) -> None:
     """Put ``answer`` without its contract into an empty message."""
     message.compatible = answer.compatible
     message.server_protocol_generation = answer.generation

@@ -14,17 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.spaces.brief import (
+from rlmesh_ray.spaces.bounded_repr import (
     CONTAINERS,
     LEFT_OUT_KEY,
-    brief,
-    class_name,
-    left_out,
-    long_cost,
+    bounded_repr,
+    int_repr_cost,
+    left_out_notice,
+    type_repr,
 )
 from rlmesh_ray.spaces.spec import DTYPES, MAX_RANK
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2 as pb
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8
+from rlmesh_ray.wire.protobuf import as_utf8
 
 ARRAY_KEY = "rlmesh_ray.ndarray"
 """The only key of a map that stands for an array."""
@@ -35,7 +35,7 @@ MAX_NODES = 2**16
 """What the infos of one message may count, about, in values as small as a number. It is written
 in the serving loop, where every other session waits for it: this takes tenths of a second."""
 
-MAX_TOLD_NODES = 2**14
+MAX_PEER_NODES = 2**14
 """What a client's options, or a contract's metadata, may count in values. They are read in the
 serving loop, too."""
 
@@ -55,7 +55,7 @@ _ARRAY_DTYPES = {
 _INT64 = range(-(2**63), 2**63)
 
 
-class Budget:
+class MetaBudget:
     """What the maps of one message may still take.
 
     Args:
@@ -87,7 +87,7 @@ class Budget:
 
 
 def encode_meta(
-    infos: Mapping[Any, Any], *, tag_arrays: bool, budget: Budget | None = None
+    infos: Mapping[Any, Any], *, tag_arrays: bool, budget: MetaBudget | None = None
 ) -> pb.MetaMap:
     """Return ``infos`` as a message. Never fails for an odd value.
 
@@ -102,7 +102,7 @@ def encode_meta(
         budget: Shared with the other maps of the message; default: a new one for this.
     """
     message = pb.MetaMap()
-    encoder = _Encoder(tag_arrays, budget or Budget())
+    encoder = _MetaEncoder(tag_arrays, budget or MetaBudget())
     encoder.fill_infos(message, infos)
     return message
 
@@ -119,11 +119,11 @@ def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
     return {key: _decode(message.entries[key]) for key in sorted(message.entries)}
 
 
-def decode_told(message: pb.MetaMap) -> dict[str, Any]:
+def decode_peer_meta(message: pb.MetaMap) -> dict[str, Any]:
     """Do what ``decode_meta`` does, for what a stranger may send to a serving loop.
 
     Raises:
-        CodecError: There are more than ``MAX_TOLD_NODES`` values, or a tagged array makes no sense.
+        CodecError: There are more than ``MAX_PEER_NODES`` values, or a tagged array makes no sense.
     """
     _check_nodes(message)
     return decode_meta(message)
@@ -137,9 +137,9 @@ def _check_nodes(message: pb.MetaMap) -> None:
         values = part.entries.values() if isinstance(part, pb.MetaMap) else part.items
         num_nodes += len(values)
         # Before they are looked at: that is what takes the time.
-        if num_nodes > MAX_TOLD_NODES:
+        if num_nodes > MAX_PEER_NODES:
             raise CodecError(
-                f"more than {MAX_TOLD_NODES} values: leave some out, or send them as one array "
+                f"more than {MAX_PEER_NODES} values: leave some out, or send them as one array "
                 "or text"
             )
         unseen += [
@@ -149,10 +149,10 @@ def _check_nodes(message: pb.MetaMap) -> None:
         ]
 
 
-class _Encoder:
+class _MetaEncoder:
     """Fills one map and keeps count of what it takes."""
 
-    def __init__(self, tag_arrays: bool, budget: Budget) -> None:
+    def __init__(self, tag_arrays: bool, budget: MetaBudget) -> None:
         self._tag_arrays = tag_arrays
         self._budget = budget
         self._open: set[int] = set()
@@ -169,7 +169,7 @@ class _Encoder:
             with self._budget.halved():
                 self._fill(self._entry(message, key), value, 0)
         if num_kept < len(infos):
-            message.entries[LEFT_OUT_KEY].str = left_out(len(infos) - num_kept)
+            message.entries[LEFT_OUT_KEY].str = left_out_notice(len(infos) - num_kept)
 
     def _fill_map(self, message: pb.MetaMap, infos: Mapping[Any, Any], depth: int) -> None:
         for key, value in infos.items():
@@ -181,12 +181,12 @@ class _Encoder:
                 self._fill_other(message, value, depth)
         except Exception:  # noqa: BLE001  # a user's own class may do anything; the step goes on
             message.Clear()
-            message.str = class_name(value)
+            message.str = type_repr(value)
 
     def _entry(self, message: pb.MetaMap, key: Any) -> pb.MetaValue:
         text = as_utf8(str.__str__(key)) if isinstance(key, str) else self._text(key)
         is_affordable = self._budget.affords(len(text) - _ENTRY_BYTES)
-        entry = message.entries[text if is_affordable else class_name(key)]
+        entry = message.entries[text if is_affordable else type_repr(key)]
         entry.Clear()
         return entry
 
@@ -267,7 +267,7 @@ class _Encoder:
     def _fill_text(self, message: pb.MetaValue, value: Any) -> None:
         text = self._text(value)
         is_affordable = self._budget.affords(len(text) - _ENTRY_BYTES)
-        message.str = text if is_affordable else class_name(value)
+        message.str = text if is_affordable else type_repr(value)
 
     def _text(self, value: Any) -> str:
         """Return the text of a value that takes more time than it looks."""
@@ -275,9 +275,9 @@ class _Encoder:
             is_affordable = self._budget.affords(_BRIEF_BYTES, _BRIEF_NODES)
         else:
             is_affordable = self._budget.affords(
-                0, long_cost(value) if isinstance(value, int) else 0
+                0, int_repr_cost(value) if isinstance(value, int) else 0
             )
-        return _as_text(value) if is_affordable else class_name(value)
+        return _as_text(value) if is_affordable else type_repr(value)
 
 
 def _looks_tagged(value: Mapping[Any, Any]) -> bool:
@@ -302,9 +302,9 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
 
 def _as_text(value: Any) -> str:
     try:
-        return as_utf8(brief(value) if isinstance(value, CONTAINERS) else str(value))
+        return as_utf8(bounded_repr(value) if isinstance(value, CONTAINERS) else str(value))
     except Exception:  # noqa: BLE001  # a user's __str__ may do anything; the step goes on
-        return class_name(value)
+        return type_repr(value)
 
 
 def _decode(message: pb.MetaValue) -> Any:

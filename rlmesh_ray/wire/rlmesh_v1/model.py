@@ -6,11 +6,12 @@ from itertools import repeat
 from operator import attrgetter
 
 from rlmesh_ray.errors import CodecError
-from rlmesh_ray.protocol.handshake import Answer, Offer
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
     ConfigureRoute,
+    MalformedRequest,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
@@ -22,15 +23,14 @@ from rlmesh_ray.protocol.messages import (
     PredictSlot,
     RouteClosed,
     RouteConfigured,
-    Unreadable,
 )
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.wire import joined
+from rlmesh_ray.wire import envelope
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.model.v1 import service_pb2
+from rlmesh_ray.wire.protobuf import as_utf8, field, parse, value_head, varint
 from rlmesh_ray.wire.rlmesh_v1 import handshake
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, field, parse, value_head, varint
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_request as pack_shutdown_request
 from rlmesh_ray.wire.rlmesh_v1.shutdown import pack_shutdown_response as pack_shutdown_response
 from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_request as parse_shutdown_request
@@ -43,9 +43,9 @@ MAX_SLOTS = 2**16
 # --- the server's side of Join ---------------------------------------------------------
 
 
-def parse_request(data: bytes) -> ModelRequest | Unreadable:
+def parse_request(data: bytes) -> ModelRequest | MalformedRequest:
     """Return the request in ``data``. Never raises: every frame gets an answer in band."""
-    return joined.read_request(pb.JoinRequest, _REQUESTS, data)
+    return envelope.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: ModelResponse) -> bytes:
@@ -155,7 +155,7 @@ def parse_response(data: bytes) -> ModelResponse:
     Raises:
         CodecError: ``data`` is none, or of no kind that is known here.
     """
-    return joined.read_response(pb.JoinResponse, _RESPONSES, data)
+    return envelope.read_response(pb.JoinResponse, _RESPONSES, data)
 
 
 def _request_message(request: ModelRequest) -> pb.JoinRequest:
@@ -243,25 +243,25 @@ def _context_message(context: PredictContext) -> pb.PredictContext:
 # --- Handshake ------------------------------------------------------------
 
 
-def parse_offer(data: bytes) -> Offer:
+def parse_handshake_request(data: bytes) -> HandshakeRequest:
     """Return what a runtime says first. Raises CodecError when ``data`` is no such frame."""
-    return handshake.offer_from_proto(parse(service_pb2.HandshakeRequest, data))
+    return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
 
 
-def pack_offer(offer: Offer) -> bytes:
+def pack_handshake_request(offer: HandshakeRequest) -> bytes:
     """Return the frame of ``offer``."""
     message = service_pb2.HandshakeRequest()
-    handshake.fill_offer(message, offer)
+    handshake.fill_request(message, offer)
     return message.SerializeToString()
 
 
-def parse_answer(data: bytes) -> Answer:
+def parse_handshake_response(data: bytes) -> HandshakeResponse:
     """Return what a model replies. Raises CodecError when ``data`` is no such frame."""
-    return handshake.answer_from_proto(parse(service_pb2.HandshakeResponse, data), None)
+    return handshake.response_from_proto(parse(service_pb2.HandshakeResponse, data), None)
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_handshake_response(answer: HandshakeResponse) -> bytes:
     """Return the frame of ``answer``; a model's answer carries no contract."""
     message = service_pb2.HandshakeResponse()
-    handshake.fill_answer(message, answer)
+    handshake.fill_response(message, answer)
     return message.SerializeToString()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2
-from rlmesh_ray.wire.rlmesh_v1.frames import as_utf8, parse
+from rlmesh_ray.wire.protobuf import as_utf8, parse
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
     TupleSpec,
 )
-from rlmesh_ray.wire import checked_specs
+from rlmesh_ray.wire import validation
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import spaces_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import types_pb2
 
@@ -47,7 +47,7 @@ def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
         CodecError: It describes no space, one that NumPy cannot hold, or one whose values are
             larger than ``MAX_LANE_BYTES``.
     """
-    return _Reader().spec(message, ())
+    return _SpecReader().spec(message, ())
 
 
 def _fill(message: pb.SpaceSpec, spec: SpaceSpec) -> None:
@@ -132,18 +132,18 @@ def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec)
         message.shaped.data.add().data.extend(row.tolist())
 
 
-class _Reader:
+class _SpecReader:
     """Reads one description and keeps count of the memory that its values take."""
 
     def __init__(self) -> None:
-        self._budget = checked_specs.LaneBudget()
+        self._budget = validation.LaneBudget()
 
     def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
         if len(path) > MAX_DEPTH:
             raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
         kind = message.WhichOneof("spec")
         if kind == "dict":
-            parts = checked_specs.named_parts(message.dict.keys, message.dict.spaces)
+            parts = validation.named_parts(message.dict.keys, message.dict.spaces)
             return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in parts))
         if kind == "tuple":
             return TupleSpec(
@@ -162,23 +162,21 @@ class _Reader:
                 return self._box(message)
             case "discrete":
                 own = message.discrete
-                return checked_specs.discrete(own.n, own.start, _integer_dtype(message))
+                return validation.discrete(own.n, own.start, _integer_dtype(message))
             case "multi_binary":
                 return self._multi_binary(message)
             case "multi_discrete":
                 return self._multi_discrete(message)
             case "text":
                 own_text = message.text
-                return checked_specs.text(
-                    own_text.min_length, own_text.max_length, own_text.charset
-                )
+                return validation.text(own_text.min_length, own_text.max_length, own_text.charset)
         raise CodecError("it names no kind of space that is known here")
 
     def _box(self, message: pb.SpaceSpec) -> BoxSpec:
         dtype = np.dtype(_dtype_name(message, default=None))
         shape = tuple(message.shape)
         self._budget.take(shape, dtype.itemsize)
-        return checked_specs.box(shape, dtype, *_bounds(message.box, math.prod(shape), dtype))
+        return validation.box(shape, dtype, *_bounds(message.box, math.prod(shape), dtype))
 
     def _multi_binary(self, message: pb.SpaceSpec) -> MultiBinarySpec:
         kind = message.multi_binary.WhichOneof("n")
@@ -186,7 +184,7 @@ class _Reader:
             raise CodecError("MultiBinary says neither size nor dims")
         dims = message.multi_binary.dims.data
         n = message.multi_binary.size if kind == "size" else tuple(dims)
-        spec = checked_specs.multi_binary(n, self._budget)
+        spec = validation.multi_binary(n, self._budget)
         _check_shape(message, spec.shape)
         return spec
 
@@ -194,7 +192,7 @@ class _Reader:
         dtype = _integer_dtype(message)
         nvec, own_shape = _nvec(message.multi_discrete)
         shape = _multi_discrete_shape(message, own_shape)
-        return checked_specs.multi_discrete(nvec, shape, dtype, self._budget)
+        return validation.multi_discrete(nvec, shape, dtype, self._budget)
 
 
 def _dtype_name(message: pb.SpaceSpec, default: str | None) -> str:
@@ -206,7 +204,7 @@ def _dtype_name(message: pb.SpaceSpec, default: str | None) -> str:
 
 
 def _integer_dtype(message: pb.SpaceSpec) -> str:
-    return checked_specs.require_integer(_dtype_name(message, default="int64"))
+    return validation.require_integer(_dtype_name(message, default="int64"))
 
 
 def _bounds(
@@ -215,12 +213,12 @@ def _bounds(
     """Return ``(low, high)``, flat, little endian: ``size`` elements, or one that is all."""
     kind = message.WhichOneof("bounds")
     if kind is None or kind == "unbounded":
-        return checked_specs.unbounded(size, dtype)
+        return validation.unbounded(size, dtype)
     bounds = getattr(message, kind)
     if kind.startswith("typed"):
         count = 1 if kind == "typed_uniform" else size
-        low = checked_specs.typed_bounds(bounds.low, kind, count, dtype)
-        return low[:size], checked_specs.typed_bounds(bounds.high, kind, count, dtype)[:size]
+        low = validation.typed_bounds(bounds.low, kind, count, dtype)
+        return low[:size], validation.typed_bounds(bounds.high, kind, count, dtype)[:size]
     if dtype.kind != "f":
         raise CodecError(f"bounds of {dtype} must be typed, not doubles")
     if kind == "uniform":

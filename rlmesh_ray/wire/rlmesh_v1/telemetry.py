@@ -9,7 +9,7 @@ import struct
 
 from rlmesh_ray.protocol.messages import BatchRun
 from rlmesh_ray.wire._pb.rlmesh.core.v1.telemetry_pb2 import OperationMetric, OperationTelemetry
-from rlmesh_ray.wire.rlmesh_v1.frames import varint
+from rlmesh_ray.wire.protobuf import varint
 
 OPERATION = "predict"
 POLICY_VERSION = "policy.version"

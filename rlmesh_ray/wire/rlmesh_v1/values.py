@@ -28,8 +28,8 @@ from rlmesh_ray.spaces.spec import (
 )
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import value_pb2 as pb
 from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
-from rlmesh_ray.wire.columns import check_column, check_size
-from rlmesh_ray.wire.rlmesh_v1.frames import parse
+from rlmesh_ray.wire.protobuf import parse
+from rlmesh_ray.wire.validation import check_column, check_size
 
 _LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
 _KINDS: dict[type[LeafSpec], str] = {

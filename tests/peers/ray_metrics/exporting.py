@@ -15,11 +15,11 @@ from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.ledger import EndpointRecord
-from rlmesh_ray.actors.metrics import Meter
+from rlmesh_ray.actors.ray_metrics import EndpointMetrics
+from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.models.batcher import BatcherStatistics
 from rlmesh_ray.server import metrics
-from rlmesh_ray.server.counts import EnvCounts, ModelCounts
+from rlmesh_ray.server.counters import EnvCounters, ModelCounters
 from tests.lane_counts import note_step
 
 TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ class Metered:
     """Feeds Ray with an environment's and a policy's counts, as two heartbeats do."""
 
     def __init__(self) -> None:
-        env, model = EnvCounts(), ModelCounts()
+        env, model = EnvCounters(), ModelCounters()
         for counts in (env, model):
             counts.sessions.note_refused()
             counts.sessions.note_lost()
@@ -48,8 +48,8 @@ class Metered:
         model.note_batch(16, 1_500_000)
         batcher = BatcherStatistics(1, 1, False, 5, 6, 7, 0, 0.1, 0.1, 0.1)
         self._lanes = lanes
-        self._env, self._look_at_env = Meter(RECORD), env.statistics
-        self._model = Meter(replace(RECORD, endpoint_id="seen/metered-model"))
+        self._env, self._look_at_env = EndpointMetrics(RECORD), env.statistics
+        self._model = EndpointMetrics(replace(RECORD, endpoint_id="seen/metered-model"))
         self._model_statistics = model.statistics(batcher, routes=2, policy_version=9)
 
     def beat(self, num_steps: int) -> None:

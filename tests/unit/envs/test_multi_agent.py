@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlmesh_ray.envs.lanes import LaneVectorEnv
+from rlmesh_ray.envs.env_source import build, make_source
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.multi_agent import MultiAgentLane, is_multi_agent
-from rlmesh_ray.envs.source import build, make_source
 from rlmesh_ray.envs.vector_host import describe
 from rlmesh_ray.errors import ConfigurationError, UnsupportedSpaceError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.spaces.contract import AutoresetMode
-from rlmesh_ray.spaces.gym import from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.leaves import leaves
 from rlmesh_ray.spaces.multi_agent import filler, filler_of_leaf
 from rlmesh_ray.testing.envs import SPACES, EchoEnv

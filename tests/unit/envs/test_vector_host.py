@@ -18,48 +18,48 @@ from rlmesh_ray.envs.commands import (
     StepCommand,
     StepReply,
 )
-from rlmesh_ray.envs.lanes import LaneVectorEnv
-from rlmesh_ray.envs.source import build, make_source
+from rlmesh_ray.envs.env_source import build, make_source
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
 from rlmesh_ray.envs.vector_host import VectorHost
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.spaces.batch import flatten, unflatten
-from rlmesh_ray.spaces.block import Block
-from rlmesh_ray.spaces.conformance import Policy, check_rewards, coerce_batch
+from rlmesh_ray.spaces.conformance import ValidationMode, check_rewards, coerce_batch
+from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning
 from rlmesh_ray.spaces.contract import AutoresetMode
-from rlmesh_ray.spaces.gym import from_gymnasium
-from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.step_buffers import StepBuffers
 from rlmesh_ray.testing.envs import SPACES, EchoEnv, Fault, FaultyEnv
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.transport.memory import create_block
+from rlmesh_ray.transport.anonymous_memory import create_step_buffers
 
 
 def hosted(
-    vector: VectorEnv[Any, Any, Any], policy: Policy = Policy.WARN
-) -> tuple[VectorHost, Block]:
-    host = VectorHost(vector, policy, "a name")
-    descriptor = create_block(host.contract)
-    block = Block(descriptor, host.contract)
+    vector: VectorEnv[Any, Any, Any], validation: ValidationMode = ValidationMode.WARN
+) -> tuple[VectorHost, StepBuffers]:
+    host = VectorHost(vector, validation, "a name")
+    descriptor = create_step_buffers(host.contract)
+    buffers = StepBuffers(descriptor, host.contract)
     os.close(descriptor)
-    host.use(block)
-    return host, block
+    host.bind_buffers(buffers)
+    return host, buffers
 
 
 def lanes(make: Callable[[], gymnasium.Env[Any, Any]], width: int) -> LaneVectorEnv:
     return LaneVectorEnv([make() for _ in range(width)])
 
 
-def step(host: VectorHost, block: Block, actions: Any) -> StepReply | Failure:
+def step(host: VectorHost, buffers: StepBuffers, actions: Any) -> StepReply | Failure:
     columns = coerce_batch(host.contract.action_space, actions, host.contract.num_envs)
-    for target, column in zip(block.actions, columns, strict=True):
+    for target, column in zip(buffers.actions, columns, strict=True):
         if not isinstance(target, tuple):
             target[...] = column
     return host.step(StepCommand(tuple(c for c in columns if isinstance(c, tuple))))
 
 
-def observation(host: VectorHost, block: Block, reply: object) -> Any:
+def observation(host: VectorHost, buffers: StepBuffers, reply: object) -> Any:
     assert isinstance(reply, (ResetReply, StepReply))
     texts = iter(reply.text_columns)
-    columns = [next(texts) if isinstance(c, tuple) else c for c in block.observations]
+    columns = [next(texts) if isinstance(c, tuple) else c for c in buffers.observations]
     return unflatten(host.contract.observation_space, columns)
 
 
@@ -71,30 +71,30 @@ def test_a_hosted_environment_gives_what_it_gives_in_process(
     bare = SyncVectorEnv([lambda: EchoEnv(space)] * 3)
     bare.action_space.seed(1)
     vector = SyncVectorEnv([lambda: EchoEnv(space)] * 3)
-    host, block = hosted(vector if is_foreign else lanes(lambda: EchoEnv(space), 3))
+    host, buffers = hosted(vector if is_foreign else lanes(lambda: EchoEnv(space), 3))
 
     reply = host.reset(ResetCommand(seeds=(1, 2, 3), options={"level": 1}))
     assert isinstance(reply, ResetReply)
     expected: Any = bare.reset(seed=1, options={"level": 1})
-    assert_identical((observation(host, block, reply), reply.infos), expected)
+    assert_identical((observation(host, buffers, reply), reply.infos), expected)
     for _ in range(12):
         actions = bare.action_space.sample()
-        stepped = step(host, block, actions)
+        stepped = step(host, buffers, actions)
         assert isinstance(stepped, StepReply)
-        results = block.results
+        results = buffers.results
         flags = (results.rewards, results.terminated, results.truncated)
         assert_identical(
-            (observation(host, block, stepped), *flags, stepped.infos), bare.step(actions)
+            (observation(host, buffers, stepped), *flags, stepped.infos), bare.step(actions)
         )
 
 
 def test_a_partial_reset_leaves_the_other_lanes_alone() -> None:
-    host, block = hosted(lanes(lambda: EchoEnv(SPACES["dict"]), 3))
-    before = observation(host, block, host.reset(ResetCommand(seeds=(1, 2, 3))))
+    host, buffers = hosted(lanes(lambda: EchoEnv(SPACES["dict"]), 3))
+    before = observation(host, buffers, host.reset(ResetCommand(seeds=(1, 2, 3))))
     before = [np.copy(leaf) for leaf in flatten(host.contract.observation_space, before)]
 
     reply = host.reset(ResetCommand(seeds=(9,), lanes=(1,)))
-    after = flatten(host.contract.observation_space, observation(host, block, reply))
+    after = flatten(host.contract.observation_space, observation(host, buffers, reply))
 
     for old, new in zip(before, after, strict=True):
         assert_identical(
@@ -109,10 +109,10 @@ def test_a_partial_reset_leaves_the_other_lanes_alone() -> None:
 
 
 def test_an_action_outside_its_domain_never_reaches_the_environment() -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(Fault.RAISE), 1))
+    host, buffers = hosted(lanes(lambda: FaultyEnv(Fault.RAISE), 1))
     host.reset(ResetCommand())
 
-    reply = step(host, block, np.array([2]))
+    reply = step(host, buffers, np.array([2]))
 
     assert isinstance(reply, Failure)
     assert reply.kind is FailureKind.BAD_ACTION
@@ -122,11 +122,11 @@ def test_an_action_outside_its_domain_never_reaches_the_environment() -> None:
 @pytest.mark.parametrize("fault", [Fault.NAN, Fault.WRONG_SHAPE])
 @pytest.mark.parametrize("at_step", [0, 1])
 def test_a_structurally_wrong_observation_is_withheld(fault: Fault, at_step: int) -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(fault, at_step), 1), Policy.OFF)
+    host, buffers = hosted(lanes(lambda: FaultyEnv(fault, at_step), 1), ValidationMode.OFF)
 
     reply: object = host.reset(ResetCommand())
     if at_step == 1:
-        reply = step(host, block, np.array([0]))
+        reply = step(host, buffers, np.array([0]))
 
     assert isinstance(reply, Failure)
     assert reply.kind is FailureKind.BAD_OBSERVATION
@@ -134,23 +134,23 @@ def test_a_structurally_wrong_observation_is_withheld(fault: Fault, at_step: int
 
 
 def test_under_strict_an_observation_out_of_range_is_withheld() -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1), Policy.STRICT)
+    host, buffers = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1), ValidationMode.STRICT)
     host.reset(ResetCommand())
 
-    reply = step(host, block, np.array([0]))
+    reply = step(host, buffers, np.array([0]))
 
     assert isinstance(reply, Failure)
     assert reply.kind is FailureKind.BAD_OBSERVATION
 
 
 def test_under_warn_an_observation_out_of_range_is_delivered_with_one_warning() -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1))
+    host, buffers = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1))
     host.reset(ResetCommand())
 
-    first = step(host, block, np.array([0]))
-    delivered = block.observations[0][0]
+    first = step(host, buffers, np.array([0]))
+    delivered = buffers.observations[0][0]
     host.reset(ResetCommand())
-    second = step(host, block, np.array([0]))
+    second = step(host, buffers, np.array([0]))
 
     assert isinstance(first, StepReply)
     assert first.infos[WARNING_KEY] == [
@@ -162,10 +162,10 @@ def test_under_warn_an_observation_out_of_range_is_delivered_with_one_warning() 
 
 
 def test_under_off_nothing_is_said_about_ranges() -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1), Policy.OFF)
+    host, buffers = hosted(lanes(lambda: FaultyEnv(Fault.OUT_OF_RANGE), 1), ValidationMode.OFF)
     host.reset(ResetCommand())
 
-    reply = step(host, block, np.array([0]))
+    reply = step(host, buffers, np.array([0]))
 
     assert reply == StepReply({})
 
@@ -178,15 +178,15 @@ def test_under_warn_a_reward_that_is_not_finite_is_delivered_warned_about_once_a
     fault: Fault, text: str
 ) -> None:
     envs = [FaultyEnv(Fault.PRINT, 9), FaultyEnv(fault, 2)]
-    host, block = hosted(LaneVectorEnv(envs))
+    host, buffers = hosted(LaneVectorEnv(envs))
     host.reset(ResetCommand())
-    step(host, block, np.array([0, 0]))
-    replies = [step(host, block, np.array([0, 0]))]
+    step(host, buffers, np.array([0, 0]))
+    replies = [step(host, buffers, np.array([0, 0]))]
     counted = [host.take_num_deviations()]
-    bad = block.results.rewards[1]
+    bad = buffers.results.rewards[1]
     host.reset(ResetCommand())
     for _ in range(2):
-        replies.append(step(host, block, np.array([0, 0])))
+        replies.append(step(host, buffers, np.array([0, 0])))
         counted.append(host.take_num_deviations())
 
     warning = ConformanceWarning("reward", "range", "", f"{text} is not finite (lane 1)")
@@ -201,11 +201,11 @@ def test_under_warn_a_reward_that_is_not_finite_is_delivered_warned_about_once_a
 
 @pytest.mark.parametrize(("fault", "text"), BAD_REWARDS)
 def test_under_strict_a_reward_that_is_not_finite_is_refused(fault: Fault, text: str) -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(fault, 2), 2), Policy.STRICT)
+    host, buffers = hosted(lanes(lambda: FaultyEnv(fault, 2), 2), ValidationMode.STRICT)
     host.reset(ResetCommand())
-    step(host, block, np.array([0, 0]))
+    step(host, buffers, np.array([0, 0]))
 
-    reply = step(host, block, np.array([0, 0]))
+    reply = step(host, buffers, np.array([0, 0]))
 
     assert reply == Failure(
         FailureKind.BAD_OBSERVATION,
@@ -221,19 +221,19 @@ class Forgets(EchoEnv):
         return observation, None, terminated, truncated, info
 
 
-@pytest.mark.parametrize("policy", [Policy.WARN, Policy.STRICT])
-def test_none_as_a_reward_is_an_error_of_the_environment(policy: Policy) -> None:
+@pytest.mark.parametrize("validation", [ValidationMode.WARN, ValidationMode.STRICT])
+def test_none_as_a_reward_is_an_error_of_the_environment(validation: ValidationMode) -> None:
     envs = [EchoEnv(SPACES["box"]), Forgets(SPACES["box"])]
-    host, block = hosted(LaneVectorEnv(envs), policy)
+    host, buffers = hosted(LaneVectorEnv(envs), validation)
     host.reset(ResetCommand())
 
     with pytest.raises(TypeError, match=r"None as the reward.* \(lane 1, at step 1 of its"):
-        step(host, block, np.zeros_like(block.actions[0]))
+        step(host, buffers, np.zeros_like(buffers.actions[0]))
 
 
 def test_none_as_a_reward_of_a_lane_that_is_stepped_alone_is_the_same_error() -> None:
     envs = [EchoEnv(SPACES["box"]), Forgets(SPACES["box"])]
-    host, _block = hosted(LaneVectorEnv(envs, resets_itself=False))
+    host, _buffers = hosted(LaneVectorEnv(envs, autoresets=False))
     host.reset(ResetCommand())
 
     assert isinstance(host.step(StepCommand((), (0,))), StepReply)
@@ -245,13 +245,13 @@ def test_with_truncation_none_as_a_reward_is_an_error_of_the_environment_too() -
     def forgetful() -> Any:
         return Forgets(SPACES["box"])
 
-    vector = build(make_source(forgetful, 2).payload, 2, truncates_at=Policy.WARN)
-    host, block = hosted(vector)
+    vector = build(make_source(forgetful, 2).payload, 2, truncates_at=ValidationMode.WARN)
+    host, buffers = hosted(vector)
     host.reset(ResetCommand())
 
     with pytest.raises(TypeError, match=r"^step\(\) returned None as the reward; return a number$"):
-        step(host, block, np.zeros_like(block.actions[0]))
-    assert host.place == " in lane 0, at step 1 of its episode"
+        step(host, buffers, np.zeros_like(buffers.actions[0]))
+    assert host.failure_place == " in lane 0, at step 1 of its episode"
 
 
 class Duel:
@@ -271,21 +271,21 @@ class Duel:
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("policy", [Policy.STRICT, Policy.WARN])
+@pytest.mark.parametrize("validation", [ValidationMode.STRICT, ValidationMode.WARN])
 @pytest.mark.parametrize("truncates", [False, True])
 def test_a_bad_reward_of_an_agent_is_named_with_agent_and_lane(
-    policy: Policy, truncates: bool
+    validation: ValidationMode, truncates: bool
 ) -> None:
     source = make_source(Duel, 2)
-    host, _block = hosted(
-        build(source.payload, 2, truncates_at=policy if truncates else None), policy
+    host, _buffers = hosted(
+        build(source.payload, 2, truncates_at=validation if truncates else None), validation
     )
     host.reset(ResetCommand())
 
     reply = host.step(StepCommand())
 
     expected = "inf is not finite (lane 0, agent 1)"
-    if truncates or policy is Policy.WARN:
+    if truncates or validation is ValidationMode.WARN:
         assert isinstance(reply, StepReply)
         warnings: Any = reply.infos[WARNING_KEY]
         assert warnings[0].text.startswith(f"reward: {expected}")
@@ -300,10 +300,10 @@ def test_under_warn_the_log_has_each_kind_and_path_once_whatever_the_session(
     logged: set[tuple[str, str, str]] = set()
     for _ in range(2):
         vector = lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2)
-        host = VectorHost(vector, Policy.WARN, "mine", logged)
-        block = create_block(host.contract)
-        host.use(Block(block, host.contract))
-        os.close(block)
+        host = VectorHost(vector, ValidationMode.WARN, "mine", logged)
+        buffers = create_step_buffers(host.contract)
+        host.bind_buffers(StepBuffers(buffers, host.contract))
+        os.close(buffers)
         host.reset(ResetCommand())
         for _ in range(2):
             host.step(StepCommand())
@@ -327,7 +327,7 @@ def test_with_truncation_the_log_says_what_was_delivered_instead(
     fault: Fault, delivered: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = make_source(lambda: FaultyEnv(fault, 1), 2)
-    host, _block = hosted(build(source.payload, 2, truncates_at=Policy.WARN))
+    host, _buffers = hosted(build(source.payload, 2, truncates_at=ValidationMode.WARN))
     host.reset(ResetCommand())
     host.step(StepCommand())
 
@@ -338,20 +338,20 @@ def test_with_truncation_the_log_says_what_was_delivered_instead(
 
 
 def test_under_off_a_reward_may_be_anything() -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2), Policy.OFF)
+    host, buffers = hosted(lanes(lambda: FaultyEnv(Fault.NAN_REWARD, 1), 2), ValidationMode.OFF)
     host.reset(ResetCommand())
 
-    assert step(host, block, np.array([0, 0])) == StepReply({})
+    assert step(host, buffers, np.array([0, 0])) == StepReply({})
 
 
 def test_rewards_whose_sum_is_too_large_are_finite() -> None:
-    assert check_rewards(np.full(2, 1.7e308), Policy.STRICT) == []
-    assert check_rewards(np.array([np.inf, -np.inf]), Policy.WARN) != []
+    assert check_rewards(np.full(2, 1.7e308), ValidationMode.STRICT) == []
+    assert check_rewards(np.array([np.inf, -np.inf]), ValidationMode.WARN) != []
 
 
 def test_a_reward_of_a_lane_that_is_not_stepped_is_not_looked_at() -> None:
-    host, block = hosted(
-        LaneVectorEnv([FaultyEnv(Fault.NAN_REWARD), FaultyEnv(Fault.PRINT, 9)], resets_itself=False)
+    host, buffers = hosted(
+        LaneVectorEnv([FaultyEnv(Fault.NAN_REWARD), FaultyEnv(Fault.PRINT, 9)], autoresets=False)
     )
     host.reset(ResetCommand())
     first = host.step(StepCommand((), (0,)))
@@ -361,7 +361,7 @@ def test_a_reward_of_a_lane_that_is_not_stepped_is_not_looked_at() -> None:
     assert isinstance(first, StepReply)
     assert (num_found, host.take_num_deviations()) == (1, 0)
     assert other == StepReply({})
-    assert np.isnan(block.results.rewards[0])
+    assert np.isnan(buffers.results.rewards[0])
 
 
 def test_a_bad_observation_is_named_with_lane_leaf_and_step() -> None:
@@ -374,12 +374,12 @@ def test_a_bad_observation_is_named_with_lane_leaf_and_step() -> None:
             observation, infos = super()._outcome()
             return {"camera": observation}, infos
 
-    vector = LaneVectorEnv([Camera(Fault.PRINT), Camera(Fault.NAN)], resets_itself=False)
-    host, block = hosted(vector)
+    vector = LaneVectorEnv([Camera(Fault.PRINT), Camera(Fault.NAN)], autoresets=False)
+    host, buffers = hosted(vector)
     host.reset(ResetCommand())
-    step(host, block, np.array([0, 0]))
+    step(host, buffers, np.array([0, 0]))
     host.reset(ResetCommand(lanes=(1,)))
-    replies = [step(host, block, np.array([0, 0])) for _ in range(3)]
+    replies = [step(host, buffers, np.array([0, 0])) for _ in range(3)]
 
     assert replies[2] == Failure(
         FailureKind.BAD_OBSERVATION,
@@ -406,10 +406,10 @@ def test_under_same_step_the_observation_after_an_end_is_of_step_0() -> None:
     vector = SyncVectorEnv(
         [lambda: EndsThenNan(Fault.NAN, 9)] * 2, autoreset_mode=AutoresetMode.SAME_STEP.value
     )
-    host, block = hosted(vector)
+    host, buffers = hosted(vector)
     host.reset(ResetCommand())
 
-    reply = step(host, block, np.array([0, 0]))
+    reply = step(host, buffers, np.array([0, 0]))
 
     assert isinstance(reply, Failure)
     assert "at step 0 of its episode" in reply.message
@@ -431,9 +431,9 @@ def test_steps_are_counted_in_each_episode() -> None:
             *parts, _, truncated, infos = super().step(action)
             return *parts, self._step_count == 2, truncated, infos
 
-    host, block = hosted(LaneVectorEnv([Ends(Fault.NAN, 99) for _ in range(2)]))
+    host, buffers = hosted(LaneVectorEnv([Ends(Fault.NAN, 99) for _ in range(2)]))
     host.reset(ResetCommand())
-    replies = [step(host, block, np.array([0, 0])) for _ in range(4)]
+    replies = [step(host, buffers, np.array([0, 0])) for _ in range(4)]
 
     assert isinstance(replies[3], Failure)
     assert "at step 1 of its episode" in replies[3].message
@@ -446,10 +446,10 @@ def test_warnings_of_action_and_observation_are_told_apart() -> None:
         def step(self, action: Any) -> Any:
             return action * 2, 0.0, False, False, {}
 
-    host, block = hosted(lanes(lambda: Amplifier(space), 1))
+    host, buffers = hosted(lanes(lambda: Amplifier(space), 1))
     host.reset(ResetCommand())
 
-    reply = step(host, block, np.array([[3.0]], np.float32))
+    reply = step(host, buffers, np.array([[3.0]], np.float32))
 
     assert isinstance(reply, StepReply)
     warnings = reply.infos[WARNING_KEY]
@@ -490,10 +490,10 @@ def test_a_vector_s_own_infos_are_not_written_to() -> None:
 
 
 def test_the_last_infos_of_ended_lanes_are_told() -> None:
-    host, block = hosted(lanes(lambda: EchoEnv(SPACES["discrete"], max_length=1), 2))
+    host, buffers = hosted(lanes(lambda: EchoEnv(SPACES["discrete"], max_length=1), 2))
     host.reset(ResetCommand())
 
-    reply = step(host, block, np.array([0, 1]))
+    reply = step(host, buffers, np.array([0, 1]))
 
     assert isinstance(reply, StepReply)
     assert {lane: infos["step"] for lane, infos in reply.final_infos.items()} == {0: 1, 1: 1}
@@ -508,21 +508,21 @@ def test_an_environment_may_keep_its_action() -> None:
             return super().step(action)
 
     space = SPACES["box"]
-    host, block = hosted(lanes(lambda: Keeper(space), 1))
+    host, buffers = hosted(lanes(lambda: Keeper(space), 1))
     host.reset(ResetCommand())
 
-    step(host, block, np.full((1, 2, 3), 1.0, np.float32))
-    step(host, block, np.full((1, 2, 3), 2.0, np.float32))
+    step(host, buffers, np.full((1, 2, 3), 1.0, np.float32))
+    step(host, buffers, np.full((1, 2, 3), 2.0, np.float32))
 
     assert [action[0, 0] for action in kept] == [1.0, 2.0]
 
 
 def test_what_the_environment_raises_passes_through() -> None:
-    host, block = hosted(lanes(lambda: FaultyEnv(Fault.RAISE), 1))
+    host, buffers = hosted(lanes(lambda: FaultyEnv(Fault.RAISE), 1))
     host.reset(ResetCommand())
 
     with pytest.raises(ValueError, match="broken"):
-        step(host, block, np.array([0]))
+        step(host, buffers, np.array([0]))
 
 
 @pytest.mark.parametrize(("width", "size"), [(1, (8, 6)), (3, (16, 12))])
@@ -556,7 +556,7 @@ def test_the_contract_tells_what_the_environment_is() -> None:
         [gymnasium.make("CartPole-v1", render_mode="rgb_array") for _ in range(2)]
     )
 
-    contract = VectorHost(vector, Policy.WARN, "unused").contract
+    contract = VectorHost(vector, ValidationMode.WARN, "unused").contract
 
     assert contract.id == "CartPole-v1"
     assert contract.observation_space == from_gymnasium(vector.single_observation_space)
@@ -572,7 +572,7 @@ def test_a_contract_without_an_id_has_the_source_s_name(spec: Any) -> None:
     vector = lanes(lambda: EchoEnv(SPACES["box"]), 1)
     vector.spec = spec
 
-    contract = VectorHost(vector, Policy.WARN, "a name").contract
+    contract = VectorHost(vector, ValidationMode.WARN, "a name").contract
 
     assert contract.id == "a name"
     assert contract.render_mode == ""
@@ -582,6 +582,6 @@ def test_a_contract_without_an_id_has_the_source_s_name(spec: Any) -> None:
 def test_closing_closes_the_environment() -> None:
     vector = lanes(lambda: EchoEnv(SPACES["box"]), 1)
 
-    VectorHost(vector, Policy.WARN, "a name").close()
+    VectorHost(vector, ValidationMode.WARN, "a name").close()
 
     assert vector.closed

@@ -3,21 +3,21 @@ import pytest
 from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, Item
+from rlmesh_ray.models.batcher import Batcher, BatcherStatistics, QueuedPrediction
 
 
-def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> Item[str]:
-    return Item(group=group, route_key=route or name, num_rows=rows, payload=name)
+def item(name: str, rows: int = 1, *, group: str = "g", route: str = "") -> QueuedPrediction[str]:
+    return QueuedPrediction(group=group, route_key=route or name, num_rows=rows, payload=name)
 
 
-def offered(*items: Item[str], max_rows: int = 8) -> Batcher[str]:
+def offered(*items: QueuedPrediction[str], max_rows: int = 8) -> Batcher[str]:
     batcher = Batcher[str](max_rows=max_rows)
     for now_s, each in enumerate(items):
         batcher.offer(each, float(now_s))
     return batcher
 
 
-def names(batch: tuple[Item[str], ...]) -> str:
+def names(batch: tuple[QueuedPrediction[str], ...]) -> str:
     return "".join(each.payload for each in batch)
 
 
@@ -171,9 +171,9 @@ def test_every_item_runs_once_oldest_first_and_in_the_order_of_its_route(
 ) -> None:
     batcher = Batcher[int](max_rows=max_rows)
     for number, (num_rows, group, route) in enumerate(arrivals):
-        batcher.offer(Item(group, route, num_rows, number), 0.0)
+        batcher.offer(QueuedPrediction(group, route, num_rows, number), 0.0)
 
-    ran: list[Item[int]] = []
+    ran: list[QueuedPrediction[int]] = []
     while batch := batcher.next_batch(0.0):
         waiting = set(range(len(arrivals))) - {each.payload for each in ran}
         assert batch[0].payload == min(waiting)

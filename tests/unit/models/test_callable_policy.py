@@ -3,7 +3,7 @@ import pytest
 
 from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.callable_policy import CallablePolicy
-from rlmesh_ray.models.policy import Policy, RouteRows, Rows, Updatable
+from rlmesh_ray.models.policy import Policy, RouteRows, Rows, UpdatablePolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import DiscreteSpec
@@ -36,5 +36,5 @@ def test_a_callable_policy_is_a_policy_and_has_nothing_to_forget() -> None:
     policy.forget("r", None)
 
     assert isinstance(policy, Policy)
-    assert not isinstance(policy, Updatable)
+    assert not isinstance(policy, UpdatablePolicy)
     assert ROWS.num_rows == 2

@@ -14,8 +14,8 @@ import torch
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.callable_policy import CallablePolicy
 from rlmesh_ray.models.loading import as_policy, load_policy
-from rlmesh_ray.models.policy import RouteRows, Rows, Updatable, traits_of
-from rlmesh_ray.models.torch_policy import TorchPolicy
+from rlmesh_ray.models.policy import RouteRows, Rows, UpdatablePolicy, traits_of
+from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
@@ -235,7 +235,9 @@ def test_an_rllib_checkpoint_without_rllib_names_the_remedy(
 ) -> None:
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
     for name in list(sys.modules):
-        if name.split(".")[0] in {"ray", "tree"} or name.startswith("rlmesh_ray.models.rllib_"):
+        if name.split(".")[0] in {"ray", "tree"} or name.startswith(
+            ("rlmesh_ray.models.rllib", "rlmesh_ray.models.fast_path")
+        ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
 
@@ -364,7 +366,7 @@ def test_files_take_new_weights(tmp_path: Path, module: torch.nn.Linear) -> None
 
     for file in ("policy.pt", "policy.pt2"):
         policy = load_policy(str(tmp_path / file))
-        assert isinstance(policy, Updatable)
+        assert isinstance(policy, UpdatablePolicy)
         before = policy.predict(CONTRACT, ROWS)
         policy.set_weights({"weight": -module.weight.detach(), "bias": np.zeros(2, np.float32)})
         after = policy.predict(CONTRACT, ROWS)

@@ -8,7 +8,7 @@ from rlmesh_ray.errors import ConformanceError, PolicyError
 from rlmesh_ray.models.nan_rows import nan_rows, refusable, zeroed
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.columns import split
-from rlmesh_ray.spaces.conformance import Policy, check, coerce_batch
+from rlmesh_ray.spaces.conformance import ValidationMode, check, coerce_batch
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
     DictSpec,
@@ -66,9 +66,9 @@ def test_actions_of_such_rows_are_refused_and_no_others(spec: SpaceSpec, actions
 
     before, _, after = split(coerce_batch(spec, marked, 3), [1, 1, 1])
     with pytest.raises(ConformanceError):
-        check(leaves(spec), coerce_batch(spec, marked, 3), Policy.OFF)
+        check(leaves(spec), coerce_batch(spec, marked, 3), ValidationMode.OFF)
     for columns, row in ((before, 0), (after, 2)):
-        check(leaves(spec), columns, Policy.OFF)
+        check(leaves(spec), columns, ValidationMode.OFF)
         expected = split(coerce_batch(spec, actions, 3), [1, 1, 1])[row]
         assert all(np.array_equal(*pair) for pair in zip(columns, expected, strict=True))
 

@@ -8,7 +8,7 @@ import numpy as np
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import EnvResponse, Reset, Step
 from rlmesh_ray.protocol.outcomes import EnvOutcome, ResetOutcome, StepOutcome
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 class CountedSession(EnvSession):
@@ -21,7 +21,7 @@ class CountedSession(EnvSession):
     """
 
     def __init__(self, num_lanes: int, new_id: Callable[[], str], *more: Any, **named: Any) -> None:
-        self._progress = Progress.local(num_lanes)
+        self._progress = SessionProgress.local(num_lanes)
         self._num_lanes = num_lanes
         super().__init__(num_lanes, new_id, self._progress, *more, **named)
 

@@ -13,13 +13,13 @@ from rlmesh_ray.protocol.messages import (
     EnvFailed,
     EnvRequest,
     EnvResponse,
+    MalformedRequest,
     Render,
     Rendered,
     Reset,
     ResetDone,
     Step,
     StepDone,
-    Unreadable,
 )
 from rlmesh_ray.protocol.outcomes import (
     EnvOutcome,
@@ -158,14 +158,14 @@ def test_each_failure_is_answered_as_the_rules_say(
     assert session.episode_ids == (("", "") if interrupted or not tracked else tuple(tracked))
 
 
-@pytest.mark.parametrize("late", [*KINDS, Unreadable])
+@pytest.mark.parametrize("late", [*KINDS, MalformedRequest])
 @pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
 def test_while_a_request_is_in_progress_nothing_else_is_taken(
-    state: State, request_kind: type[EnvRequest], late: type[EnvRequest | Unreadable]
+    state: State, request_kind: type[EnvRequest], late: type[EnvRequest | MalformedRequest]
 ) -> None:
     session = session_in(state)
     assert session.receive(request_of(request_kind), 0) is None
-    intruder = Unreadable("late", "no") if late is Unreadable else request_of(late)  # type: ignore[arg-type]
+    intruder = MalformedRequest("late", "no") if late is MalformedRequest else request_of(late)  # type: ignore[arg-type]
 
     with pytest.raises(LocalProtocolError, match="in progress"):
         session.receive(intruder, 0)
@@ -206,7 +206,7 @@ def test_an_unreadable_frame_is_answered_and_changes_nothing(state: State) -> No
     session = session_in(state)
     ids = session.episode_ids
 
-    response = session.receive(Unreadable("r", "not a JoinRequest"), 0)
+    response = session.receive(MalformedRequest("r", "not a JoinRequest"), 0)
 
     assert isinstance(response, EnvFailed)
     assert (response.request_id, response.message) == ("r", "not a JoinRequest")

@@ -4,8 +4,8 @@ from itertools import count
 
 import numpy as np
 
-from rlmesh_ray.protocol.episodes import EpisodeLedger
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.protocol.episodes import EpisodeTracker
+from rlmesh_ray.transport.session_progress import SessionProgress
 
 NOW_NS = 10_000
 
@@ -14,14 +14,14 @@ class Lanes:
     """Two lanes, and two ledgers that read what is counted there."""
 
     def __init__(self) -> None:
-        self.progress = Progress.local(2)
-        self.endpoint = EpisodeLedger(2, map(str, count(1)).__next__, self.progress)
-        self.worker = EpisodeLedger(2, str, self.progress)
+        self.progress = SessionProgress.local(2)
+        self.endpoint = EpisodeTracker(2, map(str, count(1)).__next__, self.progress)
+        self.worker = EpisodeTracker(2, str, self.progress)
         self.progress.begin(1, 0)
         self.progress.count_reset(())
         self.progress.end()
         self.endpoint.begin([0, 1], [7, 8], 0)
-        self.worker.follow(self.endpoint.episodes)
+        self.worker.set_episodes(self.endpoint.episodes)
 
     def step(self, *has_ended: bool) -> None:
         self.progress.begin(self.progress.done + 1, 0)
@@ -73,6 +73,6 @@ def test_what_a_request_has_done_that_does_not_count_is_not_in_the_record() -> N
     lanes.step(False, False)
     lanes.step(True, False)
 
-    records = lanes.endpoint.cut_off([0, 1], NOW_NS, is_before=True)
+    records = lanes.endpoint.interrupt([0, 1], NOW_NS, is_before=True)
 
     assert [(one.episode_id, one.step_count) for one in records] == [("1", 1), ("2", 1)]

@@ -7,24 +7,24 @@ from rlmesh_ray.protocol.handshake import (
     EDITION_2026_06,
     GENERATION,
     KNOWN_TEXTS,
-    Answer,
-    Offer,
-    answer_offer,
-    check_answer,
-    make_offer,
-    resolve_text,
+    HandshakeRequest,
+    HandshakeResponse,
+    answer_handshake,
+    check_handshake_response,
+    edition_sha256,
+    make_handshake_request,
 )
 
 B3 = KNOWN_TEXTS["rlmesh-0.1.0b3"]
 OTHER = "f" * 64
 
 
-def offer(**changes: object) -> Offer:
-    return dataclasses.replace(make_offer("test", "1", {"x": "y"}), **changes)  # type: ignore[arg-type]
+def offer(**changes: object) -> HandshakeRequest:
+    return dataclasses.replace(make_handshake_request("test", "1", {"x": "y"}), **changes)  # type: ignore[arg-type]
 
 
-def reply(to: Offer) -> Answer:
-    return answer_offer(to, server_version="2", capabilities={"c": "d"}, contract="contract")
+def reply(to: HandshakeRequest) -> HandshakeResponse:
+    return answer_handshake(to, server_version="2", capabilities={"c": "d"}, contract="contract")
 
 
 def test_matching_peers_agree_on_the_edition_and_get_the_contract() -> None:
@@ -34,7 +34,7 @@ def test_matching_peers_agree_on_the_edition_and_get_the_contract() -> None:
     assert answer.selected_edition == "2026.06"
     assert answer.contract == "contract"
     assert answer.capabilities == {"c": "d"}
-    assert check_answer(offer(), answer) is EDITION_2026_06
+    assert check_handshake_response(offer(), answer) is EDITION_2026_06
 
 
 def test_the_highest_mutual_edition_is_selected() -> None:
@@ -72,7 +72,7 @@ def test_a_refusal_reaches_the_clients_user_with_the_reason() -> None:
     answer = reply(offer(generation="other"))
 
     with pytest.raises(HandshakeRefusedError, match=r"'other'.*supports: 2026\.06"):
-        check_answer(offer(), answer)
+        check_handshake_response(offer(), answer)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +88,19 @@ def test_a_client_refuses_what_it_did_not_offer(changes: dict[str, object]) -> N
     answer = dataclasses.replace(reply(offer()), **changes)  # type: ignore[arg-type]
 
     with pytest.raises(HandshakeRefusedError):
-        check_answer(offer(), answer)
+        check_handshake_response(offer(), answer)
 
 
 def test_a_server_of_a_newer_generation_that_still_speaks_this_one_is_accepted() -> None:
     answer = dataclasses.replace(reply(offer()), generation="rlmesh.protocol.v2")
 
-    assert check_answer(offer(), answer) is EDITION_2026_06
+    assert check_handshake_response(offer(), answer) is EDITION_2026_06
 
 
 def test_a_server_that_shows_no_checksum_is_accepted() -> None:
     answer = dataclasses.replace(reply(offer()), spec_sha256="", status="")
 
-    assert check_answer(offer(), answer) is EDITION_2026_06
+    assert check_handshake_response(offer(), answer) is EDITION_2026_06
 
 
 # --- other texts of a provisional edition ------------------------------------------------
@@ -110,26 +110,26 @@ def test_a_server_that_shows_no_checksum_is_accepted() -> None:
 def test_a_text_that_the_operator_accepts_is_echoed_with_its_status(status: str) -> None:
     theirs = offer(spec_sha256=B3, status=status)
 
-    answer = answer_offer(
+    answer = answer_handshake(
         theirs, server_version="2", capabilities={}, contract="contract", accept_texts=[OTHER, B3]
     )
 
     assert answer.compatible
     assert (answer.spec_sha256, answer.status) == (B3, status)
     assert answer.contract == "contract"
-    assert check_answer(theirs, answer) is EDITION_2026_06
+    assert check_handshake_response(theirs, answer) is EDITION_2026_06
 
 
 def test_a_peer_of_an_accepted_text_that_tells_no_status_gets_the_editions() -> None:
     theirs = offer(spec_sha256=B3, status="")
 
-    answer = answer_offer(theirs, server_version="2", capabilities={}, accept_texts=[B3])
+    answer = answer_handshake(theirs, server_version="2", capabilities={}, accept_texts=[B3])
 
     assert (answer.spec_sha256, answer.status) == (B3, EDITION_2026_06.status)
 
 
 def test_accepting_another_text_changes_nothing_for_peers_of_the_own_one() -> None:
-    answer = answer_offer(offer(), server_version="2", capabilities={}, accept_texts=[B3])
+    answer = answer_handshake(offer(), server_version="2", capabilities={}, accept_texts=[B3])
 
     assert answer.compatible
     assert answer.spec_sha256 == EDITION_2026_06.spec_sha256
@@ -137,7 +137,7 @@ def test_accepting_another_text_changes_nothing_for_peers_of_the_own_one() -> No
 
 @pytest.mark.parametrize("accepted", [(), (OTHER,)])
 def test_no_text_is_accepted_that_the_operator_has_not_named(accepted: tuple[str, ...]) -> None:
-    answer = answer_offer(
+    answer = answer_handshake(
         offer(spec_sha256=B3), server_version="2", capabilities={}, accept_texts=accepted
     )
 
@@ -152,24 +152,24 @@ def test_a_client_of_a_known_text_is_told_what_the_operator_can_do() -> None:
 
 
 def test_the_client_presents_the_text_that_its_user_names() -> None:
-    theirs = make_offer("test", "1", {}, text=B3)
+    theirs = make_handshake_request("test", "1", {}, text=B3)
 
     assert theirs.spec_sha256 == B3
-    assert make_offer("test", "1", {}).spec_sha256 == EDITION_2026_06.spec_sha256
+    assert make_handshake_request("test", "1", {}).spec_sha256 == EDITION_2026_06.spec_sha256
 
 
 @pytest.mark.parametrize("shown", [EDITION_2026_06.spec_sha256, B3])
 def test_a_client_accepts_the_text_that_it_presented_and_its_own(shown: str) -> None:
     answer = dataclasses.replace(reply(offer()), spec_sha256=shown)
 
-    assert check_answer(offer(spec_sha256=B3), answer) is EDITION_2026_06
+    assert check_handshake_response(offer(spec_sha256=B3), answer) is EDITION_2026_06
 
 
 def test_a_client_that_presented_another_text_accepts_no_third_one() -> None:
     answer = dataclasses.replace(reply(offer()), spec_sha256=OTHER)
 
     with pytest.raises(HandshakeRefusedError, match="pinned to the text"):
-        check_answer(offer(spec_sha256=B3), answer)
+        check_handshake_response(offer(spec_sha256=B3), answer)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_a_client_that_presented_another_text_accepts_no_third_one() -> None:
         ),
     ],
 )
-def test_the_user_is_told_how_to_present_a_known_text(answer: Answer) -> None:
+def test_the_user_is_told_how_to_present_a_known_text(answer: HandshakeResponse) -> None:
     with pytest.raises(HandshakeRefusedError) as caught:
-        check_answer(offer(), answer)
+        check_handshake_response(offer(), answer)
 
     assert "edition_text='rlmesh-0.1.0b3'" in str(caught.value)
     assert "--edition-text rlmesh-0.1.0b3" in str(caught.value)
@@ -195,7 +195,7 @@ def test_a_user_who_presented_another_text_to_a_server_of_the_own_one_is_told_so
     theirs = offer(spec_sha256=B3)
 
     with pytest.raises(HandshakeRefusedError, match="connect without edition_text"):
-        check_answer(theirs, reply(theirs))
+        check_handshake_response(theirs, reply(theirs))
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_user_who_presented_another_text_to_a_server_of_the_own_one_is_told_so
     [("rlmesh-0.1.0b3", B3), (OTHER, OTHER), (OTHER.upper(), OTHER), (B3, B3)],
 )
 def test_a_text_is_named_by_its_release_or_its_checksum(name: str, text: str) -> None:
-    assert resolve_text(name) == text
+    assert edition_sha256(name) == text
 
 
 @pytest.mark.parametrize("name", ["", "rlmesh-0.1.0b4", "f" * 63, "f" * 65, "g" * 64, "٣" * 64])
 def test_what_names_no_text_is_refused_with_the_remedy(name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write rlmesh-0\.1\.0b3, or .*sha256"):
-        resolve_text(name)
+        edition_sha256(name)
 
 
 def test_what_a_peer_has_chosen_is_quoted_in_part_only() -> None:

@@ -4,12 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlmesh_ray.dialects.released.protocol.model_messages import EpisodesForgotten
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.adapter_messages import EpisodesForgotten
 from rlmesh_ray.protocol.messages import (
     CloseModel,
     CloseRoute,
     ConfigureRoute,
+    MalformedRequest,
     ModelClosed,
     ModelErrorCode,
     ModelFailed,
@@ -20,19 +21,18 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
     RouteRequest,
-    Unreadable,
 )
 from rlmesh_ray.protocol.model_rules import (
-    ANSWERS,
     EDITION_2026_06_RULES,
     RELEASED_2026_06_RULES,
+    RESPONSE_TYPES,
     ForgetEpisodes,
     ModelRules,
     RouteState,
     SessionRequest,
     SessionResponse,
 )
-from rlmesh_ray.protocol.model_session import ModelSession, Todo
+from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
 
 
 def context(route: str, request_id: str) -> PredictContext:
@@ -87,7 +87,9 @@ KINDS_OF = {
     "released": [ConfigureRoute, Predict, ForgetEpisodes, CloseRoute],
 }
 """What each generation has messages for."""
-EVERYTHING = [(name, kind) for name in RULES for kind in [*KINDS_OF[name], CloseModel, Unreadable]]
+EVERYTHING = [
+    (name, kind) for name in RULES for kind in [*KINDS_OF[name], CloseModel, MalformedRequest]
+]
 
 
 def session_with(state: RouteState, rules: ModelRules = EDITION_2026_06_RULES) -> ModelSession:
@@ -95,9 +97,11 @@ def session_with(state: RouteState, rules: ModelRules = EDITION_2026_06_RULES) -
     return configured("a", rules=rules) if is_configured else ModelSession(rules)
 
 
-def message(kind: type[Request], request_id: str, route: str = "a") -> SessionRequest | Unreadable:
-    if kind is Unreadable:
-        return Unreadable(request_id, "not a JoinRequest")
+def message(
+    kind: type[Request], request_id: str, route: str = "a"
+) -> SessionRequest | MalformedRequest:
+    if kind is MalformedRequest:
+        return MalformedRequest(request_id, "not a JoinRequest")
     if kind is CloseModel:
         return CloseModel(request_id)
     return KINDS[kind](request_id, route)  # type: ignore[index]
@@ -109,7 +113,7 @@ def test_the_tables_know_every_state_and_request(name: str) -> None:
 
     assert set(table) == set(RouteState)
     assert {kind for row in table.values() for kind in row} == set(KINDS_OF[name])
-    assert set(ANSWERS) == set(KINDS)
+    assert set(RESPONSE_TYPES) == set(KINDS)
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in RULES for kind in KINDS])
@@ -120,22 +124,22 @@ def test_each_request_moves_its_route_as_the_table_says(
 ) -> None:
     table, session = RULES[name].requests, session_with(state, RULES[name])
     request = KINDS[kind]("r", "a")
-    todo = session.receive(request)
+    output = session.receive(request)
     after = state
 
     if kind in table[state]:
-        assert todo == Todo(ready=[request])
+        assert output == ModelSessionOutput(ready=[request])
         failed = ModelFailed("r", ModelErrorCode.INTERNAL, "no", True)
         response = answer(request) if succeeds else failed
-        assert session.complete(request, response) == Todo([response])
+        assert session.complete(request, response) == ModelSessionOutput([response])
         after = table[state][kind] if succeeds else state
     else:
-        (refusal,) = todo.responses
+        (refusal,) = output.responses
         assert isinstance(refusal, ModelFailed)
         assert (refusal.request_id, refusal.code) == ("r", ModelErrorCode.NOT_CONFIGURED)
         assert refusal.is_recoverable
         assert RULES[name].remedy in refusal.message
-        assert todo.ready == []
+        assert output.ready == []
 
     # Predict tells where the route stands now.
     assert bool(session.receive(predict("after")).ready) == (after is RouteState.CONFIGURED)
@@ -155,20 +159,20 @@ def test_what_comes_while_its_route_works_waits_or_is_refused_at_once(
         at_once = session.receive(message(late, "2"))
         then = session.complete(first, answer(first))
 
-        if late is Unreadable:
+        if late is MalformedRequest:
             assert [type(response) for response in at_once.responses] == [ModelFailed]
-            assert then == Todo([answer(first)])
+            assert then == ModelSessionOutput([answer(first)])
         elif late is CloseModel:
-            assert at_once == Todo()
-            assert then == Todo([answer(first), ModelClosed("2")])
+            assert at_once == ModelSessionOutput()
+            assert then == ModelSessionOutput([answer(first), ModelClosed("2")])
         elif late in table[table[state][working]]:
-            assert at_once == Todo()
+            assert at_once == ModelSessionOutput()
             assert (then.responses, [ready.request_id for ready in then.ready]) == (
                 [answer(first)],
                 ["2"],
             )
         else:
-            assert at_once == Todo()
+            assert at_once == ModelSessionOutput()
             assert [response.request_id for response in then.responses] == ["1", "2"]
             assert isinstance(then.responses[1], ModelFailed)
             assert then.responses[1].code is ModelErrorCode.NOT_CONFIGURED
@@ -186,13 +190,13 @@ def test_nothing_may_follow_close_whether_or_not_it_has_been_answered(
         session.receive(unfinished)
     session.receive(CloseModel("2"))
 
-    todo = session.receive(message(late, "3"))
+    output = session.receive(message(late, "3"))
 
-    (refusal,) = todo.responses
+    (refusal,) = output.responses
     assert isinstance(refusal, ModelFailed)
     assert (refusal.request_id, refusal.code) == ("3", ModelErrorCode.CLOSED)
     assert not refusal.is_recoverable
-    assert todo.ready == []
+    assert output.ready == []
     assert session.is_closed != is_draining
     if is_draining:
         drained = session.complete(unfinished, answer(unfinished))
@@ -208,14 +212,14 @@ def test_an_id_that_is_outstanding_is_refused_on_every_route_and_for_every_kind(
     first = predict("1", "a")
     session.receive(first)
 
-    todo = session.receive(message(late, "1", route))
+    output = session.receive(message(late, "1", route))
 
-    (refusal,) = todo.responses
+    (refusal,) = output.responses
     assert isinstance(refusal, ModelFailed)
     assert refusal.code is ModelErrorCode.INVALID_REQUEST
     assert refusal.is_recoverable
     assert session.num_outstanding == 1
-    assert session.complete(first, answer(first)) == Todo([answer(first)])
+    assert session.complete(first, answer(first)) == ModelSessionOutput([answer(first)])
 
 
 @pytest.mark.parametrize("state", RouteState)
@@ -249,9 +253,9 @@ def test_routes_that_are_gone_leave_nothing_behind() -> None:
 
 
 def test_a_predict_on_an_unconfigured_route_is_not_configured_and_recoverable() -> None:
-    todo = ModelSession().receive(predict("1"))
+    output = ModelSession().receive(predict("1"))
 
-    (response,) = todo.responses
+    (response,) = output.responses
     assert isinstance(response, ModelFailed)
     assert response.code is ModelErrorCode.NOT_CONFIGURED
     assert response.is_recoverable
@@ -284,9 +288,9 @@ def test_requests_of_one_route_are_worked_on_one_at_a_time_in_order() -> None:
     session = configured()
     first, second = predict("1"), predict("2")
 
-    assert session.receive(first) == Todo(ready=[first])
-    assert session.receive(second) == Todo()
-    assert session.complete(first, answer(first)) == Todo([answer(first)], [second])
+    assert session.receive(first) == ModelSessionOutput(ready=[first])
+    assert session.receive(second) == ModelSessionOutput()
+    assert session.complete(first, answer(first)) == ModelSessionOutput([answer(first)], [second])
 
 
 def test_routes_do_not_wait_for_each_other() -> None:
@@ -305,10 +309,10 @@ def test_what_waits_behind_a_close_route_is_refused_in_its_turn() -> None:
     session.receive(closing)
     session.receive(late)
 
-    todo = session.complete(closing, answer(closing))
+    output = session.complete(closing, answer(closing))
 
-    assert [response.request_id for response in todo.responses] == ["1", "2"]
-    assert isinstance(todo.responses[1], ModelFailed)
+    assert [response.request_id for response in output.responses] == ["1", "2"]
+    assert isinstance(output.responses[1], ModelFailed)
 
 
 def test_close_is_answered_after_everything_outstanding() -> None:
@@ -317,7 +321,7 @@ def test_close_is_answered_after_everything_outstanding() -> None:
     session.receive(on_a)
     session.receive(on_b)
 
-    assert session.receive(CloseModel("3")) == Todo()
+    assert session.receive(CloseModel("3")) == ModelSessionOutput()
     assert session.complete(on_b, answer(on_b)).responses == [answer(on_b)]
     assert session.complete(on_a, answer(on_a)).responses == [answer(on_a), ModelClosed("3")]
     assert session.is_closed
@@ -352,7 +356,7 @@ def test_an_outstanding_id_cannot_be_used_again() -> None:
 
 
 def test_an_unreadable_frame_is_answered() -> None:
-    (response,) = ModelSession().receive(Unreadable("1", "not a JoinRequest")).responses
+    (response,) = ModelSession().receive(MalformedRequest("1", "not a JoinRequest")).responses
 
     assert isinstance(response, ModelFailed)
     assert response.message == "not a JoinRequest"
@@ -390,9 +394,9 @@ def test_every_request_is_answered_once_and_in_order_on_its_route(actions, rando
     route_of: dict[str, str] = {}
     ready: list[RouteRequest] = []
 
-    def follow(todo: Todo) -> None:
-        ready.extend(todo.ready)
-        for response in todo.responses:
+    def follow(output: ModelSessionOutput) -> None:
+        ready.extend(output.ready)
+        for response in output.responses:
             answered.setdefault(route_of[response.request_id], []).append(response.request_id)
 
     for number, (make, route) in enumerate(actions):

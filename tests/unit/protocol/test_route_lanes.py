@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rlmesh_ray.errors import CapacityError, CodecError
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.protocol.route_lanes import ContractLanes, EpisodeLanes, HeldEpisodes
+from rlmesh_ray.protocol.route_lanes import ContractLanes, EpisodeLanes, EpisodeLimit
 
 
 def rows(*episodes: str) -> list[PredictSlot]:
@@ -15,19 +15,19 @@ def rows(*episodes: str) -> list[PredictSlot]:
     return [PredictSlot(-1, episode, 7, False) for episode in episodes]
 
 
-def places(seated: Sequence[PredictSlot]) -> list[tuple[int, bool]]:
-    return [(slot.env_index, slot.reset) for slot in seated]
+def places(assign_lanes: Sequence[PredictSlot]) -> list[tuple[int, bool]]:
+    return [(slot.env_index, slot.reset) for slot in assign_lanes]
 
 
 def episode_lanes(limit: int = 100) -> EpisodeLanes:
-    return EpisodeLanes(HeldEpisodes(limit))
+    return EpisodeLanes(EpisodeLimit(limit))
 
 
 def test_an_episode_keeps_its_lane_and_begins_once() -> None:
     lanes = episode_lanes()
 
-    first = lanes.seated(rows("a", "b"))
-    again = lanes.seated(rows("b", "a", "c"))
+    first = lanes.assign_lanes(rows("a", "b"))
+    again = lanes.assign_lanes(rows("b", "a", "c"))
 
     assert places(first) == [(0, True), (1, True)]
     assert places(again) == [(1, False), (0, False), (2, True)]
@@ -36,33 +36,33 @@ def test_an_episode_keeps_its_lane_and_begins_once() -> None:
 
 def test_a_lane_that_was_freed_is_used_again_for_an_episode_that_begins() -> None:
     lanes = episode_lanes()
-    lanes.seated(rows("a", "b"))
+    lanes.assign_lanes(rows("a", "b"))
 
     assert lanes.lanes_of(["a", "unknown", "a"]) == [0]
     lanes.free(["a", "unknown", "a"])
 
-    assert places(lanes.seated(rows("c", "b", "a"))) == [(0, True), (1, False), (2, True)]
+    assert places(lanes.assign_lanes(rows("c", "b", "a"))) == [(0, True), (1, False), (2, True)]
 
 
 def test_a_row_is_the_first_of_its_episode_until_one_has_been_answered() -> None:
     lanes = episode_lanes()
-    lanes.seated(rows("old"))
+    lanes.assign_lanes(rows("old"))
 
-    failed = lanes.seated(rows("old", "new"))
+    failed = lanes.assign_lanes(rows("old", "new"))
     lanes.note_failed(failed)
-    again = lanes.seated(rows("old", "new"))
+    again = lanes.assign_lanes(rows("old", "new"))
 
     assert places(failed) == places(again) == [(0, False), (1, True)]
-    assert places(lanes.seated(rows("new"))) == [(1, False)]
+    assert places(lanes.assign_lanes(rows("new"))) == [(1, False)]
 
 
 def test_an_episode_that_ended_before_it_was_answered_begins_like_any_other() -> None:
     lanes = episode_lanes()
-    lanes.note_failed(lanes.seated(rows("a")))
+    lanes.note_failed(lanes.assign_lanes(rows("a")))
     lanes.free(["a"])
 
-    assert places(lanes.seated(rows("b"))) == [(0, True)]
-    assert places(lanes.seated(rows("b"))) == [(0, False)]
+    assert places(lanes.assign_lanes(rows("b"))) == [(0, True)]
+    assert places(lanes.assign_lanes(rows("b"))) == [(0, False)]
 
 
 @pytest.mark.parametrize(
@@ -72,28 +72,28 @@ def test_an_episode_that_ended_before_it_was_answered_begins_like_any_other() ->
 def test_rows_that_would_be_ambiguous_are_refused_and_change_nothing(
     episodes: tuple[str, ...], reason: str
 ) -> None:
-    held = HeldEpisodes(100)
+    held = EpisodeLimit(100)
     lanes = EpisodeLanes(held)
 
     with pytest.raises(CodecError, match=reason):
-        lanes.seated(rows(*episodes))
+        lanes.assign_lanes(rows(*episodes))
 
     assert held.count == 0
-    assert places(lanes.seated(rows("b"))) == [(0, True)]
+    assert places(lanes.assign_lanes(rows("b"))) == [(0, True)]
 
 
 def test_routes_of_one_session_share_the_room_for_episodes() -> None:
-    held = HeldEpisodes(3)
+    held = EpisodeLimit(3)
     first, second = EpisodeLanes(held), EpisodeLanes(held)
-    first.seated(rows("a", "b"))
+    first.assign_lanes(rows("a", "b"))
 
     with pytest.raises(CapacityError, match="would have 4 episodes, and 3 are the limit"):
-        second.seated(rows("a", "b"))
-    assert places(second.seated(rows("a"))) == [(0, True)]  # an id is its route's own
-    assert places(first.seated(rows("a", "b"))) == [(0, False), (1, False)]
+        second.assign_lanes(rows("a", "b"))
+    assert places(second.assign_lanes(rows("a"))) == [(0, True)]  # an id is its route's own
+    assert places(first.assign_lanes(rows("a", "b"))) == [(0, False), (1, False)]
 
     first.free(["a"])
-    assert places(second.seated(rows("a", "b"))) == [(0, False), (1, True)]
+    assert places(second.assign_lanes(rows("a", "b"))) == [(0, False), (1, True)]
     second.clear()
     assert held.count == 1
 
@@ -102,11 +102,11 @@ def test_a_contract_has_its_lanes_from_the_start() -> None:
     lanes = ContractLanes(3)
     slots = [PredictSlot(2, "", 0, False), PredictSlot(0, "e", 5, True)]
 
-    assert (lanes.num_claimed, lanes.seated(slots)) == (3, slots)
+    assert (lanes.num_reserved, lanes.assign_lanes(slots)) == (3, slots)
     lanes.note_failed(slots)
     lanes.free(["e"])
     lanes.clear()
-    assert (lanes.lanes_of(["e"]), lanes.num_claimed) == ([], 3)
+    assert (lanes.lanes_of(["e"]), lanes.num_reserved) == ([], 3)
 
 
 EPISODES = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, unique=True)
@@ -120,7 +120,7 @@ DEEDS = st.lists(
 def test_whatever_happens_running_episodes_have_a_lane_each_and_no_more_than_they_need(
     deeds: list[tuple[str, list[str]]],
 ) -> None:
-    held = HeldEpisodes(4)
+    held = EpisodeLimit(4)
     lanes = EpisodeLanes(held)
     running: dict[str, int] = {}
     begun: set[str] = set()
@@ -135,14 +135,14 @@ def test_whatever_happens_running_episodes_have_a_lane_each_and_no_more_than_the
             running.clear()
         elif len({*running, *episodes}) > 4:
             with pytest.raises(CapacityError):
-                lanes.seated(rows(*episodes))
+                lanes.assign_lanes(rows(*episodes))
         else:
-            seated = lanes.seated(rows(*episodes))
-            for slot in seated:
+            assign_lanes = lanes.assign_lanes(rows(*episodes))
+            for slot in assign_lanes:
                 assert running.setdefault(slot.episode_id, slot.env_index) == slot.env_index
                 assert slot.reset == (slot.episode_id not in begun)
             if deed == "failed":
-                lanes.note_failed(seated)
+                lanes.note_failed(assign_lanes)
             else:
                 begun.update(episodes)
         begun &= running.keys()
@@ -153,15 +153,15 @@ def test_whatever_happens_running_episodes_have_a_lane_each_and_no_more_than_the
 
 
 def test_an_id_that_would_be_kept_is_refused_when_it_is_long() -> None:
-    held = HeldEpisodes(10)
+    held = EpisodeLimit(10)
     lanes = EpisodeLanes(held)
 
-    lanes.seated(rows("x" * MAX_ID_CHARACTERS))
+    lanes.assign_lanes(rows("x" * MAX_ID_CHARACTERS))
     with pytest.raises(CodecError, match="more than 1024 characters"):
-        lanes.seated(rows("a", "x" * (MAX_ID_CHARACTERS + 1)))
+        lanes.assign_lanes(rows("a", "x" * (MAX_ID_CHARACTERS + 1)))
 
     assert held.count == 1
-    assert places(lanes.seated(rows("a"))) == [(1, True)]
+    assert places(lanes.assign_lanes(rows("a"))) == [(1, True)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
@@ -170,9 +170,9 @@ def test_a_contract_s_lanes_keep_no_long_ids_either(num_rows: int) -> None:
     longest = [PredictSlot(lane, "x" * MAX_ID_CHARACTERS, 0, False) for lane in range(num_rows)]
     longer = [*longest[1:], PredictSlot(0, "x" * (MAX_ID_CHARACTERS + 1), 0, False)]
 
-    assert lanes.seated(longest) == longest
+    assert lanes.assign_lanes(longest) == longest
     with pytest.raises(CodecError, match="more than 1024 characters"):
-        lanes.seated(longer)
+        lanes.assign_lanes(longer)
 
 
 def test_a_contract_without_lanes_makes_no_route() -> None:

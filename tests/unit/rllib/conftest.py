@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlmesh_ray.rllib import learner_threads
+from rlmesh_ray.rllib.config import learner_threads
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.rllib.presets import algorithm_config
-from rlmesh_ray.rllib.training import Progress, _RecentReturns, learning_curve, train
+from rlmesh_ray.rllib.config.presets import algorithm_config
+from rlmesh_ray.rllib.training import TrainingProgress, _RecentReturns, learning_curve, train
 
 
 def test_the_mean_return_needs_more_than_a_lucky_episode() -> None:
@@ -82,7 +82,7 @@ def test_algorithms_are_found_by_name(name: str) -> None:
 
 
 def test_the_learning_curve_is_a_picture(tmp_path: Path) -> None:
-    points = [Progress(n, 100 * n, 10.0, float(n), n, n / 2, 0) for n in range(1, 4)]
+    points = [TrainingProgress(n, 100 * n, 10.0, float(n), n, n / 2, 0) for n in range(1, 4)]
 
     learning_curve(points, tmp_path / "curve.png", title="a title", goal=2.0)
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlmesh_ray.protocol.generations import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
 from rlmesh_ray.server.env_dialects import ENV_DIALECTS
-from rlmesh_ray.spaces.warnings import WARNING_KEY, ConformanceWarning
+from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning
 
 INFOS = {
     "speed": np.array([1.5, 2.5, 3.5]),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.server.health import Health, HealthService, ask
+from rlmesh_ray.server.health import Health, HealthService, run_probe
 from rlmesh_ray.wire import health_v1 as wire
 from rlmesh_ray.wire.health_v1 import ServingStatus
 
@@ -31,14 +31,14 @@ def watch(service: HealthService, name: str) -> Any:
 
 
 def test_a_probe_is_believed() -> None:
-    assert ask(lambda: Health(False, "stuck")) == Health(False, "stuck")
+    assert run_probe(lambda: Health(False, "stuck")) == Health(False, "stuck")
 
 
 def test_a_probe_that_raises_is_no_health() -> None:
     def probe() -> Health:
         raise KeyError("device")
 
-    assert ask(probe) == Health(False, "the health probe raised KeyError: 'device'")
+    assert run_probe(probe) == Health(False, "the health probe raised KeyError: 'device'")
 
 
 @pytest.mark.parametrize("name", ["", NAME])

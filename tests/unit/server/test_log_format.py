@@ -9,8 +9,8 @@ from rlmesh_ray.server.log_context import ContextFilter, enter, facts, logged_as
 from rlmesh_ray.server.log_format import (
     FORMAT_VARIABLE,
     LogFormat,
+    configure_logging_from_environment,
     formatter_of,
-    log_as_environment_says,
     log_to_stderr,
 )
 
@@ -128,17 +128,17 @@ def test_an_actor_logs_as_its_environment_says(
     monkeypatch: pytest.MonkeyPatch, stderr: Stderr
 ) -> None:
     monkeypatch.delenv(FORMAT_VARIABLE, raising=False)
-    log_as_environment_says()
+    configure_logging_from_environment()
     assert not PACKAGE.handlers
 
     monkeypatch.setenv(FORMAT_VARIABLE, "json")
-    log_as_environment_says()
+    configure_logging_from_environment()
     LOG.info("a session begins")
     assert json.loads(*stderr.lines())["message"] == "a session begins"
 
     monkeypatch.setenv(FORMAT_VARIABLE, "yaml")
     with pytest.raises(ConfigurationError, match="RLMESH_RAY_LOG_FORMAT='yaml'"):
-        log_as_environment_says()
+        configure_logging_from_environment()
 
 
 def test_records_that_no_filter_has_seen_are_formatted_all_the_same() -> None:

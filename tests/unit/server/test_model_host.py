@@ -15,14 +15,14 @@ from rlmesh_ray.errors import (
     PolicyError,
     RlmeshError,
 )
-from rlmesh_ray.models.policy import Rows, Traits
+from rlmesh_ray.models.policy import PolicyTraits, Rows
 from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
-from rlmesh_ray.server import model_host, pace, policy_health, predictions
-from rlmesh_ray.server.batch_form import BatchForm
+from rlmesh_ray.server import batch_engine, latency_gate, model_host, policy_health
+from rlmesh_ray.server.batch_schema import BatchSchema
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.policy_thread import Work
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.wire.rlmesh_v1 import values
 
 CONTRACT = EnvContract(
@@ -32,7 +32,7 @@ CONTRACT = EnvContract(
     num_envs=1,
     autoreset_mode=AutoresetMode.DISABLED,
 )
-FORM = BatchForm(CONTRACT)
+FORM = BatchSchema(CONTRACT)
 SLOTS = [PredictSlot(0, "", 0, False)]
 
 
@@ -51,13 +51,13 @@ class AtOnce:
     def call(self, work: Work) -> None:
         work()
 
-    def try_here(self, work: Work) -> bool:
+    def try_run_inline(self, work: Work) -> bool:
         self.is_busy = True
         work()
         self.is_busy = False
         return True
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         batch = self._next_batch()
         if batch is not None:
             batch()
@@ -69,7 +69,7 @@ class AtOnce:
 class Echo:
     """A policy that only computes, and remembers what it was asked; it may refuse all but those."""
 
-    traits = Traits(only_computes=True)
+    traits = PolicyTraits(only_computes=True)
 
     def __init__(self) -> None:
         self.batches: list[list[float]] = []
@@ -111,7 +111,7 @@ class Stage:
         def take(data: bytes) -> None:
             self.host.predict(key, FORM, data, SLOTS, values, self._answer)
 
-        self.host.soon(take, np.array([value], np.float32).tobytes())
+        self.host.submit(take, np.array([value], np.float32).tobytes())
 
     def counted(self) -> tuple[int, int, int]:
         """Return how many batches, requests and rows the host has counted."""
@@ -124,11 +124,11 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def _quick_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_NUM_TO_PROVE", 0)
+    monkeypatch.setattr(latency_gate, "_NUM_TO_PROVE", 0)
     # However slow the machine is that runs this.
-    monkeypatch.setattr(pace, "_QUICK_S", 60.0)
-    monkeypatch.setattr(pace, "_NEVER_S", 60.0)
-    monkeypatch.setattr(predictions, "PolicyThread", AtOnce)
+    monkeypatch.setattr(latency_gate, "_QUICK_S", 60.0)
+    monkeypatch.setattr(latency_gate, "_NEVER_S", 60.0)
+    monkeypatch.setattr(batch_engine, "PolicyThread", AtOnce)
 
 
 def play(scenario: Callable[[Stage], Coroutine[Any, Any, None]], max_rows: int = 64) -> Stage:
@@ -231,9 +231,9 @@ def test_whoever_asks_for_the_statistics_learns_that_a_lone_route_is_being_answe
 def test_a_lone_route_waits_while_the_policy_is_at_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(AtOnce, "try_here", lambda self, work: False)
+    monkeypatch.setattr(AtOnce, "try_run_inline", lambda self, work: False)
     rings: list[None] = []
-    monkeypatch.setattr(AtOnce, "ring", lambda self: rings.append(None))
+    monkeypatch.setattr(AtOnce, "wake", lambda self: rings.append(None))
 
     async def scenario(stage: Stage) -> None:
         await stage.open("a")
@@ -280,7 +280,7 @@ def test_requests_that_answers_lead_to_are_not_run_one_in_the_other() -> None:
             else:
                 all_done.set()
 
-        stage.host.soon(ask, np.array([1], np.float32).tobytes())
+        stage.host.submit(ask, np.array([1], np.float32).tobytes())
         await asyncio.wait_for(all_done.wait(), 60.0)
         assert stage.counted() == (2000, 2000, 2000)
 
@@ -378,7 +378,7 @@ def test_what_could_not_be_told_while_a_policy_held_the_loop_is_told_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (predictions, policy_health):
+    for module in (batch_engine, policy_health):
         monkeypatch.setattr(module, "time", clock)
 
     async def scenario(stage: Stage) -> None:

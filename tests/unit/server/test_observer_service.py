@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind, RenderOutcome
-from rlmesh_ray.rpc import grpc
-from rlmesh_ray.server.env_calls import OpenSession
+from rlmesh_ray.server.env_call_service import SessionScheduler
 from rlmesh_ray.server.observer_service import MAX_A_SECOND, ObserverService, TokenBucket
 from rlmesh_ray.wire import observe_v1 as wire
 
@@ -66,17 +66,17 @@ class Endpoint:
         self.clock = Clock()
         contract: Any = SimpleNamespace(num_envs=2, render_mode=render_mode)
         self.service = ObserverService(contract, self.clock)
-        self.host = Host()
-        host: Any = self.host
-        exchange: Any = SimpleNamespace(host=host)
-        self.turns = OpenSession(host)
-        self.end = self.service.open("peer", "dialect", exchange, self.turns)
+        self.executor = Host()
+        executor: Any = self.executor
+        handler: Any = SimpleNamespace(executor=executor)
+        self.turns = SessionScheduler(executor)
+        self.end = self.service.open("peer", "dialect", handler, self.turns)
         (self.name,) = self.service._open
 
     async def render(self, lane: int = 0, name: str = "") -> bytes:
         context: Any = Context()
-        data = wire.pack_render(name or self.name, lane)
-        return wire.parse_picture(await self.service.render(data, context))
+        data = wire.pack_render_request(name or self.name, lane)
+        return wire.parse_png(await self.service.render(data, context))
 
 
 Scenario = Callable[[Endpoint], Coroutine[Any, Any, None]]
@@ -96,14 +96,14 @@ async def settle() -> None:
 
 def test_a_session_is_drawn_so_many_times_a_second() -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        endpoint.host.gate.set()
+        endpoint.executor.gate.set()
         for _ in range(MAX_A_SECOND):
             assert await endpoint.render(1) == b"png"
         with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*10 pictures a second.*less often"):
             await endpoint.render(1)
         endpoint.clock.now_s += 1 / MAX_A_SECOND + 1e-6
         assert await endpoint.render(1) == b"png"
-        assert endpoint.host.drawn == [1] * (MAX_A_SECOND + 1)
+        assert endpoint.executor.drawn == [1] * (MAX_A_SECOND + 1)
 
     play(scenario)
 
@@ -133,7 +133,7 @@ def test_a_session_is_drawn_once_at_a_time_and_who_hangs_up_does_not_change_that
             await drawing
         with pytest.raises(Refused, match=r"RESOURCE_EXHAUSTED.*is being rendered"):
             await endpoint.render()
-        endpoint.host.gate.set()
+        endpoint.executor.gate.set()
         await settle()
         assert await endpoint.render() == b"png"
 
@@ -147,11 +147,11 @@ def test_a_request_waits_for_the_picture_before_it_and_a_picture_is_no_sign_of_l
 
         drawing = asyncio.ensure_future(endpoint.render())
         await settle()
-        asking = asyncio.ensure_future(endpoint.turns.in_turn(answer))
+        asking = asyncio.ensure_future(endpoint.turns.run_request(answer))
         await settle()
         assert not asking.done()
         assert not endpoint.turns.is_called
-        endpoint.host.gate.set()
+        endpoint.executor.gate.set()
         assert await asking == "answer"
         assert await drawing == b"png"
 
@@ -166,9 +166,9 @@ def test_who_hangs_up_before_the_turn_has_come_costs_the_session_nothing() -> No
             drawing.cancel()
             await settle()
 
-        await endpoint.turns.in_turn(answer)
+        await endpoint.turns.run_request(answer)
         await settle()
-        assert endpoint.host.drawn == []
+        assert endpoint.executor.drawn == []
 
     play(scenario)
 
@@ -195,8 +195,8 @@ def test_the_end_of_a_session_ends_its_pictures() -> None:
 )
 def test_where_there_is_no_picture_the_reason_is_told(outcome: Any, why: str) -> None:
     async def scenario(endpoint: Endpoint) -> None:
-        endpoint.host.outcome = outcome
-        endpoint.host.gate.set()
+        endpoint.executor.outcome = outcome
+        endpoint.executor.gate.set()
         with pytest.raises(Refused, match=f"FAILED_PRECONDITION.*{why}"):
             await endpoint.render()
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_drawn_is_refused_before_the_session_hears_of_it() -> Non
         context: Any = Context()
         with pytest.raises(Refused, match="INVALID_ARGUMENT"):
             await endpoint.service.render(b"\xff", context)
-        assert endpoint.host.drawn == []
+        assert endpoint.executor.drawn == []
 
     play(scenario)
 
@@ -225,6 +225,6 @@ def test_an_environment_without_pictures_is_refused(mode: str, told: str) -> Non
             match=f"FAILED_PRECONDITION.*render mode {told}, which gives no pictures; serve",
         ):
             await endpoint.render()
-        assert endpoint.host.drawn == []
+        assert endpoint.executor.drawn == []
 
     play(scenario, render_mode=mode)

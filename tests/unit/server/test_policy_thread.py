@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlmesh_ray.server.policy_calls import PolicyCalls
+from rlmesh_ray.server.policy_executor import PolicyExecutor
 from rlmesh_ray.server.policy_thread import PolicyThread, Work
 
 PATIENCE_S = 20.0
@@ -64,7 +64,7 @@ def test_calls_and_batches_take_turns(plan: Plan) -> None:
     for number in range(3):
         plan.thread.call(plan.note(f"call {number}"))
         plan.batches.append(plan.note(f"batch {number}"))
-    plan.thread.ring()
+    plan.thread.wake()
     may_go_on.set()
     plan.finish()
 
@@ -72,15 +72,15 @@ def test_calls_and_batches_take_turns(plan: Plan) -> None:
 
 
 def test_calls_that_are_made_together_take_one_turn(plan: Plan) -> None:
-    calls = PolicyCalls(plan.thread)
+    calls = PolicyExecutor(plan.thread)
     may_go_on = hold(plan)
-    made = [calls.make_together(plan.note(name)) for name in "abc"]
+    made = [calls.submit_grouped(plan.note(name)) for name in "abc"]
     made[1].cancel()
     plan.batches += [plan.note("batch 0"), plan.note("batch 1")]
-    plan.thread.ring()
+    plan.thread.wake()
     may_go_on.set()
     made[2].result(PATIENCE_S)
-    calls.make_together(plan.note("d")).result(PATIENCE_S)
+    calls.submit_grouped(plan.note("d")).result(PATIENCE_S)
     plan.finish()
 
     assert plan.done[:3] == ["batch 0", "a", "c"]
@@ -88,11 +88,11 @@ def test_calls_that_are_made_together_take_one_turn(plan: Plan) -> None:
 
 
 def test_closed_calls_are_cancelled_also_those_that_were_made_together(plan: Plan) -> None:
-    calls = PolicyCalls(plan.thread)
+    calls = PolicyExecutor(plan.thread)
     may_go_on = hold(plan)
-    made = [calls.make_together(plan.note(name)) for name in "ab"]
+    made = [calls.submit_grouped(plan.note(name)) for name in "ab"]
     calls.close()
-    made.append(calls.make_together(plan.note("c")))
+    made.append(calls.submit_grouped(plan.note("c")))
     may_go_on.set()
     plan.finish()
 
@@ -104,7 +104,7 @@ def test_a_ring_is_never_lost(plan: Plan) -> None:
     for _ in range(2000):
         done = threading.Event()
         plan.batches.append(done.set)
-        plan.thread.ring()
+        plan.thread.wake()
         assert done.wait(PATIENCE_S)
 
 
@@ -134,7 +134,7 @@ def test_work_is_done_in_the_caller_s_thread_while_it_is_free(plan: Plan) -> Non
         pass
 
     # It may be having its last look for work before it sleeps.
-    while not plan.thread.try_here(work):
+    while not plan.thread.try_run_inline(work):
         pass
 
     assert done_by == [(threading.main_thread(), True)]
@@ -143,9 +143,9 @@ def test_work_is_done_in_the_caller_s_thread_while_it_is_free(plan: Plan) -> Non
 
 def test_nobody_else_is_at_work_on_the_policy_meanwhile(plan: Plan) -> None:
     may_go_on = hold(plan)
-    assert not plan.thread.try_here(plan.note("a second one"))
+    assert not plan.thread.try_run_inline(plan.note("a second one"))
     plan.thread.call(plan.note("next"))
-    assert not plan.thread.try_here(plan.note("a second one"))
+    assert not plan.thread.try_run_inline(plan.note("a second one"))
     may_go_on.set()
     plan.finish()
 
@@ -157,7 +157,7 @@ def test_calls_wait_while_work_is_done_elsewhere(plan: Plan) -> None:
         plan.thread.call(plan.note("call"))
         plan.done.append("here")
 
-    while not plan.thread.try_here(call_meanwhile):
+    while not plan.thread.try_run_inline(call_meanwhile):
         pass
     plan.finish()
 
@@ -194,7 +194,7 @@ def test_work_that_raises_does_not_end_the_thread(
 
     plan.thread.call(fail)
     plan.batches.append(fail)
-    plan.thread.ring()
+    plan.thread.wake()
     plan.thread.call(plan.note("next"))
     plan.finish()
     while plan.thread.busy_for_s:  # the last call has only just returned

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
-from rlmesh_ray.server.counts import SessionCounts
+from rlmesh_ray.server.counters import SessionCounters
 from rlmesh_ray.server.session_log import FailureLog, SessionLog
 
 
@@ -12,7 +12,7 @@ from rlmesh_ray.server.session_log import FailureLog, SessionLog
     [
         ({"is_closed": True, "is_stopping": True}, "closed", False),
         ({"is_stopping": True}, "the endpoint stops", False),
-        ({"is_silent": True}, "the client was silent", True),
+        ({"is_idle": True}, "the client was silent", True),
         ({"has_failed": True}, "a fault of the endpoint", True),
         ({}, "the client left without Close", True),
     ],
@@ -22,10 +22,10 @@ def test_a_session_that_is_lost_is_a_warning_and_any_other_end_is_none(
     caplog: pytest.LogCaptureFixture, ends: dict[str, bool], cause: str, *, is_lost: bool
 ) -> None:
     caplog.set_level(logging.INFO, "rlmesh_ray.server")
-    counts = SessionCounts()
+    counts = SessionCounters()
     log = SessionLog(counts, "ipv4:127.0.0.1:1", "rlmesh.protocol.v1", lambda: {"steps": 3})
 
-    log.end(**{"is_closed": False, "is_silent": False, "is_stopping": False, **ends})
+    log.end(**{"is_closed": False, "is_idle": False, "is_stopping": False, **ends})
 
     begin, end = caplog.records
     assert begin.levelno == logging.INFO

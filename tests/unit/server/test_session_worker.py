@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.envs.commands import RenderCommand, RenderReply, TrackCommand
+from rlmesh_ray.envs.commands import RenderCommand, RenderReply, SetEpisodesCommand
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server import session_worker
-from rlmesh_ray.server.counts import EnvCounts
+from rlmesh_ray.server.counters import EnvCounters
 from rlmesh_ray.server.session_log import FailureLog
 from rlmesh_ray.server.session_worker import SessionWorker
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.session_progress import SessionProgress
 
 
 class BusyWorker:
@@ -25,7 +25,7 @@ class BusyWorker:
     def __init__(self, num_pieces: int = 0) -> None:
         self.num_pieces = num_pieces
         """Of the command, that have not left; one does each time that it is asked to go on."""
-        self.progress = Progress.local(1)
+        self.progress = SessionProgress.local(1)
         self._ours, self._theirs = socket.socketpair()
         self.was_killed = False
 
@@ -58,7 +58,7 @@ class BusyWorker:
 
 def session_of(process: Any) -> SessionWorker:
     pool: Any = SimpleNamespace(
-        counts=EnvCounts(), num_sessions=1, failures=FailureLog(), spin=False
+        counts=EnvCounters(), num_sessions=1, failures=FailureLog(), spin=False
     )
     session = SessionWorker(pool, 0.0, 1)
     session.process = process
@@ -82,7 +82,7 @@ def asked_aside(*, begins_later: bool, replies: bool) -> tuple[Any, BusyWorker]:
             asyncio.get_running_loop().call_soon(begin)
         else:
             begin()
-        answer = await session.call_aside(RenderCommand(), 0)
+        answer = await session.call_after_step(RenderCommand(), 0)
         await session.make_idle(_never())
         return answer, process
 
@@ -121,7 +121,7 @@ def test_who_does_not_read_what_it_is_told_is_waited_for_no_longer_than_that(
     process = BusyWorker(num_pieces)
 
     async def tell() -> bool:
-        return await session_of(process).tell(TrackCommand(()))
+        return await session_of(process).tell(SetEpisodesCommand(()))
 
     assert asyncio.run(tell()) is has_left
     assert process.is_sending is not has_left

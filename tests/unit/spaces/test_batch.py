@@ -7,7 +7,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import empty_columns, flatten, leaves, stack, unflatten
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical
 
 SPACE = spaces.Dict(

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.coercion import coerce
-from rlmesh_ray.spaces.gym import Space, from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 
 

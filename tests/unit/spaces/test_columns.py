@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import Column, empty_columns
-from rlmesh_ray.spaces.columns import concatenate, replace_lanes, split, written
+from rlmesh_ray.spaces.columns import concatenate, replace_lanes, split, write_lane_values
 from rlmesh_ray.spaces.leaves import Leaf, leaves
 from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec
 
@@ -62,7 +62,7 @@ def test_arrays_are_written_whatever_they_are(values: list[Any]) -> None:
     spec = box((4,), "float32")
     column = empty_columns(spec, 3)[0]
 
-    assert written(leaf_of(spec), column, range(3), values) is column
+    assert write_lane_values(leaf_of(spec), column, range(3), values) is column
 
     np.testing.assert_array_equal(column, np.repeat([[0], [1], [2]], 4, axis=1))
 
@@ -75,14 +75,16 @@ def test_shapes_that_only_add_up_are_refused(shapes: list[tuple[int, ...]]) -> N
     values = [np.zeros(shape, np.float32) for shape in shapes]
 
     with pytest.raises(ConformanceError, match="has shape"):
-        written(leaf_of(spec), empty_columns(spec, 2)[0], range(2), values)
+        write_lane_values(leaf_of(spec), empty_columns(spec, 2)[0], range(2), values)
 
 
 def test_every_lane_gets_its_own_value_in_any_order() -> None:
     spec = box((2, 2), "uint8")
     column = empty_columns(spec, 3)[0]
 
-    written(leaf_of(spec), column, (2, 0, 1), [np.full((2, 2), n, np.uint8) for n in (7, 8, 9)])
+    write_lane_values(
+        leaf_of(spec), column, (2, 0, 1), [np.full((2, 2), n, np.uint8) for n in (7, 8, 9)]
+    )
 
     np.testing.assert_array_equal(np.asarray(column)[:, 0, 0], [8, 9, 7])
 
@@ -92,7 +94,7 @@ def test_a_column_that_is_part_of_another_array_is_written_too() -> None:
     whole = np.zeros((3, 2, 2), np.float32)
 
     values = [np.ones(2, np.float32)] * 3
-    written(leaf_of(spec), whole[:, 0], range(3), values)
+    write_lane_values(leaf_of(spec), whole[:, 0], range(3), values)
 
     assert whole[:, 0].all()
     assert not whole[:, 1].any()
@@ -101,7 +103,9 @@ def test_a_column_that_is_part_of_another_array_is_written_too() -> None:
 def test_arrays_without_elements_are_written() -> None:
     spec = box((2, 0), "float32")
 
-    column = written(leaf_of(spec), empty_columns(spec, 2)[0], range(2), [np.zeros((2, 0))] * 2)
+    column = write_lane_values(
+        leaf_of(spec), empty_columns(spec, 2)[0], range(2), [np.zeros((2, 0))] * 2
+    )
 
     assert np.shape(column) == (2, 2, 0)
 
@@ -118,7 +122,7 @@ def test_arrays_without_elements_are_written() -> None:
 def test_numbers_are_written_whatever_they_are(values: list[Any]) -> None:
     spec = DiscreteSpec(5, 0, "int64")
 
-    column = written(leaf_of(spec), empty_columns(spec, 3)[0], range(3), values)
+    column = write_lane_values(leaf_of(spec), empty_columns(spec, 3)[0], range(3), values)
 
     np.testing.assert_array_equal(column, [3, 1, 2])
 
@@ -131,4 +135,4 @@ def test_a_number_that_does_not_fit_is_refused(value: object, dtype: type[np.gen
 
     for values in ([1, value], [value, value]):
         with pytest.raises(ConformanceError):
-            written(leaf_of(spec), column, range(2), values)
+            write_lane_values(leaf_of(spec), column, range(2), values)

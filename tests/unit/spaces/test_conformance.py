@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.conformance import Deviation, Policy, check, coerce_batch, has_nan
-from rlmesh_ray.spaces.gym import Space, from_gymnasium
+from rlmesh_ray.spaces.conformance import Deviation, ValidationMode, check, coerce_batch, has_nan
+from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
 from rlmesh_ray.testing.strategies import batches, gymnasium_spaces
@@ -19,30 +19,32 @@ UNIT = spaces.Box(-1, 1, (2,), np.float64)
 BOUNDED_ABOVE = spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64)
 
 
-def checked(space: Space, column: Any, policy: Policy = Policy.WARN) -> list[Deviation]:
+def checked(
+    space: Space, column: Any, validation: ValidationMode = ValidationMode.WARN
+) -> list[Deviation]:
     spec = from_gymnasium(space)
-    return check(leaves(spec), [column], policy)
+    return check(leaves(spec), [column], validation)
 
 
-def refusal(space: Space, column: Any, policy: Policy) -> ConformanceError:
+def refusal(space: Space, column: Any, validation: ValidationMode) -> ConformanceError:
     with pytest.raises(ConformanceError) as caught:
-        checked(space, column, policy)
+        checked(space, column, validation)
     return caught.value
 
 
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("validation", ValidationMode)
 @pytest.mark.parametrize("space", [UNIT, BOUNDED_ABOVE, spaces.Box(-np.inf, np.inf, (2,))])
-def test_nan_is_structural_whatever_the_policy(space: Space, policy: Policy) -> None:
+def test_nan_is_structural_whatever_the_policy(space: Space, validation: ValidationMode) -> None:
     # 9 is out of bounds as well: NaN comes first.
     column = np.array([[0.0, 0.5], [9.0, np.nan]], space.dtype)
 
-    error = refusal(space, column, policy)
+    error = refusal(space, column, validation)
 
     assert error.kind == "structure"
     assert error.reason == "is NaN (lane 1, element (1,))"
 
 
-@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("validation", ValidationMode)
 @pytest.mark.parametrize(
     ("space", "column"),
     [
@@ -57,21 +59,21 @@ def test_nan_is_structural_whatever_the_policy(space: Space, policy: Policy) -> 
     ],
 )
 def test_leaving_a_domain_is_structural_whatever_the_policy(
-    space: Space, column: Any, policy: Policy
+    space: Space, column: Any, validation: ValidationMode
 ) -> None:
-    error = refusal(space, np.array(column, space.dtype), policy)
+    error = refusal(space, np.array(column, space.dtype), validation)
 
     assert error.kind == "structure"
 
 
-@pytest.mark.parametrize("policy", Policy)
-def test_a_single_choice_is_held_against_its_domain_as_many_are(policy: Policy) -> None:
+@pytest.mark.parametrize("validation", ValidationMode)
+def test_a_single_choice_is_held_against_its_domain_as_many_are(validation: ValidationMode) -> None:
     space: Space = spaces.Discrete(3, start=-1)
 
     for inside in (-1, 0, 1):
-        assert checked(space, np.array([inside]), policy) == []
+        assert checked(space, np.array([inside]), validation) == []
     for outside in (-2, 2):
-        assert refusal(space, np.array([outside]), policy).kind == "structure"
+        assert refusal(space, np.array([outside]), validation).kind == "structure"
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -97,7 +99,7 @@ def test_the_last_value_of_a_wide_multi_discrete_belongs_to_it() -> None:
     space = spaces.MultiDiscrete([largest], np.uint8)
 
     assert checked(space, np.array([[largest - 1]], np.uint8)) == []
-    assert refusal(space, np.array([[largest]], np.uint8), Policy.OFF).kind == "structure"
+    assert refusal(space, np.array([[largest]], np.uint8), ValidationMode.OFF).kind == "structure"
 
 
 def test_a_range_deviation_is_told_with_place_and_bound() -> None:
@@ -112,21 +114,21 @@ def test_a_range_deviation_is_told_with_place_and_bound() -> None:
 
 
 def test_a_range_deviation_is_rejected_when_strict() -> None:
-    error = refusal(UNIT, np.array([[2.0, 0.0]]), Policy.STRICT)
+    error = refusal(UNIT, np.array([[2.0, 0.0]]), ValidationMode.STRICT)
 
     assert error.kind == "range"
     assert "2.0 is above 1.0" in error.reason
 
 
 def test_ranges_are_not_looked_at_when_off() -> None:
-    assert checked(UNIT, np.array([[2.0, np.inf]]), Policy.OFF) == []
-    assert checked(spaces.Text(2), ("much too long!",), Policy.OFF) == []
+    assert checked(UNIT, np.array([[2.0, np.inf]]), ValidationMode.OFF) == []
+    assert checked(spaces.Text(2), ("much too long!",), ValidationMode.OFF) == []
 
 
 def test_infinity_is_in_range_against_a_matching_infinite_bound() -> None:
-    assert checked(BOUNDED_ABOVE, np.array([[-np.inf, np.inf]]), Policy.STRICT) == []
-    assert refusal(BOUNDED_ABOVE, np.array([[np.inf, 0]]), Policy.STRICT).kind == "range"
-    assert refusal(BOUNDED_ABOVE, np.array([[0, -np.inf]]), Policy.STRICT).kind == "range"
+    assert checked(BOUNDED_ABOVE, np.array([[-np.inf, np.inf]]), ValidationMode.STRICT) == []
+    assert refusal(BOUNDED_ABOVE, np.array([[np.inf, 0]]), ValidationMode.STRICT).kind == "range"
+    assert refusal(BOUNDED_ABOVE, np.array([[0, -np.inf]]), ValidationMode.STRICT).kind == "range"
 
 
 @pytest.mark.parametrize(
@@ -152,18 +154,18 @@ def test_a_text_deviates_once_in_length_and_once_in_charset() -> None:
         Deviation("length", "", "has 4 characters, expected 1 to 2 (lane 1)"),
         Deviation("charset", "", "'c' is not in the charset (lane 2)"),
     ]
-    assert refusal(space, ("c",), Policy.STRICT).kind == "range"
+    assert refusal(space, ("c",), ValidationMode.STRICT).kind == "range"
 
 
 def test_the_length_of_a_text_counts_characters() -> None:
-    assert checked(spaces.Text(2, charset="漢🎲"), ("漢🎲",), Policy.STRICT) == []
+    assert checked(spaces.Text(2, charset="漢🎲"), ("漢🎲",), ValidationMode.STRICT) == []
 
 
 def test_every_leaf_is_checked_and_named() -> None:
     spec = from_gymnasium(spaces.Dict({"a": UNIT, "b": spaces.Tuple([UNIT])}))
     far = np.array([[9.0, 0.0]])
 
-    found = check(leaves(spec), [far, far], Policy.WARN)
+    found = check(leaves(spec), [far, far], ValidationMode.WARN)
 
     assert [deviation.path for deviation in found] == ["a", "b.0"]
 
@@ -185,7 +187,7 @@ def test_the_low_end_of_every_space_conforms(space: Space) -> None:
     spec = from_gymnasium(space)
     value = lowest(space)
 
-    assert check(leaves(spec), stack(spec, [value, value]), Policy.STRICT) == []
+    assert check(leaves(spec), stack(spec, [value, value]), ValidationMode.STRICT) == []
 
 
 def lowest(space: Space) -> Any:
@@ -214,7 +216,7 @@ def test_any_bits_are_told_or_refused_and_never_break_the_check(data: st.DataObj
 
 def kinds_of(spec: SpaceSpec, columns: list[Column]) -> set[str]:
     try:
-        deviations = check(leaves(spec), columns, Policy.WARN)
+        deviations = check(leaves(spec), columns, ValidationMode.WARN)
     except ConformanceError as error:
         return {error.kind}
     return {deviation.kind for deviation in deviations}

@@ -1,7 +1,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from rlmesh_ray.spaces.gym import from_gymnasium
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.leaves import leaves, path_name
 
 

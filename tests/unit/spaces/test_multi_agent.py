@@ -14,7 +14,7 @@ from rlmesh_ray.spaces.multi_agent import (
     described_agents,
     is_agent_id,
 )
-from rlmesh_ray.wire.rlmesh_v1.meta import decode_told, encode_meta
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
 
 PLAIN_IDS = st.text(max_size=3) | st.integers(-(2**63), 2**63 - 1) | st.booleans()
 AGENT_IDS = st.recursive(PLAIN_IDS, lambda parts: st.lists(parts, max_size=3).map(tuple))
@@ -29,7 +29,7 @@ class Seat(enum.IntEnum):
 
 
 def over_the_wire(described: dict[str, Any]) -> Any:
-    return decode_told(encode_meta(described, tag_arrays=False))
+    return decode_peer_meta(encode_meta(described, tag_arrays=False))
 
 
 def test_strings_are_their_own_keys_and_need_no_more_than_before() -> None:

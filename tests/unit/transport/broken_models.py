@@ -6,7 +6,7 @@ Those that say "as it was" were real; some of them the explorer has found.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlmesh_ray.transport.core import EndpointSide
+from rlmesh_ray.transport.exactly_once import EndpointSide
 from tests.unit.transport.client_model import ClientModel
 from tests.unit.transport.endpoint_model import EndpointModel, Turn
 from tests.unit.transport.explorer import Move
@@ -35,14 +35,14 @@ class TwoAccounts(WorkerModel):
 
     def take_step(self) -> None:
         self.has_seen_request = False
-        self._begin(Doing(self.world.take_step(self.road), STEP, is_direct=True))
+        self._begin(Doing(self.world.take_step(self.direct), STEP, is_direct=True))
 
 
 class HangsUpAtStaleBells(ClientModel):
     """As it was: a client that has taken an answer before its bell was rung closes the road."""
 
     def wake_up(self) -> None:
-        self.world.change_road(self.road, is_cut=True)
+        self.world.change_road(self.direct, is_cut=True)
         self.see_cut()
 
 
@@ -108,9 +108,9 @@ class LateCallLeavesRoadOpen(EndpointModel):
     """As it was: after a late call steps still come by the direct road."""
 
     def _called(self, reply: Reply) -> None:
-        road, self.road = self.road, 0
+        direct, self.direct = self.direct, 0
         super()._called(reply)
-        self.road = road
+        self.direct = direct
 
 
 class LendsAfterLateCall(EndpointModel):
@@ -172,17 +172,17 @@ class TakesBlockBackAtOnce(EndpointModel):
     def cut(self) -> None:
         super().cut()
         if self.process:
-            self.block = self.world.worker.own_block
+            self.buffers = self.world.worker.own_block
 
 
 class MissesLateReplies(EndpointModel):
     """The endpoint does not look at a reply that comes after its deadline."""
 
     def take(self) -> None:
-        is_late, block = not self.side.is_at_rest, self.block
+        is_late, buffers = not self.side.is_worker_idle, self.buffers
         super().take()
         if is_late:
-            self.block = block
+            self.buffers = buffers
 
 
 class WatchesNothing(EndpointModel):
@@ -196,9 +196,9 @@ class WatchesNothing(EndpointModel):
 class TakesActionsEarly(World):
     """As it was: over TCP, actions come into the block whether their step is executed or not."""
 
-    def take_step(self, road: int) -> int:
-        number = super().take_step(road)
-        if not self.roads[road].is_shared:
+    def take_step(self, direct: int) -> int:
+        number = super().take_step(direct)
+        if not self.roads[direct].is_shared:
             self.write_block(self.worker.own_block, action=self.name_of(number))
         return number
 
@@ -237,15 +237,15 @@ class CallsThatWaitAreLate(EndpointModel):
 class CountsWhatItRefused(EndpointSide):
     """As it was: a step that waits too long to be answered again has failed, and counts."""
 
-    def pass_over(self, number: int, *, has_failed: bool = False) -> None:
-        super().pass_over(number)
+    def skip(self, number: int, *, has_failed: bool = False) -> None:
+        super().skip(number)
 
 
 class CountsOverdueSteps(CountsWhatItRefused):
     """A step that has failed for the client is counted when it succeeds after all."""
 
-    def cut_late(self, number: int) -> bool:
-        is_overdue = super().cut_late(number)
+    def disconnect_overdue(self, number: int) -> bool:
+        is_overdue = super().disconnect_overdue(number)
         self._failed = 0
         return is_overdue
 
@@ -263,9 +263,9 @@ class TellsDuringRequests(EndpointSide):
 class KeepsTheRoadsBlock(WorkerModel):
     """As it was: a worker whose client has left goes on with the block that it shared with it."""
 
-    def _move_to(self, block: int) -> None:
-        if block != self.own_block:
-            super()._move_to(block)
+    def _move_to(self, buffers: int) -> None:
+        if buffers != self.own_block:
+            super()._move_to(buffers)
 
 
 def with_parts(**parts: type[Any]) -> type[World]:

@@ -1,13 +1,13 @@
 """The clients of ``session_model``: an honest one, and one that lies.
 
-``ClientSide`` is production's; the rest is modelled after ``EnvClient`` and ``RoadKeeper``.
+``ClientSide`` is production's; the rest is modelled after ``EnvClient`` and ``DirectConnector``.
 """
 
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
-from rlmesh_ray.transport.core import ClientSide
-from rlmesh_ray.transport.road_keeper import _MOST_LOST
+from rlmesh_ray.transport.direct_connector import _MAX_LOST
+from rlmesh_ray.transport.exactly_once import ClientSide
 from tests.unit.transport.endpoint_model import BUSY, CLOSE, INVALID, PUSHED, Account, Result
 from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
@@ -55,8 +55,8 @@ class ClientModel:
         """Number of the request that has failed; 0: none since the last Reset."""
         self.unchecked: tuple[tuple[int, Chain], ...] = ()
         """Results of calls that were made before those of earlier steps were taken."""
-        # RoadKeeper.
-        self.road = 0
+        # DirectConnector.
+        self.direct = 0
         self.dialed = 0
         self.has_lost_road = self.is_worth_a_try = False
         self.num_lost = 0
@@ -113,15 +113,15 @@ class ClientModel:
             yield Move("client asks no more for the road", "client", "leave")
 
     def _direct_moves(self) -> Iterator[Move]:
-        road = self.world.roads[self.road]
-        if road.answers:
+        direct = self.world.roads[self.direct]
+        if direct.answers:
             # It may look before the bell is rung, and after.
             yield Move("client takes a direct answer", "client", "take_direct")
-            if road.answers[0].is_done and self.script[:1] == (CALL,):
+            if direct.answers[0].is_done and self.script[:1] == (CALL,):
                 yield Move("client calls before it takes the answer", "client", "send")
-        elif road.is_cut:
+        elif direct.is_cut:
             yield Move("client sees the end of the road", "client", "see_cut")
-        elif road.is_rung:
+        elif direct.is_rung:
             yield Move("client wakes up", "client", "wake_up")
 
     # --- EnvClient ------------------------------------------------------------------------
@@ -149,9 +149,9 @@ class ClientModel:
             self.calling = number
             if not world.is_join_lost:
                 world.call, world.call_after = number, number - 1
-        elif kind == STEP and self.road and not self.awaited and not world.is_join_lost:
+        elif kind == STEP and self.direct and not self.awaited and not world.is_join_lost:
             self.side.sent_direct()
-            world.send_step(self.road, number)
+            world.send_step(self.direct, number)
         else:
             self.side.sent()
             self._send_on_join(number, kind)
@@ -162,28 +162,28 @@ class ClientModel:
             self.world.requests += ((number, kind),)
 
     def take_direct(self) -> None:
-        """``EnvClient._from_road``."""
-        world, road = self.world, self.world.roads[self.road]
-        answer, *rest = road.answers
+        """``EnvClient._receive_direct``."""
+        world, direct = self.world, self.world.roads[self.direct]
+        answer, *rest = direct.answers
         self.has_whole_answer = False
-        world.change_road(self.road, answers=tuple(rest))
+        world.change_road(self.direct, answers=tuple(rest))
         if not answer.is_done:
             self._ask_on_join()
             return
         world.require(self.side.direct_answered(answer.number), "an answer is the awaited one's")
-        chain = world.blocks[road.block].chain if road.is_shared else answer.chain
+        chain = world.blocks[direct.buffers].chain if direct.is_shared else answer.chain
         self._accept(Result(answer.number, chain), STEP)
 
     def wake_up(self) -> None:
-        """``DirectClient.wait``: the bell was for an answer that it had taken before."""
-        self.world.change_road(self.road, is_rung=False)
+        """``DirectConnection.wait``: the bell was for an answer that it had taken before."""
+        self.world.change_road(self.direct, is_rung=False)
 
     def see_cut(self) -> None:
         self._lose_road()
         self._ask_on_join()
 
     def _ask_on_join(self) -> None:
-        self._send_on_join(self.side.ask_on_join(), STEP)
+        self._send_on_join(self.side.fall_back_to_join(), STEP)
 
     def take_response(self) -> None:
         response, *rest = self.world.responses
@@ -269,7 +269,7 @@ class ClientModel:
         world.require(is_before or not self.broken_at, "after a failure nothing but a Reset works")
         self.chain += (name,)
         world.require(result.chain == self.chain, "no step is missing, added or of another run")
-        if kind in (RESET, PARTIAL):  # RoadKeeper.lanes_were_reset
+        if kind in (RESET, PARTIAL):  # DirectConnector.lanes_were_reset
             self.is_worth_a_try, self.num_lost = True, 0
 
     def see_the_end(self) -> None:
@@ -279,44 +279,44 @@ class ClientModel:
     def _end(self) -> None:
         self.is_over = True
         self.world.is_join_lost = True
-        for road in (self.road, self.dialed, self.arrived):
-            if road:
-                self.world.change_road(road, is_cut=True)
-        self.road = self.dialed = self.asking = 0
+        for direct in (self.direct, self.dialed, self.arrived):
+            if direct:
+                self.world.change_road(direct, is_cut=True)
+        self.direct = self.dialed = self.asking = 0
         self.arrived = None
 
-    # --- RoadKeeper -----------------------------------------------------------------------
+    # --- DirectConnector -----------------------------------------------------------------------
 
     def _find_road(self) -> None:
-        """``RoadKeeper.road``, without what it tries after a pause."""
+        """``DirectConnector.direct``, without what it tries after a pause."""
         if self.has_lost_road:
             self.has_lost_road = False
             self.num_lost += 1
-            self.is_worth_a_try = self.num_lost <= _MOST_LOST
-        if not self.road and self.dialed:
-            self.road, self.dialed = self.dialed, 0
+            self.is_worth_a_try = self.num_lost <= _MAX_LOST
+        if not self.direct and self.dialed:
+            self.direct, self.dialed = self.dialed, 0
             self.is_worth_a_try = False
-        if not self.road and self.is_worth_a_try:
+        if not self.direct and self.is_worth_a_try:
             self.is_worth_a_try = False
             if not self.asking:
                 self.num_asked += 1
                 self.asking = self.num_asked
                 self.world.asks += (self.asking,)
 
-    def road_comes(self, client: int, road: int) -> None:
+    def road_comes(self, client: int, direct: int) -> None:
         """The endpoint gives a road to who has asked for it; 0: it gives none."""
         if client == self.asking:
-            self.arrived = road
-        elif road:  # the client has hung up
-            self.world.change_road(road, is_cut=True)
+            self.arrived = direct
+        elif direct:  # the client has hung up
+            self.world.change_road(direct, is_cut=True)
 
     def take_road(self) -> None:
-        road, self.arrived, self.asking = self.arrived, None, 0
-        assert road is not None
+        direct, self.arrived, self.asking = self.arrived, None, 0
+        assert direct is not None
         if self.world.is_shared:
-            self.road = road
+            self.direct = direct
         else:
-            self.dialed = road
+            self.dialed = direct
 
     def leave(self) -> None:
         """It has waited for too long."""
@@ -326,7 +326,7 @@ class ClientModel:
         self.arrived, self.asking = None, 0
 
     def _lose_road(self) -> None:
-        self.road, self.has_lost_road = 0, True
+        self.direct, self.has_lost_road = 0, True
 
 
 _FAR_AHEAD = 5_000
@@ -359,7 +359,7 @@ class LyingClient(ClientModel):
             for kind in (STEP, RESET, INVALID):
                 move = f"liar sends on the stream: {number}, {kind}"
                 yield Move(move, "client", "lie", (number, kind))
-            if self.road and not self.world.roads[self.road].is_cut:
+            if self.direct and not self.world.roads[self.direct].is_cut:
                 yield Move(f"liar sends directly: {number}", "client", "lie_directly", (number,))
             if not self.world.call:
                 yield Move(f"liar calls: {number}", "client", "lie", (number, CALL))
@@ -373,7 +373,7 @@ class LyingClient(ClientModel):
 
     def lie_directly(self, number: int) -> None:
         self._note_lie(number)
-        self.world.send_step(self.road, number)
+        self.world.send_step(self.direct, number)
 
     def _note_lie(self, number: int) -> None:
         self.world.spend("lies")

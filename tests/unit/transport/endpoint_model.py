@@ -1,8 +1,8 @@
 """The endpoint's side of one session in ``session_model``.
 
-``EndpointSide``, ``EnvSession`` and ``SessionCounting`` are production's. The shells round them are
-modelled after ``SessionWorker``, ``DirectRoad``, ``EnvHost``, ``EnvExchange`` and ``OpenSession``,
-method by method; what they do between two points where they wait is one move.
+``EndpointSide``, ``EnvSession`` and ``SessionEpisodeCounters`` are production's. The shells round
+them are modelled after ``SessionWorker``, ``TransportSupervisor``, ``EnvHost``, ``EnvExchange`` and
+``OpenSession``, method by method; what they do between two points where they wait is one move.
 """
 
 from collections.abc import Hashable, Iterator
@@ -30,8 +30,8 @@ from rlmesh_ray.protocol.outcomes import (
     ResetOutcome,
     StepOutcome,
 )
-from rlmesh_ray.server.session_worker import SessionCounting
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.server.session_worker import SessionEpisodeCounters
+from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.transport.explorer import Move, shallow_copy
 from tests.unit.transport.worker_model import (
     ATTACH,
@@ -102,7 +102,7 @@ class Turn(NamedTuple):
     """Of the request, or of who asks for a road."""
     is_asked: bool = False
     """Whether the worker is; else this one waits for a worker that is at rest."""
-    road: int = 0
+    direct: int = 0
 
 
 class EndpointModel:
@@ -117,9 +117,9 @@ class EndpointModel:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        progress = Progress.local(NUM_LANES)
+        progress = SessionProgress.local(NUM_LANES)
         self.side = world.side_class(progress)
-        self.counting = SessionCounting(progress, self.side)
+        self.counting = SessionEpisodeCounters(progress, self.side)
         self.session = EnvSession(NUM_LANES, _same_id, self.counting)
         self.turn: Turn | None = None
         self.at_once: tuple[str, int] | None = None
@@ -127,11 +127,11 @@ class EndpointModel:
         # SessionWorker.
         self.process = self.started = 0
         # WorkerProcess.
-        self.block = self.lent_block = 0
+        self.buffers = self.lent_block = 0
         # EnvHost.
         self.has_late_call = self.is_running = self.is_released = False
-        # DirectRoad.
-        self.road = 0
+        # TransportSupervisor.
+        self.direct = 0
         """What it has lent; 0: it has cut it."""
         self.is_watched = False
         self.is_draining = False
@@ -146,7 +146,7 @@ class EndpointModel:
         other.counting._endpoint = other.side
         other.session = session = shallow_copy(self.session)
         session._begun = set(session._begun)
-        session._ledger = ledger = shallow_copy(session._ledger)
+        session._tracker = ledger = shallow_copy(session._tracker)
         ledger._episodes = list(ledger._episodes)
         ledger._counting = other.counting
         return other
@@ -164,12 +164,12 @@ class EndpointModel:
             self.at_once,
             self.process,
             self.started,
-            self.block,
+            self.buffers,
             self.lent_block,
             self.has_late_call,
             self.is_running,
             self.is_released,
-            self.road,
+            self.direct,
             self.is_watched,
             self.is_draining,
             self.is_retired,
@@ -184,12 +184,12 @@ class EndpointModel:
         return own.done, own._halves[0].tobytes(), own._halves[1].tobytes()
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> SessionProgress:
         """``SessionWorker.progress``."""
         return self.counting.progress
 
     @progress.setter
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: SessionProgress) -> None:
         self.counting.progress = self.side._numbers = progress
 
     # --- what can happen ------------------------------------------------------------------
@@ -204,7 +204,7 @@ class EndpointModel:
             return
         if world.is_join_lost:
             yield Move("endpoint sees the stream's end", "endpoint", "release")
-        is_awaited = not self.side.is_at_rest or (self.turn is not None and self.turn.is_asked)
+        is_awaited = not self.side.is_worker_idle or (self.turn is not None and self.turn.is_asked)
         if worker.replies:
             yield Move(f"endpoint takes a reply: {worker.replies[0].kind}", "endpoint", "take")
         elif not worker.is_alive and is_awaited:
@@ -217,7 +217,7 @@ class EndpointModel:
     def _turn_moves(self) -> Iterator[Move]:
         world = self.world
         if self.turn is not None:
-            if not self.turn.is_asked and self.side.is_at_rest:
+            if not self.turn.is_asked and self.side.is_worker_idle:
                 yield Move("endpoint goes on with the request", "endpoint", "go_on")
             return
         if world.requests:
@@ -247,9 +247,9 @@ class EndpointModel:
             if turn.task != OBSERVE or progress.is_busy:  # an observer has no deadline of its own
                 name = "miss_aside" if is_aside else "miss_deadline"
                 yield Move(f"the {turn.task} is late", "endpoint", name)
-        elif turn is not None and not self.side.is_at_rest:
+        elif turn is not None and not self.side.is_worker_idle:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
-        # DeadlineWatch._look, and the first lines of DirectRoad._end_overdue.
+        # DeadlineWatch._look, and the first lines of TransportSupervisor._end_overdue.
         is_busy = progress.is_busy and world.worker.is_alive
         if self.is_watched and is_busy and self.side.is_idle:
             yield Move("a direct step is late", "endpoint", "miss_direct")
@@ -271,7 +271,7 @@ class EndpointModel:
             self._run()
             return
         if isinstance(response, EnvFailed):
-            self._pass_over(number)
+            self._skip(number)
         self._respond(response)
 
     def _run(self) -> None:
@@ -282,7 +282,7 @@ class EndpointModel:
         if self.is_too_late_for(kind) or self.side.is_overdue(number):
             self._complete(TIMEOUT)
             return
-        if self.side.is_at_rest:
+        if self.side.is_worker_idle:
             self.go_on()
 
     def is_too_late_for(self, kind: str) -> bool:
@@ -312,7 +312,7 @@ class EndpointModel:
             self._settle_numbers()
         elif kind in (STEP, PUSHED):
             kind = STEP
-            world.write_block(self.block, action=world.name_of(number))
+            world.write_block(self.buffers, action=world.name_of(number))
         self._request(Order(kind, number))
 
     def _take_worker(self) -> None:
@@ -321,7 +321,7 @@ class EndpointModel:
             self.world.worker.start()
         self.world.spare = False
         self.process = self.world.worker.process
-        self.block = self.lent_block = self.world.worker.own_block
+        self.buffers = self.lent_block = self.world.worker.own_block
 
     def _complete(self, outcome: Reply | str) -> None:
         """The rest of ``EnvHost.run`` and of ``EnvExchange.answer``."""
@@ -329,8 +329,8 @@ class EndpointModel:
         number, kind = self.turn.number, self.turn.task
         failure = outcome if isinstance(outcome, str) else outcome.failure
         if self.side.last_given != number:
-            self._pass_over(number, has_failed=bool(failure))
-        if not self.side.is_at_rest:
+            self._skip(number, has_failed=bool(failure))
+        if not self.side.is_worker_idle:
             self.cut()
         chain: Chain | None = None
         result: EnvOutcome
@@ -350,7 +350,7 @@ class EndpointModel:
         self._respond(response, chain)
 
     def _track(self) -> None:
-        """``EnvHost.track``."""
+        """``EnvHost.set_episodes``."""
         self.is_running = True
         if self.opens_road():
             self._tell(TRACK)
@@ -366,7 +366,7 @@ class EndpointModel:
             return Failure(FailureKind.CRASHED, "the worker answered with another kind"), None
         if kind == RENDER:
             return RenderOutcome(None), reply.chain or None
-        chain = self.world.blocks[self.block].chain
+        chain = self.world.blocks[self.buffers].chain
         if wanted == RESET:
             return ResetOutcome(b"", {}), chain
         return StepOutcome(b"", [0.0] * NUM_LANES, _NO_FLAGS, _NO_FLAGS, {}), chain
@@ -395,10 +395,10 @@ class EndpointModel:
         world, turn = self.world, self.turn
         self.is_released = True
         self.session.interrupt(0)
-        is_busy = bool(self.road) and self.progress.is_busy
+        is_busy = bool(self.direct) and self.progress.is_busy
         self.cut()
         if turn is not None and turn.task == LEND:  # EnvHost.lend_road, afterwards
-            world.change_road(turn.road, is_cut=True)
+            world.change_road(turn.direct, is_cut=True)
         self.turn = None
         world.call, world.asks = 0, ()
         worker = world.worker
@@ -463,9 +463,9 @@ class EndpointModel:
         if worker.is_alive and worker.process == self.process:
             worker.orders += (order,)
 
-    def _pass_over(self, number: int, *, has_failed: bool = False) -> None:
-        """``SessionWorker.pass_over``."""
-        self.side.pass_over(number, has_failed=has_failed)
+    def _skip(self, number: int, *, has_failed: bool = False) -> None:
+        """``SessionWorker.skip``."""
+        self.side.skip(number, has_failed=has_failed)
         self._settle_numbers()
 
     def _settle_numbers(self) -> None:
@@ -482,10 +482,10 @@ class EndpointModel:
             reply, *rest = worker.replies
             worker.replies = tuple(rest)
         if reply.kind == ATTACH:  # WorkerProcess.receive
-            self.block = self.lent_block
+            self.buffers = self.lent_block
         elif reply.kind == DETACH:
-            self.block = worker.own_block
-        is_late = not self.side.is_at_rest
+            self.buffers = worker.own_block
+        is_late = not self.side.is_worker_idle
         self.side.replied()
         if is_late:
             return  # the client does not get this one
@@ -493,7 +493,7 @@ class EndpointModel:
         assert turn is not None
         if turn.task == LEND:
             self._lent(turn, reply)
-        elif turn.task == DRAIN:  # DirectRoad.end
+        elif turn.task == DRAIN:  # TransportSupervisor.close
             self.turn = None
             self.cut()
         elif turn.task == OBSERVE:
@@ -524,7 +524,7 @@ class EndpointModel:
         if self.turn.task != CALL:
             self._complete(TIMEOUT)
             return
-        self._pass_over(self.turn.number)
+        self._skip(self.turn.number)
         self._end_call(self.code_of_waiting)
 
     # --- calls ----------------------------------------------------------------------------
@@ -532,14 +532,14 @@ class EndpointModel:
     def begin_call(self) -> None:
         """``OpenSession._call`` and ``EnvHost.call``."""
         self.turn = Turn(CALL, self.world.call)
-        if self.side.is_at_rest:
+        if self.side.is_worker_idle:
             self.go_on()
 
     def refuse_call(self) -> None:
         """``OpenSession._call``, when its turn has not come in time."""
         self.world.spend("deadlines")
         number, self.world.call = self.world.call, 0
-        self._pass_over(number)
+        self._skip(number)
         self._answer_call(Result(number, code=BUSY))
 
     def _called(self, reply: Reply) -> None:
@@ -563,40 +563,40 @@ class EndpointModel:
         if self.world.client.hears:
             self.world.called = result
 
-    # --- DirectRoad -----------------------------------------------------------------------
+    # --- TransportSupervisor --------------------------------------------------------------------
 
     def lend(self) -> None:
-        """``EnvExchange.lend_road`` and ``DirectRoad.lend``, until the worker is asked."""
+        """``EnvExchange.open_direct``, ``TransportSupervisor.open``, until the worker is asked."""
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
-        if self.session.state is not State.READY or not self.side.is_at_rest:
+        if self.session.state is not State.READY or not self.side.is_worker_idle:
             world.client.road_comes(client, 0)
             return
         self.cut()
         if not world.worker.is_alive or world.worker.process != self.process:
             world.client.road_comes(client, 0)
             return
-        road = world.new_road()
+        direct = world.new_road()
         # WorkerProcess.lend_shared_memory, .lend_tcp
-        self.lent_block = world.roads[road].block or world.worker.own_block
-        self.turn = Turn(LEND, client, road=road)
-        self._ask(Order(ATTACH, road=road))
+        self.lent_block = world.roads[direct].buffers or world.worker.own_block
+        self.turn = Turn(LEND, client, direct=direct)
+        self._ask(Order(ATTACH, direct=direct))
 
     def _lent(self, turn: Turn, reply: Reply) -> None:
         """The rest of both."""
         self.turn = None
         if reply.kind != ATTACH:
-            self.world.change_road(turn.road, is_cut=True)
+            self.world.change_road(turn.direct, is_cut=True)
             self.world.client.road_comes(turn.number, 0)
             return
-        self.road, self.is_watched = turn.road, True
+        self.direct, self.is_watched = turn.direct, True
         self._track()
-        self.world.client.road_comes(turn.number, turn.road)
+        self.world.client.road_comes(turn.number, turn.direct)
 
     def _tell(self, kind: str) -> None:
-        """``DirectRoad.track`` and ``.shut``."""
-        if self.road:
+        """``TransportSupervisor.set_episodes`` and ``.shut``."""
+        if self.direct:
             self._submit(Order(kind))
 
     def drain(self) -> None:
@@ -604,21 +604,21 @@ class EndpointModel:
         self.is_draining = True
 
     def take_back(self) -> None:
-        """``DirectRoad.end``."""
+        """``TransportSupervisor.close``."""
         self.is_draining = False
-        if self.road and self.side.is_at_rest:
+        if self.direct and self.side.is_worker_idle:
             self.turn = Turn(DRAIN)
             self._ask(Order(DETACH))
 
     def observe(self) -> None:
         """``EnvHost.observe``."""
         self.world.spend("observers")
-        if self.side.is_at_rest and self.is_running:
+        if self.side.is_worker_idle and self.is_running:
             self.turn = Turn(OBSERVE)
             self._ask(Order(OBSERVE))
 
     def miss_aside(self) -> None:
-        """``SessionWorker.call_aside``, when the time is over, and ``DirectRoad.call_aside``."""
+        """``call_aside`` of ``SessionWorker`` and ``TransportSupervisor``, when time is over."""
         self.world.spend("deadlines")
         self.side.missed_deadline()  # SessionWorker._late
         self.at_once = "cut_aside", self.progress.begun
@@ -632,22 +632,22 @@ class EndpointModel:
         assert turn is not None
         self._cut_late(number)
         if turn.task == LEND:
-            self.world.change_road(turn.road, is_cut=True)
+            self.world.change_road(turn.direct, is_cut=True)
             self.world.client.road_comes(turn.number, 0)
 
     def _cut_late(self, number: int) -> None:
-        if self.side.cut_late(number):
+        if self.side.disconnect_overdue(number):
             self.world.given_up += (self.world.name_of(number),)
 
     def cut(self) -> None:
-        """``DirectRoad.cut``: what lies unread on either side can still be read."""
+        """``TransportSupervisor.cut``: what lies unread on either side can still be read."""
         self.is_watched = False
-        if self.road:
-            self.world.change_road(self.road, is_cut=True)
-            self.road = 0
+        if self.direct:
+            self.world.change_road(self.direct, is_cut=True)
+            self.direct = 0
 
     def miss_direct(self) -> None:
-        """``DirectRoad._end_overdue``; its worker goes on between what it does."""
+        """``TransportSupervisor._end_overdue``; its worker goes on between what it does."""
         self.world.spend("deadlines")
         self.at_once = "cut_overdue", self.progress.begun
 

@@ -1,10 +1,10 @@
 """Client, endpoint and worker of one session after the other, and what can happen between them.
 
-The three sides are those of ``rlmesh_ray.transport.core``, as production uses them, and so are the
-session's order (``EnvSession``) and counts (``Progress``, ``SessionCounting``). What surrounds
-them, and what lies between them, is modelled in the four modules ``*_model``: the Join stream and
-the calls beside it, the channel between endpoint and worker, direct roads with bells and blocks,
-and faults.
+The three sides are those of ``rlmesh_ray.transport.exactly_once``, as production uses them, and so
+are the session's order (``EnvSession``) and counts (``SessionProgress``, ``SessionCounting``). What
+surrounds them, and what lies between them, is modelled in the four modules ``*_model``: the Join
+stream and the calls beside it, the channel between endpoint and worker, direct connections with
+eventfds and buffers, and faults.
 
 The environment notes each execution, and the chain of what it has done since its last Reset
 travels with each result. The client compares it with the results that it has got itself.
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rlmesh_ray.transport.core import EndpointSide
+from rlmesh_ray.transport.exactly_once import EndpointSide
 from tests.unit.transport.client_model import ClientModel, LyingClient
 from tests.unit.transport.endpoint_model import EndpointModel, Result
 from tests.unit.transport.explorer import Move, shallow_copy
@@ -56,7 +56,7 @@ class Faults(NamedTuple):
 NO_FAULTS = Faults()
 
 
-class Block(NamedTuple):
+class StepBuffers(NamedTuple):
     """Shared memory for the arrays of a step."""
 
     action: int = 0
@@ -76,7 +76,7 @@ class Answer(NamedTuple):
 class Road(NamedTuple):
     """A direct road."""
 
-    block: int = 0
+    buffers: int = 0
     """Over shared memory."""
     is_cut: bool = False
     """On either side: nothing is sent any more, and what is there can still be read."""
@@ -87,7 +87,7 @@ class Road(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        return self.block > 0
+        return self.buffers > 0
 
 
 class World:
@@ -124,7 +124,7 @@ class World:
         self.is_shared = medium == SHARED_MEMORY
         self.is_stubborn = is_stubborn
         self.session = -1
-        self.blocks: tuple[Block, ...] = (Block(),)  # the first ones are none
+        self.blocks: tuple[StepBuffers, ...] = (StepBuffers(),)  # the first ones are none
         self.roads: tuple[Road, ...] = (Road(is_cut=True),)
         self.num_faults = self.num_failed = 0
         """That have happened, and that clients have been told of."""
@@ -211,10 +211,10 @@ class World:
 
     def _fault_moves(self) -> Iterator[Move]:
         faults = self.faults
-        road = self.client.road
-        if faults.cuts and road and not self.roads[road].is_cut:
+        direct = self.client.direct
+        if faults.cuts and direct and not self.roads[direct].is_cut:
             yield Move("the road is cut", "", "cut")
-            if not self.is_shared and (self.roads[road].steps or self.roads[road].answers):
+            if not self.is_shared and (self.roads[direct].steps or self.roads[direct].answers):
                 yield Move("the road is cut, and what was on its way lost", "", "cut", (True,))
         if faults.kills and self.worker.is_alive and not self.is_over:
             yield Move("the worker is killed", "", "kill")
@@ -227,11 +227,11 @@ class World:
 
     def cut(self, is_lossy: bool = False) -> None:
         self.spend("cuts")
-        road = self.client.road
-        self.change_road(road, is_cut=True)
+        direct = self.client.direct
+        self.change_road(direct, is_cut=True)
         if is_lossy:
-            kept = self.roads[road].answers if self.client.has_whole_answer else ()
-            self.change_road(road, steps=(), answers=kept)
+            kept = self.roads[direct].answers if self.client.has_whole_answer else ()
+            self.change_road(direct, steps=(), answers=kept)
             self.worker.has_seen_request = False
 
     def kill(self) -> None:
@@ -257,46 +257,46 @@ class World:
         self.executed += (name,)
 
     def new_block(self) -> int:
-        self.blocks += (Block(),)
+        self.blocks += (StepBuffers(),)
         return len(self.blocks) - 1
 
     def write_block(
-        self, block: int, *, action: int | None = None, chain: Chain | None = None
+        self, buffers: int, *, action: int | None = None, chain: Chain | None = None
     ) -> None:
-        former = self.blocks[block]
-        now = Block(
+        former = self.blocks[buffers]
+        now = StepBuffers(
             former.action if action is None else action, former.chain if chain is None else chain
         )
-        self.blocks = (*self.blocks[:block], now, *self.blocks[block + 1 :])
+        self.blocks = (*self.blocks[:buffers], now, *self.blocks[buffers + 1 :])
 
     def new_road(self) -> int:
-        self.roads += (Road(block=self.new_block() if self.is_shared else 0),)
+        self.roads += (Road(buffers=self.new_block() if self.is_shared else 0),)
         return len(self.roads) - 1
 
-    def change_road(self, road: int, **changes: Any) -> None:
-        now = self.roads[road]._replace(**changes)
-        self.roads = (*self.roads[:road], now, *self.roads[road + 1 :])
+    def change_road(self, direct: int, **changes: Any) -> None:
+        now = self.roads[direct]._replace(**changes)
+        self.roads = (*self.roads[:direct], now, *self.roads[direct + 1 :])
 
-    def send_step(self, road: int, number: int) -> None:
+    def send_step(self, direct: int, number: int) -> None:
         """The client sends; over a road that is cut, nothing."""
-        there = self.roads[road]
+        there = self.roads[direct]
         if there.is_cut:
             return
         # Over TCP the action comes along, and the worker writes it when it executes the step.
         if there.is_shared:
-            self.write_block(there.block, action=self.name_of(number))
-        self.change_road(road, steps=(*there.steps, number))
+            self.write_block(there.buffers, action=self.name_of(number))
+        self.change_road(direct, steps=(*there.steps, number))
 
-    def take_step(self, road: int) -> int:
+    def take_step(self, direct: int) -> int:
         """The worker receives."""
-        there = self.roads[road]
+        there = self.roads[direct]
         number, *rest = there.steps
-        self.change_road(road, steps=tuple(rest))
+        self.change_road(direct, steps=tuple(rest))
         return number
 
-    def put_answer(self, road: int, number: int, chain: Chain, *, is_done: bool) -> None:
+    def put_answer(self, direct: int, number: int, chain: Chain, *, is_done: bool) -> None:
         """The worker sends; over shared memory a bell is rung afterwards."""
-        there = self.roads[road]
+        there = self.roads[direct]
         answers = (*there.answers, Answer(number, is_done, chain))
         num_unrung = there.num_unrung + there.is_shared
-        self.change_road(road, answers=answers, num_unrung=num_unrung)
+        self.change_road(direct, answers=answers, num_unrung=num_unrung)

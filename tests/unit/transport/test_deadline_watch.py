@@ -3,17 +3,17 @@ import asyncio
 import pytest
 
 from rlmesh_ray.transport.deadline_watch import DeadlineWatch
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.session_progress import SessionProgress
 
 ENOUGH_S = 30.0
 
 
 @pytest.fixture
-def control() -> Progress:
-    return Progress.local(1)
+def control() -> SessionProgress:
+    return SessionProgress.local(1)
 
 
-def test_a_step_that_misses_its_deadline_is_told_of(control: Progress) -> None:
+def test_a_step_that_misses_its_deadline_is_told_of(control: SessionProgress) -> None:
     async def watch() -> None:
         overdue = asyncio.Event()
 
@@ -32,7 +32,7 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: Progress) -> None:
     asyncio.run(watch())
 
 
-def test_it_tells_again_for_as_long_as_nobody_acts(control: Progress) -> None:
+def test_it_tells_again_for_as_long_as_nobody_acts(control: SessionProgress) -> None:
     async def watch() -> None:
         told: asyncio.Queue[None] = asyncio.Queue()
 
@@ -50,7 +50,7 @@ def test_it_tells_again_for_as_long_as_nobody_acts(control: Progress) -> None:
 
 
 def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
-    control: Progress,
+    control: SessionProgress,
 ) -> None:
     async def watch() -> None:
         control.begin(1, 0)
@@ -67,7 +67,7 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
 
 
 def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_late() -> None:
-    class Overtaken(Progress):
+    class Overtaken(SessionProgress):
         @property
         def left_s(self) -> float | None:
             self.end()
@@ -80,7 +80,7 @@ def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_lat
     assert progress.late == 0
 
 
-def test_the_death_of_the_worker_is_told_once(control: Progress) -> None:
+def test_the_death_of_the_worker_is_told_once(control: SessionProgress) -> None:
     async def watch() -> None:
         is_dead = asyncio.Event()
         DeadlineWatch(control, 10, _never, lambda: False, is_dead.set)

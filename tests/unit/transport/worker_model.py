@@ -1,14 +1,14 @@
-"""The env worker of ``session_model``: ``envs.worker.Worker`` with its ``DirectWorker``.
+"""The env worker of ``session_model``: ``envs.worker.Worker`` with its ``DirectStepServer``.
 
-``WorkerSide`` and ``Progress`` are production's; what surrounds them is modelled after the methods
-that the comments name.
+``WorkerSide`` and ``SessionProgress`` are production's; what surrounds them is modelled after the
+methods that the comments name.
 """
 
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlmesh_ray.transport.core import Decision, WorkerSide
-from rlmesh_ray.transport.progress import Progress
+from rlmesh_ray.transport.exactly_once import ExecutionDecision, WorkerSide
+from rlmesh_ray.transport.session_progress import SessionProgress
 from tests.unit.transport.explorer import Move, shallow_copy
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ RESET, PARTIAL, STEP, RENDER, CALL = "reset", "partial reset", "step", "render",
 ATTACH, DETACH, CLEAR, RENEW = "attach", "detach", "clear", "renew"
 OBSERVE = "observe"
 """Commands that belong to no request, and have a reply."""
-START_SESSION, PASS_OVER, TRACK, UNTRACK = "start session", "pass over", "track", "untrack"
+START_SESSION, PASS_OVER, TRACK, UNTRACK = "start session", "skip", "track", "untrack"
 """Commands without a reply."""
 RAISED, OUT_OF_ORDER, CRASHED, TIMEOUT = "raised", "out of order", "crashed", "timeout"
 """Failures."""
@@ -33,7 +33,7 @@ class Order(NamedTuple):
 
     kind: str
     number: int = 0
-    road: int = 0
+    direct: int = 0
 
 
 class Reply(NamedTuple):
@@ -70,10 +70,10 @@ class WorkerModel:
         self.is_alive = False
         self.process = 0
         """Which one it is."""
-        self.progress = Progress.local(NUM_LANES)
+        self.progress = SessionProgress.local(NUM_LANES)
         self.side = WorkerSide(self.progress)
-        self.block = self.own_block = 0
-        self.road = 0
+        self.buffers = self.own_block = 0
+        self.direct = 0
         """Whose requests it takes; 0: it has none, or has closed its end."""
         self.orders: tuple[Order, ...] = ()
         self.replies: tuple[Reply, ...] = ()
@@ -96,9 +96,9 @@ class WorkerModel:
             self.process,
             (own.begun, own.done, own._halves[0].tobytes(), own._halves[1].tobytes()),
             self.side._is_direct_open,
-            self.block,
+            self.buffers,
             self.own_block,
-            self.road,
+            self.direct,
             self.orders,
             self.replies,
             self.doing,
@@ -111,10 +111,10 @@ class WorkerModel:
         """Be a new process, with a block of its own and a new environment."""
         self.is_alive = True
         self.process += 1
-        self.progress = Progress.local(NUM_LANES)
+        self.progress = SessionProgress.local(NUM_LANES)
         self.side = WorkerSide(self.progress)
-        self.block = self.own_block = self.world.new_block()
-        self.road = 0
+        self.buffers = self.own_block = self.world.new_block()
+        self.direct = 0
         self.orders, self.replies, self.doing = (), (), None
         self.kept, self.chain, self.has_seen_request = REFUSED, (), False
 
@@ -125,9 +125,9 @@ class WorkerModel:
         self.orders = ()
         self._close_road()
 
-    def writable_progress(self) -> Progress:
+    def writable_progress(self) -> SessionProgress:
         """Return its progress, which no other world shares."""
-        mine = Progress.local(NUM_LANES)
+        mine = SessionProgress.local(NUM_LANES)
         mine._memory[:] = self.progress._memory
         if self.world.endpoint.progress is self.progress:
             self.world.endpoint.progress = mine
@@ -139,8 +139,8 @@ class WorkerModel:
     def moves(self) -> Iterator[Move]:
         if not self.is_alive:
             return
-        road = self.world.roads[self.road] if self.road else None
-        if road is not None and road.num_unrung:
+        direct = self.world.roads[self.direct] if self.direct else None
+        if direct is not None and direct.num_unrung:
             yield Move("worker rings", "worker", "ring")  # it does one thing after the other
         elif self.doing is not None:
             yield Move("worker goes on", "worker", "work")
@@ -150,7 +150,7 @@ class WorkerModel:
             yield Move("worker takes a direct step", "worker", "take_step")
         elif self.orders:  # worker._next: the channel comes first
             yield Move(f"worker takes the order: {self.orders[0].kind}", "worker", "take_order")
-        elif road is not None and road.steps:
+        elif direct is not None and direct.steps:
             # Between here and the step itself an order may come.
             yield Move("worker sees a direct step", "worker", "see_request")
 
@@ -160,17 +160,17 @@ class WorkerModel:
         self.orders = tuple(rest)
         match order.kind:
             case "track":  # Worker.track
-                (self.side.open_direct if self.road else self.side.shut_direct)()
+                (self.side.accept_direct if self.direct else self.side.refuse_direct)()
             case "untrack":
-                self.side.shut_direct()
-            case "pass over":  # Worker.pass_over
+                self.side.refuse_direct()
+            case "skip":  # Worker.skip
                 self.writable_progress()
-                self.side.pass_over(order.number)
+                self.side.skip(order.number)
                 self.kept = REFUSED if self.progress.begun == order.number else self.kept
             case "start session":  # Worker.start_session
                 self.side, self.kept = WorkerSide(self.progress), REFUSED
             case "attach":
-                self._attach(order.road)
+                self._attach(order.direct)
             case "detach" | "clear" | "renew":
                 self._detach(order.kind)
             case "observe":
@@ -189,30 +189,30 @@ class WorkerModel:
     def _attach(self, number: int) -> None:
         """``Worker._attach``."""
         self._close_road()
-        self.side.shut_direct()
-        self._move_to(self.world.roads[number].block or self.own_block)
-        self.road = number
+        self.side.refuse_direct()
+        self._move_to(self.world.roads[number].buffers or self.own_block)
+        self.direct = number
         self.replies += (Reply(ATTACH),)
 
-    def _move_to(self, block: int) -> None:
+    def _move_to(self, buffers: int) -> None:
         """``Worker._move_to``: the results come along."""
-        self.world.write_block(block, chain=self.world.blocks[self.block].chain)
-        self.block = block
+        self.world.write_block(buffers, chain=self.world.blocks[self.buffers].chain)
+        self.buffers = buffers
 
     def _close_road(self) -> None:
-        if self.road:
-            road = self.world.roads[self.road]
-            if road.is_shared:  # over TCP the endpoint holds the connection open
-                self.world.change_road(self.road, is_cut=True)
-            self.world.change_road(self.road, num_unrung=0)
-        self.road = 0
+        if self.direct:
+            direct = self.world.roads[self.direct]
+            if direct.is_shared:  # over TCP the endpoint holds the connection open
+                self.world.change_road(self.direct, is_cut=True)
+            self.world.change_road(self.direct, num_unrung=0)
+        self.direct = 0
 
     def _answer(self, order: Order) -> None:
         """``Worker.answer``."""
         decision = self.side.decide(order.number)
-        if decision is Decision.EXECUTE:
+        if decision is ExecutionDecision.EXECUTE:
             self._begin(Doing(order.number, order.kind, is_direct=False))
-        elif decision is Decision.ANSWER_AGAIN:
+        elif decision is ExecutionDecision.RESEND_ANSWER:
             self.replies += (self.kept,)
         else:
             self.replies += (Reply(order.kind, OUT_OF_ORDER),)
@@ -221,12 +221,12 @@ class WorkerModel:
         self.has_seen_request = True
 
     def take_step(self) -> None:
-        """``DirectWorker.serve`` and ``Worker._step_directly``, up to the step itself."""
+        """``DirectStepServer.serve`` and ``Worker._step_directly``, up to the step itself."""
         self.has_seen_request = False
-        number = self.world.take_step(self.road)
+        number = self.world.take_step(self.direct)
         if self.side.executes_direct(number):
-            if not self.world.roads[self.road].is_shared:
-                self.world.write_block(self.block, action=self.world.name_of(number))
+            if not self.world.roads[self.direct].is_shared:
+                self.world.write_block(self.buffers, action=self.world.name_of(number))
             self._begin(Doing(number, STEP, is_direct=True))
         else:
             self._answer_direct(number, is_done=False)
@@ -259,7 +259,7 @@ class WorkerModel:
         world.note_execution(number)
         name = world.name_of(number)
         if kind == STEP:
-            action = world.blocks[self.block].action
+            action = world.blocks[self.buffers].action
             is_right = action == name or not world.client.is_honest
             world.require(is_right, "a step applies the action that was sent with it")
         if kind != RENDER:
@@ -267,7 +267,7 @@ class WorkerModel:
         self.kept = Reply(kind, "", self.chain if kind in (RENDER, CALL) else ())
         if kind in (RENDER, CALL):
             return
-        world.write_block(self.block, chain=self.chain)
+        world.write_block(self.buffers, chain=self.chain)
         progress = self.writable_progress()
         if kind == STEP:
             progress.count_step(*world.no_rewards)
@@ -281,18 +281,18 @@ class WorkerModel:
         self.world.note_execution(doing.number)
         self.kept = Reply(doing.kind, RAISED)
         if doing.kind in (RESET, PARTIAL, STEP):
-            self.side.shut_direct()
+            self.side.refuse_direct()
         self.doing = doing._replace(phase=1)
 
     def _answer_direct(self, number: int, *, is_done: bool) -> None:
-        """``DirectWorker._answer``, and sending it."""
-        road = self.world.roads[self.road]
-        if road.is_cut:  # no answer passes a cut
+        """``DirectStepServer._answer``, and sending it."""
+        direct = self.world.roads[self.direct]
+        if direct.is_cut:  # no answer passes a cut
             self._close_road()
             return
-        chain = self.world.blocks[self.block].chain if is_done and not road.is_shared else ()
-        self.world.put_answer(self.road, number, chain, is_done=is_done)
+        chain = self.world.blocks[self.buffers].chain if is_done and not direct.is_shared else ()
+        self.world.put_answer(self.direct, number, chain, is_done=is_done)
 
     def ring(self) -> None:
-        road = self.world.roads[self.road]
-        self.world.change_road(self.road, num_unrung=road.num_unrung - 1, is_rung=True)
+        direct = self.world.roads[self.direct]
+        self.world.change_road(self.direct, num_unrung=direct.num_unrung - 1, is_rung=True)

@@ -1,0 +1,238 @@
+"""FleetManager: the actor that owns the endpoints of one fleet.
+
+Whoever starts an actor owns it, and Ray ends it with its owner. Endpoints are moved when a runner
+asks for it, so that their owner cannot be the driver; but it ends with the driver.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlmesh_ray.actors.durable_args import MAX_INLINE_BYTES
+from rlmesh_ray.actors.env_actor import EnvServiceActor
+from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
+from rlmesh_ray.actors.serialized_env import SerializedEnv
+from rlmesh_ray.errors import RlmeshError
+
+_MOVE_TIMEOUT_S = 20.0
+_FULL_FOR_S = 60.0
+"""How long not to try again where there was no room."""
+_DRAIN_GRACE_S = 5.0
+_NEEDS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+"""What endpoints need that may be brought somewhere: Ray's options, and its names of resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """What it takes to start one endpoint."""
+
+    endpoint_id: str
+    options: Mapping[str, Any]
+    """Ray's, of its actor."""
+    token: str = field(repr=False)
+    address: str | None = None
+    is_movable: bool = False
+    """Whether it is brought to the node of the first runner that claims it."""
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    spec: EndpointSpec
+    actor: Any
+    is_placed: bool = False
+    """Whether a runner has claimed it: it is never moved again."""
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class FleetManager:
+    """Starts, moves and ends a fleet's endpoints. Waits for none of them to start.
+
+    Args:
+        fleet: Its id.
+        env: What all of them serve.
+        settings: Further arguments of each ``EnvServiceActor``.
+    """
+
+    def __init__(self, fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> None:
+        self._fleet = fleet
+        # For the endpoints' restarts; see ``durable``.
+        self._env = env if len(env.content) < MAX_INLINE_BYTES else ray.put(env)
+        self._settings = dict(settings)
+        self._registry = shared_registry()
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._leaving: dict[str, _Endpoint] = {}
+        self._draining: set[asyncio.Task[None]] = set()
+        self._full_until_s: dict[str, float] = {}
+        # A call may overtake another one of the same caller, on the way to an asynchronous actor:
+        # what is to end may not have been started yet.
+        self._ended: set[str] = set()
+
+    async def start(self, specs: Sequence[EndpointSpec]) -> list[Any]:
+        """Start endpoints that have not been ended; return the handles of their actors at once."""
+        starting = [spec for spec in specs if spec.endpoint_id not in self._ended]
+        for spec in starting:
+            self._endpoints[spec.endpoint_id] = _Endpoint(spec, self._actor(spec, {}))
+        return [self._endpoints[spec.endpoint_id].actor for spec in starting]
+
+    async def actors(self, endpoint_ids: Sequence[str]) -> list[Any]:
+        """Return the handles of the actors that endpoints have now."""
+        return [self._endpoints[each].actor for each in endpoint_ids if each in self._endpoints]
+
+    async def move_near(self, endpoint_id: str, node_id: str) -> None:
+        """Bring an endpoint to a node, if nobody has ever asked that, and there is room.
+
+        Returns when it serves where it is to stay.
+        """
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None or endpoint.is_placed or not endpoint.spec.is_movable:
+            return
+        async with endpoint.moving:
+            if not endpoint.is_placed:
+                await self._move_to(endpoint, node_id)
+                endpoint.is_placed = True
+
+    async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
+        """Give endpoints no new sessions, and end them when their sessions have gone.
+
+        Args:
+            endpoint_ids: Which.
+            timeout_s: After how long sessions that are still there are cut off.
+        """
+        for endpoint_id in endpoint_ids:
+            endpoint = self._endpoints.pop(endpoint_id, None)
+            if endpoint is None:
+                continue
+            self._leaving[endpoint_id] = endpoint
+            await self._update_registry("retire", endpoint_id)
+            draining = asyncio.create_task(self._drain(endpoint, timeout_s))
+            self._draining.add(draining)
+            draining.add_done_callback(self._draining.discard)
+
+    async def end(self, endpoint_ids: Iterable[str] | None = None) -> None:
+        """End endpoints at once, also those that are still to be started; None: all there are."""
+        there = self._endpoints | self._leaving
+        ids = list(there) if endpoint_ids is None else list(endpoint_ids)
+        self._ended.update(ids)
+        ending = [there[each] for each in ids if each in there]
+        # First all of them: the registry may take its time.
+        for endpoint in ending:
+            ray.kill(endpoint.actor)
+        for endpoint in ending:
+            await self._end(endpoint)
+
+    def _actor(
+        self, spec: EndpointSpec, changes: Mapping[str, Any], *, announces: bool = True
+    ) -> Any:
+        actor_class: Any = EnvServiceActor
+        return actor_class.options(**{**spec.options, **changes}).remote(
+            self._env,
+            token=spec.token,
+            address=spec.address,
+            endpoint_id=spec.endpoint_id,
+            fleet=self._fleet,
+            announces=announces,
+            **self._settings,
+        )
+
+    async def _move_to(self, endpoint: _Endpoint, node_id: str) -> None:
+        """Start an endpoint anew on a node, and end it where it was. It may stay where it is."""
+        if not self._has_room(node_id, endpoint.spec.options):
+            return
+        actor = None
+        try:
+            description = await _await_within(_MOVE_TIMEOUT_S, endpoint.actor.describe.remote())
+            if description["node_id"] == node_id or description["num_sessions"]:
+                return
+            # Elsewhere at once if that node is full all the same, or lost later.
+            there = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
+            changes = {"scheduling_strategy": there}
+            actor = self._actor(endpoint.spec, changes, announces=False)
+            async with asyncio.timeout(_MOVE_TIMEOUT_S):
+                description = await actor.describe.remote()
+            if description["node_id"] == node_id and endpoint.spec.endpoint_id in self._endpoints:
+                # From now on this is the one, whatever becomes of the call: the registry may know
+                # it already, and the former one would take that for its end.
+                actor, endpoint.actor = endpoint.actor, actor
+                await _await_within(_MOVE_TIMEOUT_S, endpoint.actor.announce.remote())
+                return
+            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
+        except (TimeoutError, RlmeshError, ray.exceptions.RayError):
+            self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
+        finally:
+            if actor is not None:  # the one that is not used
+                ray.kill(actor)
+
+    def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
+        """Return whether an endpoint may fit on a node, as far as Ray knows just now."""
+        if time.monotonic() < self._full_until_s.get(node_id, 0.0):
+            return False
+        free = available_resources_per_node().get(node_id, {})
+        needs = {name: options.get(option) or 0 for option, name in _NEEDS.items()}
+        return all(free.get(name, 0.0) >= amount for name, amount in needs.items())
+
+    async def _drain(self, endpoint: _Endpoint, timeout_s: float) -> None:
+        async with endpoint.moving:  # the one that stays is drained
+            # If it does not answer, it has lost its sessions, or they have had their time.
+            with contextlib.suppress(TimeoutError, RlmeshError, ray.exceptions.RayError):
+                await _await_within(
+                    timeout_s + _DRAIN_GRACE_S, endpoint.actor.drain.remote(timeout_s)
+                )
+            await self._end(endpoint)
+
+    async def _end(self, endpoint: _Endpoint) -> None:
+        endpoint_id = endpoint.spec.endpoint_id
+        self._endpoints.pop(endpoint_id, None)
+        self._leaving.pop(endpoint_id, None)
+        ray.kill(endpoint.actor)
+        await self._update_registry("withdraw", endpoint_id)
+
+    async def _update_registry(self, method: str, endpoint_id: str) -> None:
+        """Tell the registry something about an endpoint. Never fails: leases run out anyhow."""
+        try:
+            await getattr(self._registry, method).remote(endpoint_id)
+        except ray.exceptions.RayError:
+            # Lost for good: the endpoints have started another one, or this does.
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):
+                self._registry = shared_registry()
+                await getattr(self._registry, method).remote(endpoint_id)
+
+
+def start_fleet_manager(fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> Any:
+    """Start the keeper of a fleet; it lives as long as the handle that this returns."""
+    return (
+        ray.remote(FleetManager)
+        .options(
+            name=_name(fleet),
+            namespace=REGISTRY_NAMESPACE,
+            num_cpus=0,
+            # Any other node can be lost without the cluster, and would take the fleet along.
+            resources={"node:__internal_head__": 0.001},
+            scheduling_strategy="DEFAULT",
+        )
+        .remote(fleet, env, settings)
+    )
+
+
+def find_fleet_manager(fleet: str) -> Any:
+    """Return the keeper of a fleet.
+
+    Raises:
+        ValueError: The fleet has been stopped.
+    """
+    return ray.get_actor(_name(fleet), namespace=REGISTRY_NAMESPACE)
+
+
+def _name(fleet: str) -> str:
+    return f"env-fleet/{fleet}"
+
+
+async def _await_within(timeout_s: float, answer: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(timeout_s):
+        return await answer

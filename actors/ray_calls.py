@@ -1,0 +1,172 @@
+"""Answers of Ray actors, with this package's errors in place of Ray's."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from rlmesh_ray.actors.cluster_resources import fits, is_unplaced
+from rlmesh_ray.errors import (
+    CapacityError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    RlmeshError,
+)
+
+_LOG = logging.getLogger(__name__)
+
+_ALIKE_S = 1.0
+"""How long others that fail in the same way may be behind the first."""
+_FIRST_NOTICE_S = 5.0
+_NOTICE_EVERY_S = 30.0
+"""How often the log tells that actors have no node yet."""
+
+
+def get_result(reference: Any, timeout_s: float | None = None) -> Any:
+    """Wait for the answer to one actor call.
+
+    Raises:
+        RlmeshError: As the actor raised it.
+        EndpointTimeoutError: There is none after ``timeout_s``.
+        EndpointUnreachableError: The actor is restarting, or dead.
+    """
+    return get_results([reference], timeout_s)[0]
+
+
+def get_results(references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    """Wait for the answers to several actor calls; see ``get_result``."""
+    found = get_outcomes(references, timeout_s)
+    for outcome in found:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return found
+
+
+def await_start(
+    starting: Sequence[Any],
+    what: str,
+    needs: Mapping[str, float] | Sequence[Mapping[str, float]],
+    timeout_s: float,
+) -> None:
+    """Wait until actors have answered their first call.
+
+    While some of them have no node yet, the log says so after a few seconds, and again and again,
+    with what they need and what is free.
+
+    Args:
+        starting: The calls.
+        what: The actors, in the plural; also the end of the option that says how many.
+        needs: What Ray sets aside for each of them, by Ray's names ("CPU", "GPU"); or a
+            sequence of that, one an actor.
+        timeout_s: For all of them.
+
+    Raises:
+        RlmeshError: As one of them raised it.
+        CapacityError: The cluster did not place all of them in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    notice_s = time.monotonic() + _FIRST_NOTICE_S
+    waiting = list(starting)
+
+    def wanted() -> Mapping[str, float]:
+        """Return what the first of those that wait needs."""
+        return needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
+
+    # One by one: who waits for room that never comes hides no failure.
+    while waiting and (left_s := deadline_s - time.monotonic()) > 0:
+        ready, waiting = ray.wait(
+            waiting, timeout=min(left_s, max(notice_s - time.monotonic(), 0.0))
+        )
+        if any(isinstance(each, Exception) for each in get_outcomes(ready)):
+            if waiting:
+                ray.wait(waiting, num_returns=len(waiting), timeout=_ALIKE_S)
+            get_results(ready)
+        if waiting and time.monotonic() >= notice_s:
+            is_told = is_unplaced(wanted())
+            if is_told:
+                _LOG.warning(
+                    "%d of %d %s have no node yet; %s: %s. This waits for them for %.0f s more",
+                    len(waiting),
+                    len(starting),
+                    what,
+                    _needed_and_free(wanted()),
+                    _more_room(wanted(), what),
+                    max(deadline_s - time.monotonic(), 0.0),
+                )
+            notice_s = time.monotonic() + (_NOTICE_EVERY_S if is_told else _FIRST_NOTICE_S)
+    if not waiting:
+        return
+    remedy = (
+        "so they take longer to start, or die while they do, which Ray's log tells: raise "
+        "start_timeout_s, or mend them"
+        if fits(wanted(), ray.available_resources())
+        else f"{_more_room(wanted(), what)}; where nodes come by themselves, which takes minutes, "
+        "raise start_timeout_s"
+    )
+    raise CapacityError(
+        f"{len(waiting)} of {len(starting)} {what} did not start in {timeout_s:g} s; "
+        f"{_needed_and_free(wanted())}: {remedy}"
+    )
+
+
+def _needed_and_free(wanted: Mapping[str, float]) -> str:
+    free, total = ray.available_resources(), ray.cluster_resources()
+    there = ", ".join(
+        f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in wanted
+    )
+    needed = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items())
+    return f"each needs {needed or 'no resources'}, and the cluster has {there or 'nodes'} free"
+
+
+def _more_room(wanted: Mapping[str, float], what: str) -> str:
+    options = [{"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name) for name in wanted]
+    return (
+        f"lower {', '.join(options)} or num_{what}, end what holds the rest (an algorithm, another "
+        "fleet), or add nodes"
+    )
+
+
+def stop_actor(actor: Any, timeout_s: float) -> None:
+    """Have an actor stop what it hosts, by its method ``stop``, and end it in any case."""
+    # Without Ray it has ended already, and to ask for it would start another Ray.
+    if not ray.is_initialized():
+        return
+    try:
+        with contextlib.suppress(RlmeshError):
+            get_result(actor.stop.remote(), timeout_s)
+    finally:
+        ray.kill(actor)
+
+
+def get_outcomes(references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    """Wait for several actor calls; return each one's answer, or the error in its place."""
+    _, late = ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
+    # All of them, also those behind a failure: Ray logs failures that nobody looks at.
+    return [
+        EndpointTimeoutError(f"an actor did not answer within {timeout_s:g} s")
+        if reference in late
+        else _outcome(reference)
+        for reference in references
+    ]
+
+
+def _outcome(reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        # Ray's own text of it is a traceback of many lines.
+        return error.cause if isinstance(error.cause, RlmeshError) else error
+    except ray.exceptions.RayActorError as error:
+        lines = str(error).strip().splitlines()
+        if getattr(error, "actor_init_failed", False):
+            # Ray's text ends with the traceback of the cause.
+            return EndpointUnreachableError(
+                f"an actor cannot be made: {lines[-1]}; where it runs, rlmesh_ray and Ray must be "
+                "as they are here"
+            )
+        return EndpointUnreachableError(f"an actor is restarting or gone: {lines[0]}")
+    except ray.exceptions.ObjectLostError:
+        return EndpointUnreachableError("what an actor kept is gone with it")

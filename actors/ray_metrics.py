@@ -1,0 +1,61 @@
+"""Feeds what an endpoint counts into Ray's metrics: at each heartbeat, never at a step.
+
+Where Ray's agent does not run (it comes with ``ray[default]``), Ray drops what it is given.
+"""
+
+import functools
+from typing import Any
+
+from ray.util.metrics import Counter, Gauge
+
+from rlmesh_ray.actors.registry.lease_table import EndpointRecord
+from rlmesh_ray.server.metrics import RESTARTS, TAGS, Metric, MetricKind, metrics_of
+from rlmesh_ray.server.statistics import Statistics, StatisticsPair
+
+
+class EndpointMetrics:
+    """Tells Ray of one endpoint, again and again. For one thread.
+
+    Args:
+        record: Of the endpoint.
+        since: What it had done before, which is not to count; None: nothing.
+    """
+
+    def __init__(self, record: EndpointRecord, since: Statistics | None = None) -> None:
+        self._tags = dict(zip(TAGS, (record.endpoint_id, record.fleet), strict=True))
+        self._before = since
+        # By metric and label: what Ray's counters have been given.
+        self._given: dict[tuple[str, str], float] = {}
+        self._num_restarts = record.incarnation - 1
+        for metric in metrics_of(since) if since is not None else ():
+            for value_of_label, value in metric.read(since).items():
+                self._given[metric.name, value_of_label] = value
+
+    def feed(self, now: Statistics) -> StatisticsPair:
+        """Feed the metrics with what has happened since the last time; return both times."""
+        _instrument(RESTARTS).set(self._num_restarts, self._tags)
+        for metric in metrics_of(now):
+            for value_of_label, value in metric.read(now).items():
+                self._feed(metric, value_of_label, value)
+        before, self._before = self._before, now
+        return StatisticsPair(now, before)
+
+    def _feed(self, metric: Metric, value_of_label: str, value: float) -> None:
+        instrument = _instrument(metric)
+        tags = {**self._tags, metric.label: value_of_label} if metric.label else self._tags
+        if metric.kind is MetricKind.GAUGE:
+            instrument.set(value, tags)
+            return
+        key = metric.name, value_of_label
+        grown = value - self._given.get(key, 0.0)
+        if grown > 0:  # Ray takes no other
+            instrument.inc(grown, tags)
+            self._given[key] = value
+
+
+@functools.cache
+def _instrument(metric: Metric) -> Any:
+    """Return Ray's end of a metric; one a process."""
+    make: Any = Gauge if metric.kind is MetricKind.GAUGE else Counter
+    labels = (metric.label,) if metric.label else ()
+    return make(metric.name, metric.description, tag_keys=(*TAGS, *labels))

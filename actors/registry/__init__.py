@@ -1,0 +1,1 @@
+"""The cluster's registry: leases of endpoints, and which session samples from which."""

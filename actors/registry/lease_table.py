@@ -1,0 +1,198 @@
+"""Which endpoints there are, and until when that can be relied on. No I/O: time is passed in.
+
+An endpoint's id stays the same over restarts; its incarnation counts them, so that an old address
+is never taken for a newer one's. Each incarnation holds a lease, which its heartbeats renew: who
+has not been heard of for so long is sent nobody any more.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DEFAULT_LEASE_S = 15.0
+_FORGET_AFTER_S = 600.0
+"""After the end of a lease; until then its incarnation is remembered, and shown as stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRecord:
+    """What is known of an endpoint."""
+
+    endpoint_id: str
+    incarnation: int
+    """1 for the first start."""
+    address: str
+    fleet: str = ""
+    node_id: str = ""
+    """Where it is; empty: on no node of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOverview:
+    """One endpoint, for people who look."""
+
+    record: EndpointRecord
+    lease_left_s: float
+    """0 or less: it is stale, and nobody is sent there."""
+    is_retiring: bool
+    num_assigned: int
+    statistics: object = None
+    """What it told with its last heartbeat that told any."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    record: EndpointRecord
+    lease_s: float
+    renewed_s: float
+    is_suspended: bool = False
+    is_retiring: bool = False
+    statistics: object = None
+
+    def left_s(self, now_s: float) -> float:
+        return self.renewed_s + self.lease_s - now_s
+
+    def is_live(self, now_s: float) -> bool:
+        return not self.is_suspended and self.left_s(now_s) > 0
+
+
+class LeaseTable:
+    """The records, by endpoint id and by fleet. All times are of one monotonic clock."""
+
+    def __init__(self) -> None:
+        # Both keep the order in which ids were announced first.
+        self._entries: dict[str, _Lease] = {}
+        self._fleets: dict[str, dict[str, _Lease]] = {}
+        # Of those that have been withdrawn: the incarnation, and when to forget it.
+        self._former: dict[str, tuple[int, float]] = {}
+        self._next_sweep_s = 0.0
+
+    def announce(  # what a record holds
+        self,
+        endpoint_id: str,
+        address: str,
+        fleet: str,
+        node_id: str,
+        lease_s: float,
+        now_s: float,
+    ) -> int:
+        """Note a new incarnation of an endpoint, which holds the id from now on; return it."""
+        self._sweep(now_s)
+        entry = self._entries.get(endpoint_id)
+        former, _ = self._former.pop(endpoint_id, (0, 0.0))
+        incarnation = (entry.record.incarnation if entry else former) + 1
+        self._enter(
+            EndpointRecord(endpoint_id, incarnation, address, fleet, node_id), lease_s, now_s
+        )
+        return incarnation
+
+    def resume(self, record: EndpointRecord, lease_s: float, now_s: float) -> bool:
+        """Take back an incarnation that is not known any more, such as after a restart of this.
+
+        Returns:
+            False: The id has gone to another one, or has been withdrawn.
+        """
+        former, _ = self._former.get(record.endpoint_id, (0, 0.0))
+        entry = self._entries.get(record.endpoint_id)
+        if former or (entry and not self._yields(entry, record, now_s)):
+            return False
+        if entry is None or entry.record != record:
+            self._enter(record, lease_s, now_s)
+        else:
+            entry.renewed_s = now_s
+        return True
+
+    def renew(
+        self, endpoint_id: str, incarnation: int, now_s: float, statistics: object = None
+    ) -> bool:
+        """Renew a lease.
+
+        Returns:
+            False: The endpoint is not known, or another incarnation holds the id.
+        """
+        entry = self._entries.get(endpoint_id)
+        if entry is None or entry.record.incarnation != incarnation:
+            return False
+        entry.renewed_s = now_s
+        if statistics is not None:
+            entry.statistics = statistics
+        return True
+
+    def lookup(self, endpoint_id: str, now_s: float) -> EndpointRecord | None:
+        """Return the newest record of an endpoint; None when nobody may be sent there."""
+        entry = self._entries.get(endpoint_id)
+        return entry.record if entry and entry.is_live(now_s) else None
+
+    def members(self, fleet: str, now_s: float) -> tuple[EndpointRecord, ...]:
+        """Return the endpoints of a fleet that may get sessions, in a lasting order."""
+        return tuple(
+            entry.record
+            for entry in self._fleets.get(fleet, {}).values()
+            if entry.is_live(now_s) and not entry.is_retiring
+        )
+
+    def entries(self, now_s: float) -> Iterator[EndpointOverview]:
+        """Yield what is known of every endpoint; its seats are somebody else's to count."""
+        for entry in self._entries.values():
+            yield EndpointOverview(
+                entry.record, entry.left_s(now_s), entry.is_retiring, 0, entry.statistics
+            )
+
+    def retire(self, endpoint_id: str) -> None:
+        """Give an endpoint no new sessions any more, also if it restarts."""
+        if endpoint_id in self._entries:
+            self._entries[endpoint_id].is_retiring = True
+
+    def suspend(self, endpoint_id: str) -> None:
+        """Send nobody to an endpoint any more, until it is announced again."""
+        if endpoint_id in self._entries:
+            self._entries[endpoint_id].is_suspended = True
+
+    def withdraw(self, endpoint_id: str, now_s: float, incarnation: int | None = None) -> None:
+        """Strike an endpoint that has been ended for good.
+
+        Args:
+            endpoint_id: Which.
+            now_s: The time.
+            incarnation: Only if this one holds the id; None: whichever does.
+        """
+        entry = self._entries.get(endpoint_id)
+        if entry is None or incarnation not in {None, entry.record.incarnation}:
+            return
+        self._drop(endpoint_id)
+        # A last heartbeat of its own, on its way, must not bring it back.
+        self._former[endpoint_id] = (entry.record.incarnation, now_s + _FORGET_AFTER_S)
+
+    def _enter(self, record: EndpointRecord, lease_s: float, now_s: float) -> None:
+        former = self._entries.get(record.endpoint_id)
+        if former is not None and former.record.fleet != record.fleet:
+            self._drop(record.endpoint_id)
+        entry = _Lease(record, lease_s, now_s, is_retiring=bool(former and former.is_retiring))
+        self._entries[record.endpoint_id] = entry
+        self._fleets.setdefault(record.fleet, {})[record.endpoint_id] = entry
+
+    def _drop(self, endpoint_id: str) -> None:
+        fleet = self._entries.pop(endpoint_id).record.fleet
+        del self._fleets[fleet][endpoint_id]
+        if not self._fleets[fleet]:
+            del self._fleets[fleet]
+
+    @staticmethod
+    def _yields(entry: _Lease, record: EndpointRecord, now_s: float) -> bool:
+        """Return whether an entry makes room for another record of its id."""
+        if entry.record == record:
+            return True
+        # Incarnations are counted anew after a restart of this: only a lease that has run out
+        # makes an older one of the entry.
+        return entry.record.incarnation < record.incarnation and entry.left_s(now_s) <= 0
+
+    def _sweep(self, now_s: float) -> None:
+        """Forget what has not been heard of for long, now and then."""
+        if now_s < self._next_sweep_s:
+            return
+        self._next_sweep_s = now_s + _FORGET_AFTER_S / 10
+        for endpoint_id, entry in list(self._entries.items()):
+            if entry.left_s(now_s) < -_FORGET_AFTER_S:
+                self._drop(endpoint_id)
+        for endpoint_id, (_, until_s) in list(self._former.items()):
+            if until_s < now_s:
+                del self._former[endpoint_id]

@@ -1,0 +1,402 @@
+"""``rlmesh-ray check``: which clause of the edition an endpoint breaks."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rlmesh_ray.cli.console import Console, program
+from rlmesh_ray.cli.options.common import (
+    DebugFlag,
+    EditionText,
+    JsonFlag,
+    TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    ValidationChoice,
+    client_tls,
+    read_token,
+)
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    EndpointError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    HandshakeRefusedError,
+)
+from rlmesh_ray.protocol.address import is_dm_env_rpc_address, looks_like_address
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.compliance.findings import Finding
+    from rlmesh_ray.spaces.contract import EnvContract
+
+BROKEN = 3
+"""Exit code when a clause is broken; 1 is for a check that could not be done."""
+_NOT_CHECKED = 1
+_INTERRUPTED = 130
+
+_CHECKS = "Checks"
+_LANES_OF_A_MODEL = 2
+_PROBE = "serve-env rlmesh_ray.testing.probe_env:RLMeshProbe-v0 --num-envs 2"
+
+ValidationOption = Annotated[
+    ValidationChoice,
+    typer.Option(
+        "--validation",
+        rich_help_panel=_CHECKS,
+        help="For an environment's endpoint only: its policy for values out of range.",
+    ),
+]
+EnvOption = Annotated[
+    str,
+    typer.Option(
+        "--env",
+        metavar="ENV_OR_ADDRESS",
+        rich_help_panel=_CHECKS,
+        help="For a model's endpoint only: a Gymnasium id or an endpoint that the policy was "
+        "made for.",
+    ),
+]
+EndFlag = Annotated[
+    bool,
+    typer.Option(
+        "--may-end-endpoint",
+        rich_help_panel=_CHECKS,
+        help="Send also what may end the endpoint for good: Shutdown, and Close to a model.",
+    ),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--answer-timeout",
+        metavar="SECONDS",
+        rich_help_panel=_CHECKS,
+        min=0.1,
+        help="How long any answer may take.",
+    ),
+]
+
+
+@dataclass
+class _Report:
+    """What has been found so far."""
+
+    findings: "list[Finding]" = field(default_factory=list)
+    planned: list[str] = field(default_factory=list)
+    """Clauses that were to be checked."""
+    could_act: bool = True
+    """Whether the policy of a model could act in the environment that was named."""
+
+    @property
+    def unchecked(self) -> list[str]:
+        return self.planned[len(self.findings) :]
+
+
+@dataclass(frozen=True)
+class _CheckOptions:
+    """What the options say."""
+
+    connect_options: "ConnectOptions"
+    env: str
+    validation: ValidationChoice
+    may_end_endpoint: bool
+    answer_timeout_s: float
+
+
+def check(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="HOST:PORT, unix:PATH or rlmesh://HOST:PORT.")
+    ],
+    env: EnvOption = "CartPole-v1",
+    validation: ValidationOption = ValidationChoice.WARN,
+    may_end_endpoint: EndFlag = False,
+    answer_timeout: TimeoutOption = 60.0,
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
+    edition_text: EditionText = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Hold an endpoint, in any language, to every clause of edition 2026.06.
+
+    It opens up to a hundred sessions, one after the other, and sends actions out of range and
+    malformed ones: not for an environment that moves a real machine.
+
+    What only a special environment shows is seen when the endpoint serves the probe
+    (rlmesh_ray.testing.probe_env:RLMeshProbe-v0).
+
+    Exit codes: 0 no clause is broken, 3 some are, 1 the check could not be done, 2 wrong usage,
+    130 interrupted.
+    """
+    from rlmesh_ray.client.channel import ConnectOptions
+
+    _require_edition(address)
+    console: Console = context.obj
+    token, tls = (
+        read_token(token_file),
+        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
+    )
+    connect_options = ConnectOptions(address, token, tls, edition_text=edition_text)
+    plan = _CheckOptions(connect_options, env, validation, may_end_endpoint, answer_timeout)
+    report = _Report()
+    is_interrupted = False
+    try:
+        for finding in _watched(console, _findings(plan, report)):
+            console.event(
+                "finding",
+                service=finding.service,
+                clause=finding.clause,
+                verdict=finding.verdict.value,
+                message=finding.message,
+            )
+            report.findings.append(finding)
+    except KeyboardInterrupt:
+        is_interrupted = True  # what was found so far may be what was looked for
+    _show(console, address, report)
+    return _INTERRUPTED if is_interrupted else _exit_code(report)
+
+
+def _require_edition(address: str) -> None:
+    """Refuse an address of another protocol.
+
+    Raises:
+        typer.BadParameter: It is one, and what to use instead.
+    """
+    if is_dm_env_rpc_address(address):
+        remedy = (
+            f"{program()} inspect {address} shows what is served there, and dm_env_rpc's own "
+            "compliance tests (dm_env_rpc.v1.compliance) check a server of it; an endpoint of "
+            f"this package answers the edition on the same port: {program()} check {address.rpartition('://')[2]}"
+        )
+    elif address.startswith("rllink://"):
+        remedy = (
+            "RLlink has no endpoints to check: simulators connect to the runner, which listens "
+            f"there after configure(config, {address!r})"
+        )
+    else:
+        return
+    raise typer.BadParameter(f"check knows edition 2026.06 only; {remedy}", param_hint="ADDRESS")
+
+
+def _exit_code(report: _Report) -> int:
+    from rlmesh_ray.compliance.findings import Verdict
+
+    if any(finding.verdict is Verdict.BROKEN for finding in report.findings):
+        return BROKEN
+    return 0 if report.could_act else _NOT_CHECKED
+
+
+def _findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
+    """Check whatever is served there, and keep in ``report`` what is known besides."""
+    services = _services(plan.connect_options)
+    if "env" in services:
+        yield from _env_findings(plan, report)
+    if "model" in services:
+        yield from _model_findings(plan, report)
+
+
+def _services(connect_options: "ConnectOptions") -> list[str]:
+    """Return which of the two services are there at all.
+
+    Raises:
+        EndpointError: None of them is, or nobody is let in.
+    """
+    from rlmesh_ray.compliance.env_subject import EnvSubject
+    from rlmesh_ray.compliance.model_subject import ModelSubject
+    from rlmesh_ray.errors import CodecError
+    from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+    from rlmesh_ray.spaces.spec import TupleSpec
+
+    nothing = EnvContract("", TupleSpec(()), TupleSpec(()), 0, AutoresetMode.DISABLED)
+    found = []
+    failure: EndpointUnreachableError | None = None
+    for service, subject in (
+        ("env", EnvSubject(connect_options)),
+        ("model", ModelSubject(connect_options, nothing)),
+    ):
+        try:
+            subject.shake_hands()
+        except EndpointUnreachableError as error:
+            failure = failure or error
+            continue
+        except (AccessDeniedError, EndpointTimeoutError):
+            raise
+        except (EndpointError, CodecError):
+            pass  # it is there, and fails; the checks will say how
+        found.append(service)
+    if failure is not None and not found:
+        raise failure
+    return found
+
+
+def _env_findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
+    from rlmesh_ray.compliance.env_subject import EnvSubject
+    from rlmesh_ray.compliance.suite import ENV_CHECKS, check_env
+    from rlmesh_ray.spaces.conformance import ValidationMode
+
+    report.planned += ENV_CHECKS
+    subject = EnvSubject(
+        plan.connect_options,
+        ValidationMode(plan.validation),
+        may_ask_shutdown=plan.may_end_endpoint,
+        answer_timeout_s=plan.answer_timeout_s,
+    )
+    yield from check_env(subject)
+
+
+def _model_findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
+    from rlmesh_ray.compliance.model_subject import ModelSubject
+    from rlmesh_ray.compliance.suite import MODEL_CHECKS, check_model
+
+    report.planned += MODEL_CHECKS
+    subject = ModelSubject(
+        plan.connect_options,
+        _contract(plan.env, plan.connect_options),
+        may_ask_shutdown=plan.may_end_endpoint,
+        answer_timeout_s=plan.answer_timeout_s,
+    )
+    for finding in check_model(subject):
+        report.could_act = report.could_act and finding.message != subject.known_policy_problem
+        yield finding
+
+
+def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
+    """Return the contract of an endpoint, or of an id that is served for a moment.
+
+    Args:
+        env: An address, or a Gymnasium id.
+        model: How the model is dialed; an environment's endpoint is dialed likewise.
+
+    Raises:
+        RlmeshError: The environment cannot be reached or made.
+    """
+    from dataclasses import replace
+
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.env_client import shake_hands
+    from rlmesh_ray.server.env_server import EnvServer
+    from rlmesh_ray.spaces.contract import EnvContract
+
+    if looks_like_address(env):
+        contract = shake_hands(replace(model, address=env)).contract
+    else:
+        with EnvServer(env, num_envs=_LANES_OF_A_MODEL) as server:
+            contract = shake_hands(ConnectOptions(server.address)).contract
+    if not isinstance(contract, EnvContract) or contract.num_envs < 1:
+        raise HandshakeRefusedError(
+            f"{env}: the endpoint tells no environment contract with at least one lane; it "
+            "breaks the protocol, check it first"
+        )
+    return contract
+
+
+def _watched(console: Console, findings: "Iterator[Finding]") -> "Iterator[Finding]":
+    """Show people that something is going on, where they look at a terminal."""
+    if not console.people.is_terminal:
+        yield from findings
+        return
+    with console.people.status("checking …") as status:
+        for finding in findings:
+            status.update(f"checking … {finding.clause}")
+            yield finding
+
+
+def _show(console: Console, address: str, report: _Report) -> None:
+    """Show everything: the clauses, why some could not be seen, what is broken, the sum."""
+    from rlmesh_ray.compliance.findings import Verdict
+
+    by_verdict: dict[Verdict, list[Finding]] = {verdict: [] for verdict in Verdict}
+    for finding in report.findings:
+        by_verdict[finding.verdict].append(finding)
+    broken, unseen = by_verdict[Verdict.BROKEN], by_verdict[Verdict.NOT_OBSERVABLE]
+    console.event(
+        "result",
+        address=address,
+        holds=len(by_verdict[Verdict.HOLDS]),
+        broken=[finding.clause for finding in broken],
+        not_observable=len(unseen),
+        unchecked=report.unchecked,
+    )
+    console.show(_clauses(report.findings))
+    _show_unseen(console, unseen)
+    _show_broken(console, broken)
+    # Last, where people look first: what is broken stands right above.
+    rest = f", {len(report.unchecked)} not reached" if report.unchecked else ""
+    console.say()
+    console.say(
+        f"{address}: {len(by_verdict[Verdict.HOLDS])} clauses hold, {len(broken)} broken, "
+        f"{len(unseen)} not observable here{rest}",
+        style="red" if broken else "green" if report.could_act and not rest else "yellow",
+    )
+
+
+def _clauses(findings: "list[Finding]") -> Table:
+    """Return the clauses in the order of the text, each with its mark."""
+    from rlmesh_ray.compliance.clauses import SECTIONS
+    from rlmesh_ray.compliance.findings import Verdict
+
+    marks = {
+        Verdict.HOLDS: ("✓", "green"),
+        Verdict.BROKEN: ("✗", "bold red"),
+        Verdict.NOT_OBSERVABLE: ("-", "dim"),
+    }
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for section, clauses in SECTIONS.items():
+        shown = [
+            (clause, finding)
+            for clause in clauses
+            for finding in findings
+            if finding.clause == clause.key
+        ]
+        if shown:
+            table.add_row("", Text(section, style="bold"))
+        for clause, finding in shown:
+            mark, style = marks[finding.verdict]
+            is_dim = finding.verdict is Verdict.NOT_OBSERVABLE
+            table.add_row(
+                Text(mark, style=style),
+                f"{finding.service}: {clause.key}",
+                clause.says,
+                style="dim" if is_dim else "",
+            )
+    return table
+
+
+def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
+    """Say why, once for all clauses that have the same reason."""
+    reasons = Counter(finding.message for finding in unseen)
+    if not reasons:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 2), show_header=False, style="dim")
+    for reason, _ in reasons.most_common():
+        clauses = ", ".join(one.clause for one in unseen if one.message == reason)
+        table.add_row(Text(reason), Text(clauses))
+    console.say()
+    console.say("Not observable here:", style="bold")
+    console.show(table)
+    if any("probe" in reason for reason in reasons):
+        console.say("What needs the probe can be seen of a server that hosts it, in Python with")
+        console.say(f"  {program()} {_PROBE}", style="cyan")
+
+
+def _show_broken(console: Console, broken: "list[Finding]") -> None:
+    from rlmesh_ray.compliance.clauses import CLAUSES
+
+    if broken:
+        console.say()
+        console.say("Broken:", style="bold red")
+    for finding in broken:
+        console.say(f"  ✗ {finding.service}: {finding.clause}", style="bold red")
+        console.say(f"    {CLAUSES[finding.clause].says}")
+        console.say(f"    seen: {finding.message}", style="red")

@@ -1,0 +1,323 @@
+"""``rlmesh-ray evaluate``: what a policy earns in an environment."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import muted
+from rlmesh_ray.cli.options.common import (
+    ACCESS,
+    ENVIRONMENT,
+    OUTPUT,
+    POLICY,
+    DebugFlag,
+    EditionText,
+    EnvKwargs,
+    JsonFlag,
+    TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    client_tls,
+    parse_env_kwargs,
+    read_token,
+    search_current_folder,
+)
+from rlmesh_ray.cli.options.duration_params import non_negative_s, positive_s
+from rlmesh_ray.cli.views.episodes_file import episodes_file
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView, tell
+from rlmesh_ray.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    ContractMismatchError,
+    EndpointError,
+)
+from rlmesh_ray.protocol.address import looks_like_address
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import ConnectOptions
+
+_MOST_LANES = 8
+_EPISODES = "Episodes"
+_OWN_MESSAGE_BYTES = 2**28
+"""Largest message to a policy that this command serves to itself: environments may be wide."""
+
+
+EnvOption = Annotated[
+    list[str],
+    typer.Option(
+        "--env",
+        metavar="ENV_OR_ADDRESS",
+        rich_help_panel=ENVIRONMENT,
+        help="A Gymnasium id or module:factory, or an endpoint; repeatable.",
+    ),
+]
+ModelOption = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        metavar="CHECKPOINT_OR_ADDRESS",
+        rich_help_panel=POLICY,
+        help="What serve-model takes, or an endpoint; repeatable.",
+    ),
+]
+EpisodesOption = Annotated[
+    int,
+    typer.Option("--episodes", min=1, rich_help_panel=_EPISODES, help="How many episodes."),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="SEED",
+        rich_help_panel=_EPISODES,
+        help="Of the first episode, 0 or more; episode i starts with seed + i.",
+    ),
+]
+LanesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-envs",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes, for an id.",
+        show_default="at most 8",
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE.jsonl",
+        rich_help_panel=OUTPUT,
+        help="A new file for the episodes, one JSON object a line, written as they end.",
+    ),
+]
+EnvTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--env-timeout",
+        metavar="SECONDS",
+        rich_help_panel=_EPISODES,
+        callback=positive_s,
+        help="How long to wait for any answer of an environment; what hangs counts as lost.",
+    ),
+]
+ModelTimeoutOption = Annotated[
+    float,
+    typer.Option(
+        "--model-timeout",
+        metavar="SECONDS",
+        rich_help_panel=_EPISODES,
+        callback=positive_s,
+        help="How long to wait for any answer of a policy.",
+    ),
+]
+ReconnectOption = Annotated[
+    float,
+    typer.Option(
+        "--reconnect-timeout",
+        metavar="SECONDS",
+        rich_help_panel=_EPISODES,
+        callback=non_negative_s,
+        help="How long to wait for lost endpoints to come back when none is left.",
+    ),
+]
+ModelTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--model-token-file",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=ACCESS,
+        help="The model endpoint's token, where it differs.",
+    ),
+]
+ModelEditionText = Annotated[
+    str | None,
+    typer.Option(
+        "--model-edition-text",
+        metavar="NAME_OR_SHA256",
+        rich_help_panel=ACCESS,
+        help="The same, of the model's endpoint.",
+    ),
+]
+
+
+def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    env: EnvOption,
+    model: ModelOption,
+    episodes: EpisodesOption = 20,
+    seed: SeedOption = None,
+    num_envs: LanesOption = None,
+    env_kwargs: EnvKwargs = None,
+    env_timeout: EnvTimeoutOption = 60.0,
+    model_timeout: ModelTimeoutOption = 60.0,
+    reconnect_timeout: ReconnectOption = 30.0,
+    token_file: TokenFile = None,
+    model_token_file: ModelTokenFile = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
+    edition_text: EditionText = None,
+    model_edition_text: ModelEditionText = None,
+    output: OutputOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Run episodes at all endpoints at once and count the returns.
+
+    What is not served yet, an id or a checkpoint, is served for the length of the command. An
+    endpoint that dies costs no finished episode: the others go on, and it is dialed again.
+    """
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.evaluation import check_seeds
+    from rlmesh_ray.evaluation import evaluate as run
+
+    console: Console = context.obj
+    try:
+        check_seeds(episodes, seed)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint="--seed") from error
+    _require_addresses(env, edition_text, "--edition-text")
+    _require_addresses(model, model_edition_text, "--model-edition-text")
+    kwargs = parse_env_kwargs(env_kwargs)
+    if kwargs is not None and all(looks_like_address(name) for name in env):
+        raise typer.BadParameter(
+            "for a Gymnasium id or a factory only; a running endpoint has its own",
+            param_hint="--env-kwargs",
+        )
+    for name in env:
+        search_current_folder(name)
+    token = read_token(token_file)
+    model_token = read_token(model_token_file) if model_token_file else token
+    tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(episodes_file(output))
+        dials = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
+        _check_endpoints(
+            [
+                connect_options
+                for connect_options in dials
+                if looks_like_address(connect_options.address)
+            ],
+            num_envs,
+        )
+        lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
+        envs = [
+            stack.enter_context(_served_env(connect_options, lanes, kwargs))
+            for connect_options in dials
+        ]
+        models = [
+            stack.enter_context(
+                _served_model(
+                    ConnectOptions(name, model_token, tls, edition_text=model_edition_text)
+                )
+            )
+            for name in model
+        ]
+        addresses = (
+            [connect_options.address for connect_options in envs],
+            [connect_options.address for connect_options in models],
+        )
+        meter = EvaluationView(console, episodes, file)
+        try:
+            with meter:
+                result = run(
+                    envs,
+                    models,
+                    episodes=episodes,
+                    seed=seed,
+                    on_episode=meter.advance,
+                    on_loss=meter.note_loss,
+                    env_timeout_s=env_timeout,
+                    model_timeout_s=model_timeout,
+                    reconnect_timeout_s=reconnect_timeout,
+                )
+        except BaseException as error:  # Ctrl-C, too: what has finished may have taken hours
+            seen = meter.so_far(error)
+            if seen is not None:
+                tell(console, seen, episodes, *addresses)
+            raise
+        tell(console, result, episodes, *addresses)
+
+
+def _require_addresses(names: list[str], edition_text: str | None, option: str) -> None:
+    """Refuse an option that would be ignored.
+
+    Raises:
+        typer.BadParameter: A text is given for what is no endpoint.
+    """
+    for name in names:
+        if edition_text is not None and not looks_like_address(name):
+            raise typer.BadParameter(
+                f"it is for an endpoint, and {name} is none; leave it out", param_hint=option
+            )
+
+
+def _check_endpoints(dials: "list[ConnectOptions]", num_envs: int | None) -> None:
+    """Ask endpoints what they serve, before anything is loaded or a session is opened.
+
+    Raises:
+        ContractMismatchError: The sessions of one have another width than was asked for.
+        EndpointError: None of them can be reached, or one wants another token.
+    """
+    from rlmesh_ray.client.lane_client import probe_endpoint
+
+    unreachable: list[EndpointError] = []
+    for connect_options in dials:
+        try:
+            width = getattr(probe_endpoint(connect_options).contract, "num_envs", None)
+        except AccessDeniedError:
+            raise
+        except EndpointError as error:
+            unreachable.append(error)
+            continue
+        if num_envs not in (None, width):
+            raise ContractMismatchError(
+                f"{connect_options.address} serves {width} lanes a session, not {num_envs}; "
+                "leave --num-envs out"
+            )
+    if unreachable and len(unreachable) == len(dials):
+        raise unreachable[0]
+
+
+@contextlib.contextmanager
+def _served_env(
+    connect_options: "ConnectOptions", num_envs: int, env_kwargs: dict[str, object] | None
+) -> "Iterator[ConnectOptions]":
+    """Return how to reach an environment, serving it first where it is an id or a factory."""
+    from rlmesh_ray.client.channel import ConnectOptions
+
+    if looks_like_address(connect_options.address):
+        yield connect_options
+        return
+    from rlmesh_ray.server.env_server import EnvServer
+
+    with EnvServer(connect_options.address, num_envs=num_envs, env_kwargs=env_kwargs) as server:
+        yield ConnectOptions(server.address)
+
+
+@contextlib.contextmanager
+def _served_model(connect_options: "ConnectOptions") -> "Iterator[ConnectOptions]":
+    """Return how to reach a policy, serving it first where it is a checkpoint."""
+    from rlmesh_ray.client.channel import ConnectOptions
+
+    if looks_like_address(connect_options.address):
+        yield connect_options
+        return
+    from rlmesh_ray.models.loading import load_policy
+    from rlmesh_ray.server.model_server import ModelServer
+
+    with muted():
+        policy = load_policy(connect_options.address)
+    with ModelServer(policy, max_message_bytes=_OWN_MESSAGE_BYTES) as server:
+        yield ConnectOptions(server.address)

@@ -1,0 +1,300 @@
+"""``rlmesh-ray inspect``: what an endpoint is, and whether it serves."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import (
+    OUTPUT,
+    DebugFlag,
+    EditionText,
+    JsonFlag,
+    TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    client_tls,
+    read_token,
+)
+from rlmesh_ray.client import env_handshake, model_handshake
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.health import HealthStatus, check_health
+from rlmesh_ray.errors import EndpointUnreachableError
+from rlmesh_ray.protocol.address import is_dm_env_rpc_address
+
+_DM_ENV_RPC = "dm_env_rpc.v1"
+_DM_ENV_RPC_SERVICE = "dm_env_rpc.v1.Environment"
+
+
+def dialects_of_env(connect_options: ConnectOptions) -> tuple[str, ...]:
+    """Return what can be spoken with the EnvService of an endpoint, and dm_env_rpc's protocol.
+
+    Whether that is spoken, too, is seen only where the endpoint's health tells of its services, as
+    that of rlmesh-ray does: to ask in that protocol would be to join.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached.
+    """
+    health = check_health(connect_options, _DM_ENV_RPC_SERVICE)
+    is_known = health.status in (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
+    return env_handshake.generations_of(connect_options) + ((_DM_ENV_RPC,) if is_known else ())
+
+
+def dialects_of_model(connect_options: ConnectOptions) -> tuple[str, ...]:
+    """Return what can be spoken with the ModelService of an endpoint.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached.
+    """
+    return model_handshake.generations_of(connect_options)
+
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.health import EndpointHealth
+    from rlmesh_ray.client.observer import ObservedSession
+    from rlmesh_ray.protocol.handshake import HandshakeResponse
+
+_TIMEOUT_S = 10.0
+_NOT_SERVING = 1
+_ANY_SPACE = "not known before it acts"
+
+HealthFlag = Annotated[
+    bool,
+    typer.Option(
+        "--health",
+        rich_help_panel=OUTPUT,
+        help="Only ask whether it serves: exit code 0 if so, else 1.",
+    ),
+]
+
+SessionsFlag = Annotated[
+    bool,
+    typer.Option(
+        "--sessions",
+        rich_help_panel=OUTPUT,
+        help="Show the open sessions of an environment, and where their lanes are.",
+    ),
+]
+
+
+def inspect(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="HOST:PORT, unix:PATH, rlmesh://HOST:PORT, or dm_env_rpc://HOST:PORT for a "
+            "server of that protocol, which is joined for a moment.",
+        ),
+    ],
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
+    edition_text: EditionText = None,
+    health: HealthFlag = False,
+    sessions: SessionsFlag = False,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Show what an endpoint serves: environment or policy, spaces, capabilities, health.
+
+    With --health it is a probe for containers: the exit code is 0 if the endpoint would serve a
+    new session now, and 1 if not, or if it does not tell.
+    """
+    if health and sessions:
+        raise typer.BadParameter("--health and --sessions are two questions; ask one")
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.health import check_health
+
+    console: Console = context.obj
+    connect_options = ConnectOptions(
+        address,
+        read_token(token_file),
+        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
+        _TIMEOUT_S,
+        edition_text,
+    )
+    if health:
+        return _probe(console, connect_options.address, check_health(connect_options))
+    if sessions:
+        from rlmesh_ray.client.observer import EndpointObserver
+
+        with EndpointObserver(
+            address, token=connect_options.token, tls=connect_options.tls
+        ) as observer:
+            _tell_sessions(console, address, observer.sessions())
+        return 0
+    for service in _services(connect_options):
+        _tell(console, connect_options.address, service, check_health(connect_options))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """One that has answered."""
+
+    name: str
+    """``env`` or ``model``."""
+    answer: "HandshakeResponse"
+    generations: tuple[str, ...]
+    """All that it speaks."""
+
+
+def _probe(console: Console, address: str, health: "EndpointHealth") -> int:
+    console.event("health", address=address, status=health.status.value, reason=health.reason)
+    console.say(f"{address}: {_health_text(health)}")
+    return 0 if health.is_serving else _NOT_SERVING
+
+
+def _health_text(health: "EndpointHealth") -> str:
+    text = health.status.value.lower().replace("_", " ")
+    return f"{text} ({health.reason})" if health.reason else text
+
+
+def _tell_sessions(console: Console, address: str, sessions: "Sequence[ObservedSession]") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=f"sessions on {address}", title_justify="left", box=SIMPLE_HEAD)
+    for column in ("session", "client", "since", "steps by"):
+        table.add_column(column, overflow="fold")
+    for column in ("lanes", "steps", "episodes", "at step", "reward"):
+        table.add_column(column, justify="right", overflow="fold")
+    console.event("sessions", address=address, count=len(sessions))
+    for session in sessions:
+        console.event("session", address=address, **asdict(session))
+        table.add_row(
+            session.name,
+            session.peer,
+            time.strftime("%b %d %H:%M:%S", time.localtime(session.since_ns / 1e9)),
+            session.transport,
+            str(len(session.step_counts)),
+            str(session.num_steps),
+            str(session.num_episodes),
+            _range(session.step_counts, session.episode_ids),
+            _range(session.cumulative_rewards, session.episode_ids),
+        )
+    if sessions:
+        console.show(table)
+    else:
+        console.say(f"{address}: no session is open")
+
+
+def _range(values: Sequence[float], episode_ids: Sequence[str]) -> str:
+    """Return the smallest and the largest of ``values`` of the lanes whose episode is tracked."""
+    tracked = [value for value, is_tracked in zip(values, episode_ids, strict=True) if is_tracked]
+    ends = (min(tracked), max(tracked)) if tracked else ()
+    return " to ".join(dict.fromkeys(f"{end:.6g}" for end in ends)) or "-"
+
+
+def _services(connect_options: "ConnectOptions") -> "list[_Service]":
+    """Ask for both services, where there can be both; return those that answer.
+
+    Raises:
+        EndpointError: None of them does.
+    """
+    from rlmesh_ray.cli.commands.inspect import dialects_of_env, dialects_of_model
+    from rlmesh_ray.client.lane_client import probe_endpoint as ask_env
+    from rlmesh_ray.client.remote_model import shake_hands as ask_model
+
+    if is_dm_env_rpc_address(connect_options.address):
+        answer = ask_env(connect_options)
+        return [_Service("env", answer, (answer.generation,))]
+    found = []
+    failure: EndpointUnreachableError | None = None
+    for name, ask, generations_of in (
+        ("env", ask_env, dialects_of_env),
+        ("model", ask_model, dialects_of_model),
+    ):
+        try:
+            found.append(_Service(name, ask(connect_options), generations_of(connect_options)))
+        except EndpointUnreachableError as error:
+            failure = failure or error
+    if not found and failure is not None:
+        raise failure
+    return found
+
+
+def _service_name(service: str, address: str) -> str:
+    if is_dm_env_rpc_address(address):
+        return "environment"
+    return "EnvService" if service == "env" else "ModelService"
+
+
+def _tell(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
+    from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json
+    from rlmesh_ray.client.model_handshake import policy_of
+    from rlmesh_ray.spaces.contract import EnvContract
+
+    answer = service.answer
+    contract = answer.contract if isinstance(answer.contract, EnvContract) else None
+    policy = policy_of(answer) if service.name == "model" else None
+    console.event(
+        "endpoint",
+        address=address,
+        service=service.name,
+        health=health.status.value,
+        health_reason=health.reason,
+        server_version=answer.server_version,
+        generation=answer.generation,
+        generations=service.generations,
+        edition=answer.selected_edition,
+        edition_status=answer.status,
+        editions=answer.editions,
+        capabilities=sorted(answer.capabilities),
+        transports=_transports(answer),
+        **(contract_json(contract) if contract else {}),
+        **({"policy": asdict(policy)} if policy else {}),
+    )
+    edition = f"{answer.selected_edition} ({answer.status})" if answer.status else ""
+    console.facts(
+        f"{_service_name(service.name, address)} on {address}",
+        {
+            **(contract_facts(contract) if contract else {}),
+            **(_policy_facts(policy) if policy else {}),
+            **({"steps travel by": ", ".join(_transports(answer))} if contract else {}),
+            "health": _health_text(health),
+            "server version": answer.server_version or "not told",
+            "speaks": ", ".join(service.generations),
+            # dm_env_rpc has none.
+            **(
+                {
+                    "edition": edition or answer.selected_edition,
+                    "editions": ", ".join(answer.editions),
+                }
+                if answer.selected_edition
+                else {}
+            ),
+            "capabilities": "\n".join(sorted(answer.capabilities)) or "none",
+        },
+        [],
+    )
+
+
+def _transports(answer: "HandshakeResponse") -> list[str]:
+    """Return what steps can travel by: values of ``RemoteEnv``'s option."""
+    from rlmesh_ray.options import SHARED_MEMORY, TCP
+    from rlmesh_ray.protocol import capabilities
+
+    names = {SHARED_MEMORY: capabilities.SHARED_MEMORY, TCP: capabilities.DIRECT_TCP}
+    return [*(name for name, each in names.items() if each in answer.capabilities), "grpc"]
+
+
+def _policy_facts(policy: Any) -> dict[str, object]:
+    if not policy.kind:
+        return {"policy": "unknown"}
+    return {
+        "policy": policy.kind,
+        **({"algorithm": policy.algorithm} if policy.algorithm else {}),
+        "policy version": policy.version or "0 (the weights that it came with)",
+        "observation": "\n".join(policy.observation_space) or _ANY_SPACE,
+        "action": "\n".join(policy.action_space) or _ANY_SPACE,
+    }

@@ -1,0 +1,107 @@
+"""``rlmesh-ray register``: puts an endpoint that something else serves into a pool."""
+
+import contextlib
+import socket
+import time
+from typing import Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import DebugFlag, JsonFlag, client_tls
+from rlmesh_ray.cli.pool_registration import (
+    EndpointIdOption,
+    PoolAuthorityOption,
+    PoolTokenOption,
+    RegistrationConfig,
+    registration_config,
+    report_registered,
+)
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import Address
+
+_LOOK_EVERY_S = 1.0
+_CONNECT_S = 5.0
+
+PoolArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="POOL@HOST:PORT", help="The pool's name, and where its registrar listens."
+    ),
+]
+AddressArgument = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="HOST:PORT of the endpoint, for its clients.")
+]
+
+
+def register(
+    context: typer.Context,
+    pool: PoolArgument,
+    address: AddressArgument,
+    pool_token_file: PoolTokenOption = None,
+    endpoint_id: EndpointIdOption = None,
+    pool_tls_ca: PoolAuthorityOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Register an endpoint that another program serves, in whatever language, while it answers.
+
+    For servers that cannot do it themselves, as serve-env --register does.
+
+    Clients show the token that proto/rlmesh_ray/registry/v1 says; the server may ignore it.
+    """
+    from rlmesh_ray.cli.log_setup import show_log
+    from rlmesh_ray.server.bind_policy import is_wildcard
+
+    entry = registration_config(
+        pool, pool_token_file, endpoint_id, client_tls(pool_tls_ca), (address, address)
+    )
+    place = entry.listening
+    if place.port == 0:
+        raise ConfigurationError(f"{address} is nowhere to dial; name the endpoint's own port")
+    if is_wildcard(place):
+        raise ConfigurationError(
+            f"{address} means any machine; name the endpoint's own address, for its clients"
+        )
+    show_log()
+    console: Console = context.obj
+    with contextlib.suppress(KeyboardInterrupt):
+        if not _answers(place):
+            console.event("awaited", endpoint_id=entry.endpoint_id, address=str(place))
+            console.say(
+                f"nothing answers at {place} yet: as soon as something does, it registers with "
+                f"pool {entry.pool} at {entry.registrar}"
+            )
+        while True:
+            if _answers(place):
+                _attend(console, entry)
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _attend(console: Console, entry: RegistrationConfig) -> None:
+    """Keep the endpoint registered until it is gone."""
+    from rlmesh_ray.client.registration import Registration
+
+    place = entry.listening
+    registration = Registration(
+        entry.connect_options,
+        host=place.host,
+        port=place.port,
+        version=__version__,
+        on_registered=lambda registered: report_registered(console, entry, registered),
+    )
+    with registration:
+        while _answers(place):
+            registration.require_not_failed()
+            time.sleep(_LOOK_EVERY_S)
+    console.event("away", pool=entry.pool, endpoint_id=entry.endpoint_id, address=str(place))
+    console.say(f"nothing answers at {place}: it is out of pool {entry.pool} until something does")
+
+
+def _answers(place: Address) -> bool:
+    try:
+        socket.create_connection((place.host, place.port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True

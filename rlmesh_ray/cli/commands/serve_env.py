@@ -1,0 +1,292 @@
+"""``rlmesh-ray serve-env``: an environment as an endpoint."""
+
+import contextlib
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import LogFormatOption
+from rlmesh_ray.cli.options.common import (
+    ENVIRONMENT,
+    SERVING,
+    DebugFlag,
+    EnvKwargs,
+    JsonFlag,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    ValidationChoice,
+    client_tls,
+    parse_env_kwargs,
+    read_token,
+    search_current_folder,
+)
+from rlmesh_ray.cli.options.duration_params import non_negative_s
+from rlmesh_ray.cli.options.serving import (
+    AcceptedTexts,
+    AddressToListen,
+    AllowShutdown,
+    Autoreset,
+    DataAddress,
+    DataAdvertise,
+    EnvDialectChoice,
+    IdleTimeout,
+    NoSpin,
+    OnBadValue,
+    OpenToStrangers,
+    TlsClientAuthority,
+    Transport,
+    TransportOption,
+    server_tls,
+)
+from rlmesh_ray.cli.pool_registration import (
+    AdvertiseOption,
+    EndpointIdOption,
+    LeaveTimeOption,
+    PoolAuthorityOption,
+    PoolTokenOption,
+    RegisteredServer,
+    RegisterOption,
+    RegistrationConfig,
+    registration_config,
+    require_unused,
+)
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.server.log_format import LogFormat
+
+if TYPE_CHECKING:
+    from rlmesh_ray.server.env_server import EnvServer
+
+
+def _callable_names(names: list[str] | None) -> list[str] | None:
+    if names:
+        from rlmesh_ray.server.env_call_service import checked_names
+
+        try:
+            checked_names(names)
+        except ConfigurationError as error:
+            raise typer.BadParameter(str(error)) from error
+    return names
+
+
+EnvArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A Gymnasium id, also as module:Env-v0, or module:factory of your own code.",
+    ),
+]
+LanesOption = Annotated[
+    int,
+    typer.Option(
+        "--num-envs",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes that each session gets.",
+    ),
+]
+AutoresetOption = Annotated[
+    Autoreset,
+    typer.Option(
+        "--autoreset",
+        rich_help_panel=ENVIRONMENT,
+        help="Whether several lanes reset after an episode's end.",
+    ),
+]
+SessionsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-sessions",
+        min=1,
+        rich_help_panel=SERVING,
+        help="Most sessions at once.",
+        show_default="16",
+    ),
+]
+ValidationOption = Annotated[
+    ValidationChoice,
+    typer.Option(
+        "--validation",
+        rich_help_panel=ENVIRONMENT,
+        help="What happens to values out of range.",
+    ),
+]
+OnBadValueOption = Annotated[
+    OnBadValue,
+    typer.Option(
+        "--on-bad-value",
+        rich_help_panel=ENVIRONMENT,
+        help="At NaN in an observation or a reward that is not finite: raise an error, or truncate "
+        "the episode after its last good observation (single environments only).",
+    ),
+]
+GraceOption = Annotated[
+    float,
+    typer.Option(
+        "--step-grace",
+        metavar="SECONDS",
+        rich_help_panel=ENVIRONMENT,
+        callback=non_negative_s,
+        help="How long after its deadline a step's worker is killed.",
+    ),
+]
+
+CallsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-call",
+        metavar="NAME",
+        rich_help_panel=ENVIRONMENT,
+        callback=_callable_names,
+        help="Method or attribute that clients may call, such as set_task; repeatable.",
+    ),
+]
+ObserversOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-observers",
+        rich_help_panel=SERVING,
+        help="Show sessions to nobody but their clients.",
+    ),
+]
+SpeakOption = Annotated[
+    list[EnvDialectChoice] | None,
+    typer.Option(
+        "--speak",
+        metavar="DIALECT",
+        rich_help_panel=SERVING,
+        help=f"What clients may speak: {', '.join(EnvDialectChoice)}; repeatable.",
+        show_default="all that are installed",
+    ),
+]
+
+
+def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    env: EnvArgument,
+    num_envs: LanesOption = 1,
+    address: AddressToListen = "127.0.0.1:0",
+    env_kwargs: EnvKwargs = None,
+    autoreset: AutoresetOption = Autoreset.NEXT_STEP,
+    max_sessions: SessionsOption = None,
+    validation: ValidationOption = ValidationChoice.WARN,
+    on_bad_value: OnBadValueOption = OnBadValue.ERROR,
+    step_grace: GraceOption = 5.0,
+    allow_call: CallsOption = None,
+    no_observers: ObserversOption = False,
+    allow_shutdown: AllowShutdown = False,
+    accept_edition_text: AcceptedTexts = None,
+    speak: SpeakOption = None,
+    token_file: TokenFile = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientAuthority = None,
+    tls_from_ray: TlsFromRay = False,
+    open_to_strangers: OpenToStrangers = False,
+    idle_timeout: IdleTimeout = None,
+    transport: TransportOption = Transport.AUTO,
+    data_address: DataAddress = None,
+    data_advertise: DataAdvertise = None,
+    no_spin: NoSpin = False,
+    register: RegisterOption = None,
+    pool_token_file: PoolTokenOption = None,
+    endpoint_id: EndpointIdOption = None,
+    advertise: AdvertiseOption = None,
+    pool_tls_ca: PoolAuthorityOption = None,
+    leave_time: LeaveTimeOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Serve an environment: a vector of lanes for each session, until it is stopped."""
+    if looks_like_address(env):
+        raise ConfigurationError(
+            f"{env} is an address; serve-env takes the Gymnasium id of what to serve, and "
+            f"--address {env} says where"
+        )
+    kwargs = parse_env_kwargs(env_kwargs)
+    search_current_folder(env)
+    # Ctrl-C while the environment starts ends the command as it does later.
+    with contextlib.suppress(KeyboardInterrupt):
+        from rlmesh_ray.server.env_server import EnvServer
+
+        token, entry = read_token(token_file), None
+        if register is None:
+            require_unused(pool_token_file, advertise, pool_tls_ca, leave_time)
+        else:
+            tls = client_tls(pool_tls_ca, tls_cert, tls_key) if pool_tls_ca else None
+            entry = registration_config(
+                register, pool_token_file, endpoint_id, tls, (address, advertise)
+            )
+            entry = replace(entry, leave_time_s=leave_time or 0.0)
+            token, endpoint_id = entry.token(token), entry.endpoint_id
+        server = EnvServer(
+            env,
+            num_envs=num_envs,
+            address=address,
+            env_kwargs=kwargs,
+            autoreset=autoreset.value,
+            max_sessions=max_sessions,
+            token=token,
+            tls=server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray),
+            open_to_strangers=open_to_strangers,
+            validation=validation.value,
+            on_bad_value=on_bad_value.value,
+            step_grace_s=step_grace,
+            allow_calls=allow_call or (),
+            observers=not no_observers,
+            allow_shutdown=allow_shutdown,
+            accept_edition_texts=accept_edition_text or (),
+            speaks=[language.value for language in speak] if speak else None,
+            idle_timeout_s=idle_timeout,
+            transport=transport.value,
+            data_address=data_address,
+            data_advertise=data_advertise,
+            endpoint_id=endpoint_id,
+            spin=False if no_spin else None,
+        )
+        protection = {"token": "required"} if token is not None else {}
+        _serve(context.obj, server, allow_call or [], entry, protection, log_format)
+
+
+def _serve(
+    console: Console,
+    server: "EnvServer",
+    allow_calls: list[str],
+    entry: RegistrationConfig | None,
+    protection: dict[str, str],
+    log_format: LogFormat,
+) -> None:
+    from rlmesh_ray.cli.serve_loop import serve
+    from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json, next_commands
+
+    def announce() -> None:
+        contract = server.contract
+        assert contract is not None, "a server that has started has a contract"
+        console.event(
+            "serving",
+            address=server.address,
+            service="env",
+            **contract_json(contract),
+            allow_calls=allow_calls,
+            pid=os.getpid(),
+            version=__version__,
+        )
+        calls = {"clients may call": ", ".join(allow_calls)} if allow_calls else {}
+        pool = {} if entry is None else entry.facts
+        console.facts(
+            f"serving on {server.address}",
+            {**contract_facts(contract), **calls, **protection, **pool, "stop with": "Ctrl-C"},
+            next_commands(contract, server.address) if entry is None else [],
+        )
+        if attending is not None:
+            attending.register()
+
+    attending = None if entry is None else RegisteredServer(server, entry, console)
+    serve(console, attending or server, announce, log_format)

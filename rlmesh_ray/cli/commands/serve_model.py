@@ -1,0 +1,233 @@
+"""``rlmesh-ray serve-model``: a policy as an endpoint."""
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray import __version__
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import LogFormatOption, muted
+from rlmesh_ray.cli.options.common import (
+    POLICY,
+    SERVING,
+    DebugFlag,
+    JsonFlag,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    read_token,
+)
+from rlmesh_ray.cli.options.serving import (
+    AcceptedTexts,
+    AddressToListen,
+    AllowShutdown,
+    IdleTimeout,
+    ModelDialectChoice,
+    NoSpin,
+    OpenToStrangers,
+    TlsClientAuthority,
+    server_tls,
+)
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
+from rlmesh_ray.protocol.address import looks_like_address
+from rlmesh_ray.server.log_format import LogFormat
+
+if TYPE_CHECKING:
+    from rlmesh_ray.server.model_server import ModelServer
+
+
+Explore = Annotated[
+    bool,
+    typer.Option(
+        "--explore",
+        rich_help_panel=POLICY,
+        help="Sample actions instead of taking the likeliest (RLlib checkpoints).",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        rich_help_panel=POLICY,
+        help="Where torch runs, such as cuda:0.",
+        show_default="cpu",
+    ),
+]
+Buckets = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--bucket",
+        min=1,
+        metavar="ROWS",
+        rich_help_panel=POLICY,
+        help="Pad batches to this many rows, so that the device sees few sizes; repeatable.",
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        rich_help_panel=POLICY,
+        help="Run the module through torch.compile, with --bucket.",
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        min=1,
+        rich_help_panel=POLICY,
+        help="Threads of torch; more pay for large modules only.",
+    ),
+]
+MaxBatchRows = Annotated[
+    int,
+    typer.Option(
+        "--max-batch-rows",
+        min=1,
+        rich_help_panel=SERVING,
+        help="Most rows in a batch that joins requests.",
+    ),
+]
+MaxMessageBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--max-message-bytes",
+        rich_help_panel=SERVING,
+        help="Size of the largest message to accept.",
+        show_default="what the policy's batches need, or 32 MiB",
+    ),
+]
+Speak = Annotated[
+    list[ModelDialectChoice] | None,
+    typer.Option(
+        "--speak",
+        metavar="DIALECT",
+        rich_help_panel=SERVING,
+        help=f"What clients may speak: {', '.join(ModelDialectChoice)}; repeatable.",
+        show_default="both",
+    ),
+]
+
+
+def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="An RLlib checkpoint folder, a TorchScript or torch.export file, or "
+            "module:factory of your own code.",
+        ),
+    ],
+    address: AddressToListen = "127.0.0.1:0",
+    explore: Explore = False,
+    device: Device = None,
+    bucket: Buckets = None,
+    compile_module: Compile = False,
+    threads: Threads = 1,
+    max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
+    max_message_bytes: MaxMessageBytes = None,
+    allow_shutdown: AllowShutdown = False,
+    stop_on_close: Annotated[
+        bool,
+        typer.Option(
+            "--stop-on-close",
+            rich_help_panel=SERVING,
+            help="Stop when the first client closes its session.",
+        ),
+    ] = False,
+    accept_edition_text: AcceptedTexts = None,
+    speak: Speak = None,
+    token_file: TokenFile = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientAuthority = None,
+    tls_from_ray: TlsFromRay = False,
+    open_to_strangers: OpenToStrangers = False,
+    idle_timeout: IdleTimeout = None,
+    no_spin: NoSpin = False,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Serve a policy to many clients at once, until it is stopped.
+
+    Loading runs code: serve only checkpoints that you trust.
+    """
+    if looks_like_address(checkpoint):
+        raise ConfigurationError(
+            f"{checkpoint} is an address; serve-model takes the checkpoint, file or module:factory "
+            f"that it serves, and --address {checkpoint} says where"
+        )
+    # Ctrl-C while the checkpoint loads ends the command as it does later.
+    with contextlib.suppress(KeyboardInterrupt):
+        from rlmesh_ray.models.loading import load_policy
+        from rlmesh_ray.server.bind_policy import checked_address
+        from rlmesh_ray.server.model_server import ModelServer
+
+        token = read_token(token_file)
+        tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
+        # Loading the policy may take long.
+        checked_address(address, token, open_to_strangers=open_to_strangers)
+        with muted():
+            policy = load_policy(
+                checkpoint,
+                explore=explore,
+                device=device,
+                buckets=sorted(set(bucket or ())),
+                compile=compile_module,
+            )
+        server = ModelServer(
+            policy,
+            address=address,
+            token=token,
+            tls=tls,
+            open_to_strangers=open_to_strangers,
+            max_batch_rows=max_batch_rows,
+            max_message_bytes=max_message_bytes,
+            torch_threads=threads,
+            allow_shutdown=allow_shutdown,
+            stop_on_close=stop_on_close,
+            accept_edition_texts=accept_edition_text or (),
+            speaks=[language.value for language in speak] if speak else None,
+            idle_timeout_s=idle_timeout,
+            spin=False if no_spin else None,
+        )
+        protection = {"token": "required"} if token is not None else {}
+        _serve(context.obj, server, checkpoint, protection, log_format)
+
+
+def _serve(
+    console: Console,
+    server: "ModelServer",
+    checkpoint: str,
+    protection: dict[str, str],
+    log_format: LogFormat,
+) -> None:
+    from rlmesh_ray.cli.serve_loop import serve
+
+    def announce() -> None:
+        console.event(
+            "serving",
+            address=server.address,
+            service="model",
+            checkpoint=checkpoint,
+            pid=os.getpid(),
+            version=__version__,
+        )
+        console.facts(
+            f"serving on {server.address}",
+            {"policy": checkpoint, **protection, "stop with": "Ctrl-C"},
+            [
+                f"inspect {server.address}",
+                f"evaluate --env ENV_OR_ADDRESS --model {server.address} --episodes 20",
+            ],
+        )
+
+    serve(console, server, announce, log_format)

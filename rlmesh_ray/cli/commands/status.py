@@ -1,0 +1,134 @@
+"""``rlmesh-ray status``: the endpoints of a running cluster, and how they are doing."""
+
+import contextlib
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
+from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
+from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, in_order, tables
+
+_PERIOD_S = 3.0  # how often endpoints tell
+_TIMEOUT_S = 30.0
+_NONE = (
+    "no endpoints: nothing has been started with EnvFleet, ModelFleet or an endpoint_id in this "
+    "cluster, and nothing is registered with a pool"
+)
+
+_WITHOUT_RAY = (
+    "; it asks a Ray cluster, also with --ray-address. Without Ray, ask the endpoints themselves: "
+    "rlmesh-ray inspect ADDRESS"
+)
+
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="The cluster, as ray.init takes it.",
+        show_default="RAY_ADDRESS, else the one that runs on this machine",
+    ),
+]
+WatchFlag = Annotated[
+    bool,
+    typer.Option(
+        "--watch",
+        rich_help_panel=OUTPUT,
+        help="PollAnswer again every 3 s, as often as endpoints tell.",
+    ),
+]
+DashboardFlag = Annotated[
+    bool,
+    typer.Option(
+        "--dashboard",
+        rich_help_panel=OUTPUT,
+        help="Print the dashboard for Grafana instead; needs no cluster.",
+    ),
+]
+
+
+def status(
+    context: typer.Context,
+    ray_address: RayAddressOption = None,
+    watch: WatchFlag = False,
+    dashboard: DashboardFlag = False,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> None:
+    """Show the endpoints of a running Ray cluster: sessions, rates, latencies, restarts.
+
+    What endpoints outside of Ray do that nobody has registered is not known here; see `inspect`.
+    """
+    console: Console = context.obj
+    if dashboard:
+        from rlmesh_ray.cli.views.grafana_dashboard import render
+
+        sys.stdout.write(render())
+        return
+    require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
+    with joined_ray(ray_address):
+        if not watch:
+            console.show(_shown(_look(console)))
+            return
+        with contextlib.suppress(KeyboardInterrupt):  # there is no other way to end it
+            _watch(console)
+
+
+def _watch(console: Console) -> None:
+    if not console.people.is_terminal:
+        while True:
+            console.show(_shown(_look(console)))
+            time.sleep(_PERIOD_S)
+    with Live(console=console.people, auto_refresh=False) as live:
+        while True:
+            live.update(_shown(_look(console)), refresh=True)
+            time.sleep(_PERIOD_S)
+
+
+def _look(console: Console) -> list[EndpointStatus]:
+    """Return what the registry knows now, and tell programs."""
+    endpoints = sorted(_endpoints(), key=in_order)
+    for endpoint in endpoints:
+        console.event("endpoint", **as_fields(endpoint))
+    console.event("status", endpoints=len(endpoints))
+    return endpoints
+
+
+def _endpoints() -> list[EndpointStatus]:
+    import ray
+
+    from rlmesh_ray.actors.ray_calls import get_result
+    from rlmesh_ray.actors.registry.registry_actor import find_registry
+    from rlmesh_ray.server.statistics import StatisticsPair
+
+    try:
+        registry = find_registry()
+    except ValueError:
+        return []
+    names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return [
+        EndpointStatus(
+            fleet=each.record.fleet,
+            endpoint_id=each.record.endpoint_id,
+            node=names.get(each.record.node_id, each.record.node_id),
+            address=each.record.address,
+            restarts=each.record.incarnation - 1,
+            lease_left_s=each.lease_left_s,
+            is_retiring=each.is_retiring,
+            num_assigned=each.num_assigned,
+            sighting=each.statistics if isinstance(each.statistics, StatisticsPair) else None,
+        )
+        for each in get_result(registry.overview.remote(), _TIMEOUT_S)
+    ]
+
+
+def _shown(endpoints: list[EndpointStatus]) -> Group:
+    moment = Text(time.strftime("%H:%M:%S"), style="dim")
+    return Group(moment, *tables(endpoints)) if endpoints else Group(moment, Text(_NONE))

@@ -1,0 +1,403 @@
+"""``rlmesh-ray train``: an RLlib algorithm over endpoints."""
+
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.auth.token_file import client_token_of
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.options.common import (
+    ENVIRONMENT,
+    OUTPUT,
+    DebugFlag,
+    EditionText,
+    EnvKwargs,
+    JsonFlag,
+    TlsAuthority,
+    TlsCertificate,
+    TlsFromRay,
+    TlsKey,
+    TokenFile,
+    client_tls,
+    parse_env_kwargs,
+    read_token,
+    search_current_folder,
+)
+from rlmesh_ray.cli.options.hyperparameter_args import parse_settings, read_settings_file
+from rlmesh_ray.cli.signals import INTERRUPTED, interrupts_noted
+from rlmesh_ray.cli.views.eta import StopCriteria, format_duration
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.address import looks_like_address
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+    from rlmesh_ray.client.channel import ClientTls
+    from rlmesh_ray.rllib.training import TrainingProgress
+
+_DEFAULT_ITERS = 100
+_DEFAULT_LANES = 8
+_CHECKPOINT, _CURVE = "checkpoint", "learning_curve.png"
+_TRAINING = "Training"
+
+
+EnvArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV_OR_ADDRESS",
+        help="A Gymnasium id or module:factory (endpoints are started on Ray), or a running "
+        "endpoint.",
+    ),
+]
+AlgoOption = Annotated[
+    str,
+    typer.Option(
+        "--algo",
+        metavar="NAME",
+        rich_help_panel=_TRAINING,
+        help="PPO, APPO, IMPALA, DQN or SAC, as RLlib has them.",
+    ),
+]
+EndpointsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-endpoints",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="EndpointSet to start, for an id.",
+        show_default="one a runner",
+    ),
+]
+LanesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-envs",
+        min=1,
+        rich_help_panel=ENVIRONMENT,
+        help="Lanes of each endpoint, for an id.",
+        show_default=str(_DEFAULT_LANES),
+    ),
+]
+RunnersOption = Annotated[
+    int,
+    typer.Option(
+        "--num-env-runners",
+        min=0,
+        rich_help_panel=_TRAINING,
+        help="RLlib's EnvRunners; 0: the driver samples itself.",
+    ),
+]
+ReturnOption = Annotated[
+    float | None,
+    typer.Option(
+        "--stop-return",
+        metavar="RETURN",
+        rich_help_panel=_TRAINING,
+        help="Mean return to reach.",
+    ),
+]
+ItersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--stop-iters",
+        min=1,
+        rich_help_panel=_TRAINING,
+        help="Most iterations.",
+        show_default=f"{_DEFAULT_ITERS}, without --stop-return",
+    ),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-dir",
+        file_okay=False,
+        metavar="FOLDER",
+        rich_help_panel=OUTPUT,
+        help="Gets checkpoint/ and learning_curve.png.",
+        show_default="runs/ENV-ALGO-TIME",
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="SEED",
+        rich_help_panel=_TRAINING,
+        help="Of everything RLlib seeds; sessions go together then.",
+    ),
+]
+
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        rich_help_panel=_TRAINING,
+        help="A hyperparameter as AlgorithmConfig.training() has it, such as lr=1e-4 or "
+        "model_config.fcnet_hiddens=[64,64]; repeatable.",
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=_TRAINING,
+        help="Hyperparameters in YAML or JSON; --set comes after it.",
+    ),
+]
+
+
+def train(  # noqa: PLR0913  # the command line; every option stands alone
+    context: typer.Context,
+    env: EnvArgument,
+    algo: AlgoOption = "PPO",
+    num_endpoints: EndpointsOption = None,
+    num_envs: LanesOption = None,
+    env_kwargs: EnvKwargs = None,
+    num_env_runners: RunnersOption = 0,
+    stop_return: ReturnOption = None,
+    stop_iters: ItersOption = None,
+    seed: SeedOption = None,
+    set_: SetOption = None,
+    config: ConfigOption = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsAuthority = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_from_ray: TlsFromRay = False,
+    edition_text: EditionText = None,
+    checkpoint_dir: FolderOption = None,
+    _json: JsonFlag = False,
+    _debug: DebugFlag = False,
+) -> int:
+    """Train over endpoints; write a checkpoint and a learning curve, also after Ctrl-C.
+
+    Ends at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
+    """
+    if stop_return is None and stop_iters is None:
+        stop_iters = _DEFAULT_ITERS
+    if looks_like_address(env) and (num_endpoints, num_envs, env_kwargs) != (None, None, None):
+        raise typer.BadParameter(
+            "for a Gymnasium id or a factory only; a running endpoint has its own",
+            param_hint=["--num-endpoints", "--num-envs", "--env-kwargs"],
+        )
+    kwargs = parse_env_kwargs(env_kwargs)
+    folder = checkpoint_dir or _default_folder(env, algo)
+    _require_new(folder)
+    search_current_folder(env)
+    source, tls = (
+        read_token(token_file),
+        client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
+    )
+    # Its text: runners may be on nodes that have no such file.
+    token = None if source is None else client_token_of(source)
+    job = _TrainOptions(
+        env=env,
+        algo=algo,
+        num_endpoints=num_endpoints,
+        num_envs=num_envs,
+        env_kwargs=kwargs,
+        num_env_runners=num_env_runners,
+        seed=seed,
+        goal=StopCriteria(stop_return, stop_iters),
+        folder=folder,
+        settings={**read_settings_file(config), **parse_settings(set_)},
+        token=token,
+        tls=tls,
+        edition_text=edition_text,
+    )
+    return _run(context.obj, job)
+
+
+@dataclass(frozen=True, slots=True)
+class _TrainOptions:
+    """What was asked for."""
+
+    env: str
+    algo: str
+    num_endpoints: int | None
+    num_envs: int | None
+    env_kwargs: dict[str, object] | None
+    num_env_runners: int
+    seed: int | None
+    goal: StopCriteria
+    folder: Path
+    settings: dict[str, object]
+    """Hyperparameters."""
+    token: str | None
+    tls: "ClientTls | None"
+    edition_text: str | None
+
+
+def _require_new(folder: Path) -> None:
+    """Refuse a folder in which something of another run would be replaced.
+
+    Raises:
+        ConfigurationError: It holds one.
+    """
+    there = [name for name in (_CHECKPOINT, _CURVE) if (folder / name).exists()]
+    if there:
+        raise ConfigurationError(
+            f"{folder} holds another run already ({', '.join(there)}); name another "
+            "--checkpoint-dir, or move that run away"
+        )
+
+
+def _run(console: Console, job: _TrainOptions) -> int:
+    from rlmesh_ray.cli.local_ray import connected_ray, require_rllib
+
+    require_rllib("train")
+    from rlmesh_ray.cli.log_setup import quiet_rllib
+    from rlmesh_ray.cli.views.training_view import TrainingView
+    from rlmesh_ray.models.torch.threads import limit_torch_threads
+    from rlmesh_ray.rllib.config.hyperparameters import set_hyperparameters
+    from rlmesh_ray.rllib.config.presets import algorithm_config
+    from rlmesh_ray.rllib.training import learning_curve
+    from rlmesh_ray.rllib.training import train as run
+
+    limit_torch_threads(1)  # as train() does
+    config = algorithm_config(job.algo)
+    quiet_rllib(config)
+    set_hyperparameters(config, job.settings)
+    endpoints = 0 if looks_like_address(job.env) else job.num_endpoints or job.num_env_runners or 1
+    with connected_ray(console, num_cpus=endpoints + job.num_env_runners + 1):
+        if endpoints:
+            console.say(f"starting {endpoints} endpoint(s) of {job.env} …")
+        _configure(config, job)
+        _announce(console, config, job)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        with (
+            TrainingView(console, job.goal) as view,
+            interrupts_noted(_tell_interrupted) as is_interrupted,
+        ):
+            history = view.follow(
+                run(
+                    config,
+                    stop_return=job.goal.stop_return,
+                    stop_iters=job.goal.stop_iters,
+                    checkpoint_dir=job.folder / _CHECKPOINT,
+                    is_interrupted=is_interrupted,
+                )
+            )
+        curve = job.folder / _CURVE
+        title = f"{job.algo} on {job.env}, over endpoints"
+        learning_curve(history, curve, title=title, goal=job.goal.stop_return)
+        _tell(console, job, history[-1], curve, is_interrupted=is_interrupted())
+    return INTERRUPTED if is_interrupted() else 0
+
+
+def _tell_interrupted() -> None:
+    # In a signal's handler: what is printing just now must not be asked to print.
+    os.write(
+        sys.stderr.fileno(),
+        b"\ninterrupted: the checkpoint is written after this iteration; once more ends at once\n",
+    )
+
+
+def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
+    from rlmesh_ray.client.multi_agent_errors import agents_notice
+    from rlmesh_ray.rllib.config.configure import configure
+    from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+
+    config.env_runners(num_env_runners=job.num_env_runners)
+    config.debugging(seed=job.seed)
+    is_id = not looks_like_address(job.env)
+    configure(
+        config,
+        job.env,
+        num_endpoints=job.num_endpoints,
+        num_envs=(job.num_envs or _DEFAULT_LANES) if is_id else None,
+        env_kwargs=job.env_kwargs,
+        token=job.token,
+        tls=job.tls,
+        edition_text=job.edition_text,
+        lockstep=job.seed is not None,  # whoever gives one wants the same training again
+    )
+    agents = agents_notice(config.env_config[PLAN_KEY].contract)
+    if agents:
+        raise ConfigurationError(f"train trains one policy for one agent, and {agents}")
+
+
+def _announce(console: Console, config: "AlgorithmConfig", job: _TrainOptions) -> None:
+    from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY
+
+    plan = config.env_config[PLAN_KEY]
+    addresses = [plan.resolver.address(index) for index in range(len(plan.resolver))]
+    console.event(
+        "training",
+        algo=job.algo,
+        env=plan.contract.id,
+        endpoints=addresses,
+        num_envs=plan.contract.num_envs,
+        num_env_runners=job.num_env_runners,
+        folder=job.folder,
+    )
+    runners = f"{job.num_env_runners} EnvRunners" if job.num_env_runners else "the driver"
+    console.say(
+        f"{job.algo} on {plan.contract.id}: {runners} sampling from {', '.join(addresses)}, "
+        f"{plan.contract.num_envs} lanes a session"
+    )
+
+
+def _tell(
+    console: Console,
+    job: _TrainOptions,
+    last: "TrainingProgress",
+    curve: Path,
+    *,
+    is_interrupted: bool,
+) -> None:
+    checkpoint = job.folder / _CHECKPOINT
+    target = job.goal.stop_return
+    is_reached = target is None or last.return_mean >= target
+    console.event(
+        "result",
+        return_mean=last.return_mean,
+        reached=is_reached,
+        iterations=last.iteration,
+        env_steps=last.env_steps,
+        episodes=last.episodes,
+        wall_s=last.wall_s,
+        sessions_lost=last.sessions_lost,
+        interrupted=is_interrupted,
+        checkpoint=checkpoint,
+        learning_curve=curve,
+    )
+    title = "trained" if is_reached else "stopped short of the return that was wanted"
+    console.facts(
+        "interrupted; what was trained so far is kept" if is_interrupted else title,
+        {
+            "mean return": "none: no episode has ended"
+            if math.isnan(last.return_mean)
+            else f"{last.return_mean:.1f}",
+            "env steps": f"{last.env_steps:,} in {last.iteration} iterations",
+            "time": format_duration(last.wall_s),
+            "checkpoint": checkpoint,
+            "learning curve": curve,
+        },
+        [
+            f"evaluate --env {job.env}{_shown(job.env_kwargs)} --model {checkpoint} --episodes 20",
+            f"serve-model {checkpoint}",
+        ],
+    )
+
+
+def _shown(env_kwargs: dict[str, object] | None) -> str:
+    return f" --env-kwargs {shlex.quote(json.dumps(env_kwargs))}" if env_kwargs else ""
+
+
+def _default_folder(env: str, algo: str) -> Path:
+    name = "endpoint" if looks_like_address(env) else env.replace("/", "-").replace(":", "-")
+    return Path("runs") / f"{name}-{algo}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,223 @@
+"""Options that commands of all kinds share, and what is made of them."""
+
+import enum
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlmesh_ray.auth import token_file
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
+
+if TYPE_CHECKING:
+    from rlmesh_ray.client.channel import ClientTls
+
+TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
+
+# The groups of options in --help, in the order in which commands name their options.
+ENVIRONMENT = "Environment"
+POLICY = "ValidationMode"
+SERVING = "Serving"
+ACCESS = "Access"
+POOL = "Pool"
+OUTPUT = "Output"
+
+
+class ValidationChoice(enum.StrEnum):
+    """What happens to values out of range."""
+
+    WARN = "warn"
+    STRICT = "strict"
+    OFF = "off"
+
+
+# main() reads these two from the arguments itself: usage errors must honour them too, and are
+# found before any option has a value. They are declared for the parser and for --help.
+JsonFlag = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        rich_help_panel=OUTPUT,
+        help="One JSON object a line on stdout; people's text on stderr.",
+    ),
+]
+DebugFlag = Annotated[
+    bool,
+    typer.Option("--debug", rich_help_panel=OUTPUT, help="Show the traceback of an error."),
+]
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=ACCESS,
+        help="A token a line, with its role (probe, client, operator) if it has one; mode 0600. "
+        f"Without it, the variable {TOKEN_VARIABLE} counts.",
+    ),
+]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=ACCESS,
+        help="Own certificate (PEM).",
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-key",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=ACCESS,
+        help="Its key (PEM).",
+    ),
+]
+TlsAuthority = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        rich_help_panel=ACCESS,
+        help="Speak TLS; who must have signed the endpoint's certificate (PEM).",
+    ),
+]
+TlsFromRay = Annotated[
+    bool,
+    typer.Option(
+        "--tls-from-ray",
+        rich_help_panel=ACCESS,
+        help="Mutual TLS with the files that Ray's RAY_TLS_* variables name.",
+    ),
+]
+EditionText = Annotated[
+    str | None,
+    typer.Option(
+        "--edition-text",
+        metavar="NAME_OR_SHA256",
+        rich_help_panel=ACCESS,
+        help="Edition text of an endpoint that implements another one than this package, "
+        f"such as {next(iter(KNOWN_TEXTS))}.",
+    ),
+]
+
+
+EnvKwargs = Annotated[
+    str | None,
+    typer.Option(
+        "--env-kwargs",
+        metavar="JSON",
+        rich_help_panel=ENVIRONMENT,
+        help="Keyword arguments of gymnasium.make or the factory.",
+    ),
+]
+
+
+def read_token(file: Path | None) -> TokenSource | None:
+    """Return where the token is: ``file``, or itself from the environment; None: there is none.
+
+    Tokens never stand on a command line: every user of the machine can read those.
+
+    Raises:
+        ConfigurationError: The file cannot be used, or the token cannot travel in a header.
+    """
+    if file is not None:
+        source = token_file.TokenFile(file)
+        source.read()
+        return source
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise ConfigurationError(
+            f"the token in {TOKEN_VARIABLE} is not printable ASCII without spaces; make one "
+            'with: python -c "import secrets; print(secrets.token_urlsafe())"'
+        )
+    return token or None
+
+
+def client_tls(
+    authority: Path | None,
+    certificate: Path | None = None,
+    private_key: Path | None = None,
+    *,
+    from_ray: bool = False,
+) -> "ClientTls | None":
+    """Return how a client speaks TLS; None for plain text.
+
+    Args:
+        authority: ``--tls-ca``.
+        certificate: ``--tls-cert``; without ``authority`` one of the system's is meant.
+        private_key: ``--tls-key``.
+        from_ray: ``--tls-from-ray``, which stands alone.
+
+    Raises:
+        typer.BadParameter: The options do not go together.
+        ConfigurationError: A file cannot be used.
+    """
+    from rlmesh_ray.auth.client_tls import ClientTls
+
+    if from_ray:
+        require_alone(authority, certificate, private_key)
+        tls = ClientTls.from_ray()
+    elif authority is None and certificate is None and private_key is None:
+        return None
+    else:
+        tls = ClientTls(authority, certificate, private_key)
+    tls.context()
+    return tls
+
+
+def require_alone(*files: Path | None) -> None:
+    """Refuse options that name files beside ``--tls-from-ray``.
+
+    Raises:
+        typer.BadParameter: One is given.
+    """
+    if any(file is not None for file in files):
+        raise typer.BadParameter(
+            "Ray's variables name all files; leave out the other --tls options",
+            param_hint="--tls-from-ray",
+        )
+
+
+def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
+    """Return the keyword arguments that ``text`` holds as JSON.
+
+    Raises:
+        typer.BadParameter: It is not a JSON object.
+    """
+    if text is None:
+        return None
+    remedy = 'write a JSON object, such as \'{"render_mode": "rgb_array"}\''
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"not JSON ({error}); {remedy}", param_hint="--env-kwargs"
+        ) from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"JSON, but not an object; {remedy}", param_hint="--env-kwargs")
+    return value
+
+
+def search_current_folder(env: str) -> None:
+    """Have modules in the current folder found, if ``env`` names one: ``module:...``.
+
+    A console script has its own folder on the path instead.
+    """
+    here = os.getcwd()
+    if ":" in env and here not in sys.path:
+        sys.path.insert(0, here)

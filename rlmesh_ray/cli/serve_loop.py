@@ -1,0 +1,94 @@
+"""How serve-env and serve-model live: announce, wait, end cleanly on a signal."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from rich.live import Live
+from rich.text import Text
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.log_setup import show_log
+from rlmesh_ray.server.gc_tuning import freeze_heap
+from rlmesh_ray.server.log_format import LogFormat
+from rlmesh_ray.server.statistics import EnvStatistics, Statistics
+
+_POLL_S = 1.0
+
+
+class ServerLifecycle(Protocol):
+    """What both servers have in common."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens, once it does."""
+
+    def start(self) -> object:
+        """Listen."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it has stopped."""
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """End the sessions."""
+
+    def statistics(self) -> Statistics:
+        """Return what it has done."""
+
+
+def serve(
+    console: Console,
+    server: ServerLifecycle,
+    announce: Callable[[], None],
+    log_format: LogFormat = LogFormat.TEXT,
+) -> None:
+    """Start ``server``, call ``announce`` once it accepts, and serve until a signal ends it.
+
+    Ctrl-C and SIGTERM end it in the same way: running calls get a second.
+    """
+    show_log(log_format)
+    # Programs read standard error, too.
+    console.people.quiet = log_format is LogFormat.JSON and console.is_json
+    with contextlib.suppress(KeyboardInterrupt):
+        server.start()
+        freeze_heap()
+        try:
+            announce()
+            with _live_line(console) as show:
+                before = server.statistics()
+                # Polled: on Windows no signal ends a wait.
+                while not server.wait(_POLL_S):
+                    now = server.statistics()
+                    show(summary(before, now))
+                    before = now
+        finally:
+            server.stop(grace_s=1.0)
+            console.event("stopped", address=server.address)
+
+
+@contextlib.contextmanager
+def _live_line(console: Console) -> Iterator[Callable[[str], None]]:
+    """Return what shows a line that stays the last one of a terminal; elsewhere it does nothing."""
+    if console.is_json or not console.people.is_terminal:
+        yield lambda text: None
+        return
+    # Refreshed by hand: a thread of its own would cost the clients time.
+    with Live(console=console.people, auto_refresh=False, transient=True) as live:
+        yield lambda text: live.update(Text(text, style="dim"), refresh=True)
+
+
+def summary(before: Statistics, now: Statistics) -> str:
+    """Return in one line what an endpoint does, from two looks at it."""
+    seconds = max(now.uptime_s - before.uptime_s, 1e-3)
+    if isinstance(now, EnvStatistics) and isinstance(before, EnvStatistics):
+        what, count = "steps", now.lane_steps - before.lane_steps
+    else:
+        assert not isinstance(now, EnvStatistics)
+        assert not isinstance(before, EnvStatistics)
+        what, count = "rows", now.rows - before.rows
+    is_one = now.sessions.open == 1
+    return (
+        f"{now.sessions.open} session{'' if is_one else 's'} open ({now.sessions.opened} so far), "
+        f"{count / seconds:,.0f} {what}/s, "
+        f"{sum(now.errors.values())} errors"
+    )

@@ -1,0 +1,84 @@
+"""Spaces and contracts, in words for people and in JSON for programs."""
+
+import math
+
+from rlmesh_ray.protocol.capabilities import MULTI_AGENT
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, described_agents
+from rlmesh_ray.spaces.space_description import space_lines
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+
+
+def space_json(spec: SpaceSpec) -> dict[str, object]:
+    """Return ``spec`` as JSON has it; infinite bounds are None."""
+    match spec:
+        case DictSpec(items):
+            return {"type": "Dict", "spaces": {key: space_json(part) for key, part in items}}
+        case TupleSpec(items):
+            return {"type": "Tuple", "spaces": [space_json(part) for part in items]}
+        case BoxSpec(shape, dtype):
+            low, high = (_bound(values.ravel().tolist()) for values in spec.bounds())
+            return {"type": "Box", "shape": shape, "dtype": dtype, "low": low, "high": high}
+        case DiscreteSpec(n, start, dtype):
+            return {"type": "Discrete", "n": n, "start": start, "dtype": dtype}
+        case MultiBinarySpec():
+            return {"type": "MultiBinary", "shape": spec.shape}
+        case MultiDiscreteSpec(nvec, shape, dtype):
+            return {"type": "MultiDiscrete", "nvec": nvec, "shape": shape, "dtype": dtype}
+        case TextSpec(shortest, longest, charset):
+            lengths = {"min_length": shortest, "max_length": longest}
+            return {"type": "Text", **lengths, "charset": charset}
+
+
+def contract_json(contract: EnvContract) -> dict[str, object]:
+    """Return what an endpoint promises, as JSON has it."""
+    return {
+        "env": contract.id,
+        "num_envs": contract.num_envs,
+        "autoreset_mode": contract.autoreset_mode.value,
+        "render_mode": contract.render_mode or None,
+        "observation_space": space_json(contract.observation_space),
+        "action_space": space_json(contract.action_space),
+        "metadata": dict(contract.metadata),
+    }
+
+
+def contract_facts(contract: EnvContract) -> dict[str, object]:
+    """Return what an endpoint promises, as rows of a table.
+
+    Of several agents the observations are shown, without the arrays that say who is present.
+    """
+    agents = described_agents(contract.metadata.get(MULTI_AGENT))
+    observation = contract.observation_space
+    if agents and isinstance(observation, DictSpec):
+        observation = dict(observation.items).get(OBSERVATIONS, observation)
+    return {
+        "environment": contract.id,
+        **({"agents": ", ".join(map(repr, agents))} if agents else {}),
+        "lanes a session": contract.num_envs,
+        "autoreset": contract.autoreset_mode.value,
+        "render mode": contract.render_mode or "none",
+        "observation": "\n".join(space_lines(observation)),
+        "action": "\n".join(space_lines(contract.action_space)),
+    }
+
+
+def next_commands(contract: EnvContract, address: str) -> list[str]:
+    """Return what can be done with an endpoint; ``train`` knows one agent."""
+    can_train = not described_agents(contract.metadata.get(MULTI_AGENT))
+    return [f"inspect {address}", *([f"train {address}"] if can_train else [])]
+
+
+def _bound(values: list[float]) -> object:
+    """Return one number where all elements share it, else all of them."""
+    finite = [value if math.isfinite(value) else None for value in values]
+    return finite[0] if finite and len(set(finite)) == 1 else finite

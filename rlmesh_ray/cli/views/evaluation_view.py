@@ -1,0 +1,177 @@
+"""What ``rlmesh-ray evaluate`` shows while episodes end, and afterwards."""
+
+import contextlib
+import sys
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console as RichConsole
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.signals import interrupts_held
+from rlmesh_ray.cli.views.episodes_file import EpisodesFile
+from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError
+
+if TYPE_CHECKING:
+    from rlmesh_ray.evaluation import EpisodeResult, EvaluationResult, Loss
+
+
+class EvaluationView:
+    """Shows the episodes as they end, has them written down, and remembers them.
+
+    Args:
+        console: Gets an event for each.
+        num_episodes: How many there will be.
+        output: Gets each, at once; None: nowhere.
+    """
+
+    def __init__(self, console: Console, num_episodes: int, output: EpisodesFile | None) -> None:
+        self._console = console
+        self._output = output
+        self._episodes: list[EpisodeResult] = []
+        self._losses: list[Loss] = []
+        terminal = RichConsole(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("episodes"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}"),
+            console=terminal,
+            disable=not terminal.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task("episodes", total=num_episodes, last="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def advance(self, episode: "EpisodeResult") -> None:
+        """Note that an episode has ended: one that counts is shown, and written down if possible.
+
+        Raises:
+            ConfigurationError: It could not be written down.
+            KeyboardInterrupt: One came meanwhile.
+        """
+        fields = asdict(episode)
+        with interrupts_held():
+            self._episodes.append(episode)
+            self._bar.update(self._task, advance=1, last=f"return {episode.episode_return:g}")
+            self._console.event("episode", **fields)
+            if self._output is not None:
+                self._output.add(fields)
+
+    def note_loss(self, loss: "Loss") -> None:
+        """Say that an endpoint cannot be used now."""
+        self._losses.append(loss)
+        self._console.event("lost", **asdict(loss))
+        again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
+        self._bar.console.print(
+            f"lost {loss.role} {loss.address}: {loss.cause}{again}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def so_far(self, error: BaseException) -> "EvaluationResult | None":
+        """Return what had come of an evaluation when it was cut short; None: no episode.
+
+        Args:
+            error: What has ended it. Episodes that it holds and that were not shown yet are shown.
+        """
+        from rlmesh_ray.evaluation import EndpointCounters, EvaluationResult
+
+        if isinstance(error, EvaluationInterruptedError):
+            shown = {episode.index for episode in self._episodes}
+            for episode in error.episodes:
+                if episode.index not in shown:
+                    # It is at its end already: what comes on top must not cost the summary.
+                    with contextlib.suppress(ConfigurationError, KeyboardInterrupt):
+                        self.advance(episode)
+        if not self._episodes:
+            return None
+        tally = EndpointCounters()
+        everything: list[EpisodeResult | Loss] = [*self._episodes, *self._losses]
+        for news in everything:
+            tally.note(news)
+        in_order = tuple(sorted(self._episodes, key=lambda episode: episode.index))
+        return EvaluationResult(in_order, 0.0, tally.reports())
+
+
+def tell(
+    console: Console,
+    result: "EvaluationResult",
+    num_episodes: int,
+    envs: list[str],
+    models: list[str],
+) -> None:
+    """Show what a policy has earned, also where not all episodes could be run.
+
+    Args:
+        console: Gets the event ``result``, or ``unfinished``.
+        result: At least one episode.
+        num_episodes: How many were asked for.
+        envs: Addresses.
+        models: Addresses.
+    """
+    count = len(result.episodes)
+    console.event(
+        "result" if count == num_episodes else "unfinished",
+        return_mean=result.return_mean,
+        return_stderr=result.return_stderr,
+        return_min=result.return_min,
+        return_max=result.return_max,
+        success_rate=result.success_rate,
+        episodes=count,
+        returns=result.returns,
+        lengths=result.lengths,
+        env_steps=result.env_steps,
+        wall_s=result.wall_s,
+        interruptions=result.interruptions,
+        env=", ".join(envs),
+        model=", ".join(models),
+        endpoints=[asdict(report) for report in result.endpoints],
+        # An outside program must not need them; whoever doubts it can look here.
+        imported={name: name in sys.modules for name in ("ray", "torch")},
+    )
+    title = f"{count} episodes" if count == num_episodes else f"{count} of {num_episodes} episodes"
+    console.facts(title, _facts(result, envs, models), [])
+
+
+def _facts(result: "EvaluationResult", envs: list[str], models: list[str]) -> dict[str, object]:
+    spread = f" ± {result.return_stderr:.2f} (standard error)" if len(result.episodes) > 1 else ""
+    facts: dict[str, Any] = {
+        "mean return": f"{result.return_mean:.2f}{spread}",
+        "range": f"{result.return_min:g} … {result.return_max:g}",
+        "mean length": f"{result.length_mean:.1f} steps",
+    }
+    if result.success_rate is not None:
+        facts["success rate"] = f"{100 * result.success_rate:.1f} %"
+    if result.wall_s > 0:
+        facts["time"] = f"{result.wall_s:.1f} s, {result.env_steps / result.wall_s:,.0f} steps/s"
+    facts["environment"] = "\n".join(envs)
+    facts["policy"] = "\n".join(models)
+    if result.interruptions or len(envs) + len(models) > 2:
+        facts["shares"] = "\n".join(
+            f"{report.role} {report.address}: {report.episodes} episodes, "
+            f"{report.interruptions} interruptions"
+            for report in result.endpoints
+        )
+    return facts

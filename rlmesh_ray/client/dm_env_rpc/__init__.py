@@ -1,1 +1,0 @@
-"""Environments behind servers of dm_env_rpc, DeepMind's protocol, as lanes."""

@@ -1,0 +1,81 @@
+"""Asks an endpoint to call into the lanes of a session."""
+
+from typing import Any
+
+from rlmesh_ray.client.channel import Metadata, translate_grpc_error
+from rlmesh_ray.client.env_session_stream import with_client_timeout
+from rlmesh_ray.errors import (
+    CodecError,
+    ConfigurationError,
+    EndpointLostError,
+    RemoteEnvError,
+    RemoteProtocolError,
+)
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.wire import lane_calls_v1 as wire
+from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+
+
+def require_allowed(answer: HandshakeResponse, name: str, address: str) -> None:
+    """Make sure that ``name`` may be called in the sessions of an endpoint.
+
+    Args:
+        answer: The endpoint's.
+        name: Of the method or attribute.
+        address: For the message.
+
+    Raises:
+        ConfigurationError: The operator has not allowed it, or the endpoint knows no calls.
+    """
+    remedy = (
+        f"have its operator allow it: EnvServer(..., allow_calls=({name!r},)), "
+        f"rlmesh-ray serve-env --allow-call {name}"
+    )
+    allowed = answer.capabilities.get(capabilities.LANE_CALLS)
+    if allowed is None:
+        raise ConfigurationError(
+            f"{address} lets clients call nothing in its environments (it does not offer "
+            f"{capabilities.LANE_CALLS}); {remedy}"
+        )
+    if name not in allowed.split(","):
+        raise ConfigurationError(
+            f"{address} does not let clients call {name!r} in its environments, only {allowed}; "
+            f"{remedy}"
+        )
+
+
+def call_lanes(
+    channel: grpc.Channel, call: LaneCall, metadata: Metadata, address: str, timeout_s: float
+) -> tuple[Any, ...]:
+    """Have ``call`` done and return its results.
+
+    Args:
+        channel: To the endpoint.
+        call: What to call.
+        metadata: Those of the session's Join.
+        address: For error messages.
+        timeout_s: How long to wait.
+
+    Raises:
+        CodecError: An argument cannot travel; nothing was sent.
+        RemoteEnvError: The environment raised, or the endpoint refused.
+        EndpointError: No answer came; the class says why.
+    """
+    data = wire.pack_call(call)
+    try:
+        reply = channel.unary_unary(wire.CALL)(data, timeout=timeout_s, metadata=metadata)
+    except grpc.RpcError as error:
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
+            raise EndpointLostError("the session is not open any more", address) from error
+        raise translate_grpc_error(error, address, is_open=True) from error
+    try:
+        results = wire.parse_response(reply)
+    except CodecError as error:
+        raise RemoteProtocolError(f"the answer to a call does not decode: {error}") from error
+    if isinstance(results, CallFailed):
+        # What the endpoint was given is a little less than what the user has set.
+        message = with_client_timeout(results.message, call.timeout_ms, timeout_s)
+        raise RemoteEnvError(results.code.name, message, True, results.debug_info)
+    return results

@@ -1,0 +1,126 @@
+"""What differs between the generations within a session with an EnvService; without I/O."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rlmesh_ray.client.step_results import ResetResult, StepResult
+from rlmesh_ray.protocol.messages import (
+    EnvRequest,
+    EnvResponse,
+    Reset,
+    ResetDone,
+    Step,
+    StepDone,
+)
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1 import env as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
+
+
+class EnvClientFrames(Protocol):
+    """Bytes of a session; modules of ``wire`` are such."""
+
+    def pack_request(self, request: EnvRequest) -> bytes:
+        """Return the frame of ``request``; raises CodecError where it has none."""
+
+    def parse_response(self, data: bytes) -> EnvResponse:
+        """Return the response in ``data``; raises CodecError if it is none."""
+
+
+class EnvClientDialect(Protocol):
+    """Makes the requests of one session, and reads their answers, in the order of the requests."""
+
+    @property
+    def frames(self) -> EnvClientFrames:
+        """The bytes."""
+
+    @property
+    def edition(self) -> str:
+        """What Configure must name before anything else is asked; empty: there is no Configure."""
+
+    def reset(
+        self,
+        request_id: str,
+        *,
+        seeds: Sequence[int],
+        options: Mapping[str, object],
+        timeout_ms: int,
+        lanes: Sequence[int],
+    ) -> Reset:
+        """Return the request to reset ``lanes``, or all where these are empty."""
+
+    def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
+        """Return the request to step all lanes.
+
+        Raises:
+            CodecError: A column is not what its leaf declares.
+        """
+
+    def reset_result(self, done: ResetDone) -> ResetResult:
+        """Return what ``done`` says, over all lanes.
+
+        Raises:
+            CodecError: It is of other lanes, or holds no observations of this session.
+        """
+
+    def step_result(self, done: StepDone) -> StepResult:
+        """Return what ``done`` says; raises as ``reset_result``."""
+
+
+class EditionEnvClientDialect:
+    """That of ``rlmesh.protocol.v1``, whose messages say what a session's holder wants to hear.
+
+    Args:
+        contract: The session's.
+    """
+
+    frames: EnvClientFrames = wire
+    edition = ""
+
+    def __init__(self, contract: EnvContract) -> None:
+        self._observation_space = contract.observation_space
+        self._action_space = contract.action_space
+        self._width = contract.num_envs
+
+    def reset(
+        self,
+        request_id: str,
+        *,
+        seeds: Sequence[int],
+        options: Mapping[str, object],
+        timeout_ms: int,
+        lanes: Sequence[int],
+    ) -> Reset:
+        """Return the request to reset ``lanes``, or all where these are empty."""
+        return Reset(request_id, tuple(seeds), options, timeout_ms, tuple(lanes))
+
+    def step(self, request_id: str, action: Sequence[Column], timeout_ms: int) -> Step:
+        """Return the request to step all lanes."""
+        data = values.encode_batch(self._action_space, action, self._width)
+        return Step(request_id, data, timeout_ms)
+
+    def reset_result(self, done: ResetDone) -> ResetResult:
+        """Return what ``done`` says."""
+        columns = values.decode_batch(self._observation_space, done.observation, self._width)
+        return ResetResult(owned(columns), done.infos, done.episode_ids)
+
+    def step_result(self, done: StepDone) -> StepResult:
+        """Return what ``done`` says."""
+        columns = values.decode_batch(self._observation_space, done.observation, self._width)
+        return StepResult(
+            observation=owned(columns),
+            rewards=np.asarray(done.rewards, np.float64),
+            terminated=np.frombuffer(done.terminated, np.bool_).copy(),
+            truncated=np.frombuffer(done.truncated, np.bool_).copy(),
+            infos=done.infos,
+            completed_episodes=done.completed_episodes,
+            episode_ids=done.episode_ids,
+        )
+
+
+def owned(columns: Sequence[Column]) -> list[Column]:
+    """Return copies: torch warns about read-only arrays, and callers keep and write to theirs."""
+    return [column if isinstance(column, tuple) else np.array(column) for column in columns]

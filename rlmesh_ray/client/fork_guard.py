@@ -1,0 +1,55 @@
+"""Sessions stay in the process that has opened them."""
+
+import abc
+import os
+from typing import NoReturn
+
+from rlmesh_ray.errors import EndpointLostError
+
+
+class ForkGuard:
+    """The process that has opened a session.
+
+    A fork has a copy of the session, on the same memory and the same connection: what it asked
+    would be executed in its parent's episodes, and its parent would miss the answer.
+
+    Args:
+        address: The endpoint's, for error messages.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._pid = os.getpid()
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the session may be used here."""
+        return os.getpid() == self._pid
+
+    def require(self) -> None:
+        """Make sure that this is the one.
+
+        Raises:
+            EndpointLostError: It is a fork.
+        """
+        if not self.is_owner:
+            raise EndpointLostError(
+                f"the session belongs to process {self._pid}, of which this one is a fork; open "
+                "another one here",
+                self._address,
+            )
+
+
+class NotPicklable:
+    """Says so when somebody pickles or copies it, as Ray does with whatever a task is given."""
+
+    @property
+    @abc.abstractmethod
+    def address(self) -> str:
+        """Where the endpoint is."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is a session and stays in its process; hand on its address, "
+            f"{self.address!r}, and open another one there"
+        )

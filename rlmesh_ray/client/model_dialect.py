@@ -1,0 +1,192 @@
+"""What differs between the generations within a session with a ModelService; without I/O."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlmesh_ray.errors import RemoteProtocolError
+from rlmesh_ray.protocol.messages import (
+    CloseModel,
+    CloseRoute,
+    ConfigureRoute,
+    ModelFailed,
+    Predict,
+    PredictContext,
+    Predicted,
+    PredictSlot,
+)
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1 import model as wire
+from rlmesh_ray.wire.rlmesh_v1 import values
+
+
+@dataclass(frozen=True, slots=True)
+class PredictTelemetry:
+    """How an endpoint made a prediction."""
+
+    policy_version: int
+    """Of the weights that acted; 0 for those that the policy was loaded with, -1 where the
+    endpoint does not tell."""
+    queue_s: float
+    """Time from the request's arrival there to the beginning of its batch."""
+    forward_s: float
+    """Time that the policy took for the whole batch."""
+    batch_rows: int
+    """Rows in the batch, those of others included; 0 where the endpoint does not tell."""
+    server: str
+    """Names the server, as long as it lives; empty where it does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest:
+    """A request that is about to be sent."""
+
+    request_id: str
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """An answer."""
+
+    request_id: str
+    failure: ModelFailed | None = None
+    action: bytes | None = None
+    """Of a prediction: what ``ModelClientDialect.actions`` reads."""
+    telemetry: PredictTelemetry | None = None
+
+
+class ModelClientDialect(Protocol):
+    """Makes the requests of one session, and reads their answers. Used under the session's lock.
+
+    Methods take the ids of the requests that they make from the front of ``ids``.
+    """
+
+    def configure(self, ids: Iterator[str], route_id: str, contract: EnvContract) -> EncodedRequest:
+        """Return the request to open a route."""
+
+    def predict(
+        self,
+        ids: Iterator[str],
+        route_id: str,
+        rows: Sequence[PredictSlot],
+        observation: bytes,
+    ) -> list[EncodedRequest]:
+        """Return the request for a prediction, and before it what must be said first."""
+
+    def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
+        """Return the request to close a route."""
+
+    def close(self, ids: Iterator[str]) -> EncodedRequest:
+        """Return the request to end the session."""
+
+    def read(self, frame: bytes) -> ModelReply:
+        """Return the answer in ``frame``.
+
+        Raises:
+            CodecError: It is none.
+        """
+
+    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
+        """Return the bytes of observations. In any thread, without the lock.
+
+        Raises:
+            CodecError: They have no wire form.
+        """
+
+    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
+        """Return the actions of a prediction; arrays may be read-only. Without the lock, too.
+
+        Raises:
+            CodecError: They are no actions of that route.
+            RemoteProtocolError: It is the answer to another request.
+        """
+
+
+class EditionModelClientDialect:
+    """That of ``rlmesh.protocol.v1``.
+
+    Args:
+        session_id: Named in every context.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+
+    def configure(self, ids: Iterator[str], route_id: str, contract: EnvContract) -> EncodedRequest:
+        """Return the request to open a route."""
+        request_id = next(ids)
+        request = ConfigureRoute(request_id, self._context(route_id, request_id), contract)
+        return EncodedRequest(request_id, wire.pack_request(request))
+
+    def predict(
+        self,
+        ids: Iterator[str],
+        route_id: str,
+        rows: Sequence[PredictSlot],
+        observation: bytes,
+    ) -> list[EncodedRequest]:
+        """Return the request for a prediction."""
+        request_id = next(ids)
+        context = self._context(route_id, request_id, rows)
+        return [
+            EncodedRequest(request_id, wire.pack_request(Predict(request_id, context, observation)))
+        ]
+
+    def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
+        """Return the request to close a route."""
+        request_id = next(ids)
+        request = CloseRoute(request_id, self._context(route_id, request_id))
+        return EncodedRequest(request_id, wire.pack_request(request))
+
+    def close(self, ids: Iterator[str]) -> EncodedRequest:
+        """Return the request to end the session."""
+        request_id = next(ids)
+        return EncodedRequest(request_id, wire.pack_request(CloseModel(request_id)))
+
+    def read(self, frame: bytes) -> ModelReply:
+        """Return the answer in ``frame``."""
+        response = wire.parse_response(frame)
+        if isinstance(response, ModelFailed):
+            return ModelReply(response.request_id, response)
+        if isinstance(response, Predicted):
+            return ModelReply(response.request_id, None, response.action, _telemetry(response))
+        return ModelReply(response.request_id)
+
+    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
+        """Return the bytes of observations."""
+        return values.encode_batch(contract.observation_space, columns, num_rows)
+
+    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
+        """Return the actions of a prediction."""
+        return values.decode_batch(contract.action_space, action_of(reply), num_rows)
+
+    def _context(
+        self, route_id: str, request_id: str, rows: Sequence[PredictSlot] = ()
+    ) -> PredictContext:
+        return PredictContext(self._session_id, route_id, request_id, tuple(rows))
+
+
+def action_of(reply: ModelReply) -> bytes:
+    """Return what a prediction holds.
+
+    Raises:
+        RemoteProtocolError: It is the answer to another request.
+    """
+    if reply.action is None:
+        raise RemoteProtocolError("the answer does not answer Predict", reply.request_id)
+    return reply.action
+
+
+def _telemetry(predicted: Predicted) -> PredictTelemetry | None:
+    run = predicted.run
+    if run is None:
+        return None
+    return PredictTelemetry(
+        policy_version=run.policy_version,
+        queue_s=predicted.queue_ns * 1e-9,
+        forward_s=run.forward_ns * 1e-9,
+        batch_rows=run.num_rows,
+        server=run.component_id,
+    )

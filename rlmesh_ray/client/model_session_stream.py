@@ -1,0 +1,153 @@
+"""Requests and answers of one session with a ModelService, from several threads."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+
+from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.join_stream import JoinStream, timeout_error
+from rlmesh_ray.client.model_dialect import EncodedRequest, ModelClientDialect, ModelReply
+from rlmesh_ray.errors import (
+    EndpointClosedError,
+    EndpointLostError,
+    RemoteModelError,
+    RlmeshError,
+)
+from rlmesh_ray.protocol.messages import ModelFailed
+
+_CLOSE_TIMEOUT_S = 2.0
+
+Make = Callable[[Iterator[str]], Sequence[EncodedRequest]]
+"""Makes requests, with ids from the front of those given. Called under the session's lock."""
+
+
+class ModelSessionStream:
+    """What is asked and answered in one session. Safe to use from several threads.
+
+    Args:
+        stream: The session's.
+        dialect: The session's language.
+        address: For error messages.
+    """
+
+    def __init__(self, stream: JoinStream, dialect: ModelClientDialect, address: str) -> None:
+        self._stream = stream
+        self._dialect = dialect
+        self._address = address
+        self._process = ForkGuard(address)
+        self._futures: dict[str, Future[ModelReply]] = {}
+        self._request_ids = map(str, itertools.count(1))
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._failure: RlmeshError | None = None
+        self._end: RemoteModelError | None = None
+        self._reader = threading.Thread(
+            target=self._read, name="rlmesh-ray-model-client", daemon=True
+        )
+        self._reader.start()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this process's; a fork cannot even close it."""
+        return self._process.is_owner
+
+    def ask(self, make: Make, timeout_s: float) -> ModelReply:
+        """Send requests, each when the one before it was answered; return the last answer.
+
+        Raises:
+            RemoteModelError: The endpoint answered one with an error; an error that it does not
+                call recoverable ends the session.
+            EndpointError: The session broke or is closed, or no answer came in time.
+        """
+        return self._ask(make, timeout_s, is_last=False)
+
+    def close(self) -> None:
+        """End the session and its stream; whoever waits for an answer is told. Idempotent."""
+        if not self.is_own:
+            return  # the lock may be held by a thread that a fork does not have
+        with self._lock:
+            is_first, self._is_closing = not self._is_closing, True
+        if is_first:
+            with contextlib.suppress(RlmeshError):  # it is closed below, whatever the peer does
+                self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
+        self._fail(self._closed())
+        self._stream.close()
+        self._reader.join(_CLOSE_TIMEOUT_S)
+
+    def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> ModelReply:
+        self._process.require()
+        with self._lock:
+            self._require_usable(is_last=is_last)
+            first, *rest = make(self._request_ids)
+            future = self._send(first)
+        told = self._result(first, future, timeout_s)
+        for request in rest:
+            with self._lock:
+                self._require_usable(is_last=is_last)
+                future = self._send(request)
+            told = self._result(request, future, timeout_s)
+        return told
+
+    def _send(self, request: EncodedRequest) -> Future[ModelReply]:
+        future: Future[ModelReply] = Future()
+        self._futures[request.request_id] = future
+        self._stream.send(request.frame)
+        return future
+
+    def _result(
+        self, request: EncodedRequest, future: Future[ModelReply], timeout_s: float
+    ) -> ModelReply:
+        try:
+            told = future.result(timeout_s)
+        except TimeoutError:
+            with self._lock:
+                self._futures.pop(request.request_id, None)
+            raise timeout_error(timeout_s, self._address) from None
+        if told.failure is not None:
+            raise self._error(told.failure)
+        return told
+
+    def _require_usable(self, *, is_last: bool) -> None:
+        if self._is_closing and not is_last:
+            raise self._closed()
+        if self._failure is not None:
+            raise self._failure
+        # Nothing but the request to close follows an error that ends the session.
+        if self._end is not None and not is_last:
+            raise EndpointLostError(
+                f"the session ended with an error ({self._end}); close it and open a new one",
+                self._address,
+            ) from self._end
+
+    def _closed(self) -> EndpointClosedError:
+        return EndpointClosedError("the session is closed", self._address)
+
+    def _error(self, failed: ModelFailed) -> RemoteModelError:
+        error = RemoteModelError(
+            failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
+        )
+        if not failed.is_recoverable:
+            self._end = self._end or error
+        return error
+
+    def _read(self) -> None:
+        try:
+            for frame in self._stream.frames():
+                told = self._dialect.read(frame)
+                with self._lock:
+                    future = self._futures.pop(told.request_id, None)
+                if future is not None:
+                    future.set_result(told)
+        except RlmeshError as error:
+            self._fail(error)
+
+    def _fail(self, error: RlmeshError) -> None:
+        with self._lock:
+            if self._is_closing:
+                error = self._closed()  # the server ends the stream sooner than we hear "closed"
+            self._failure = self._failure or error
+            futures, self._futures = list(self._futures.values()), {}
+        for future in futures:
+            future.set_exception(error)

@@ -1,0 +1,303 @@
+"""Checks of "Ordering", "Vectorization", "Reset" and "Step"."""
+
+from collections import Counter
+from contextlib import suppress
+
+import numpy as np
+
+from rlmesh_ray.compliance.action_cases import packed_rest
+from rlmesh_ray.compliance.check_registry import CheckRegistry
+from rlmesh_ray.compliance.env_subject import (
+    EnvSubject,
+    RawEnvSession,
+    ended_lanes,
+    is_same,
+)
+from rlmesh_ray.compliance.findings import ClauseBroken, ClauseNotObservable, require
+from rlmesh_ray.compliance.probe import ProbeCommand
+from rlmesh_ray.errors import EndpointLostError
+from rlmesh_ray.protocol.messages import (
+    Close,
+    EnvErrorCode,
+    EnvFailed,
+    EnvResponse,
+    Render,
+    Reset,
+    ResetDone,
+    Step,
+)
+
+ENV: CheckRegistry[EnvSubject] = CheckRegistry()
+
+_PIPELINED_STEPS = 40
+
+
+@ENV.holds("ordering.arrival")
+def responses_come_in_the_order_of_arrival(subject: EnvSubject) -> None:
+    """Many requests of every kind are sent before any response is read."""
+    with subject.session() as session:
+        sent, responses = _pipeline(subject, session)
+    first_seen = list(dict.fromkeys(response.request_id for response in responses))
+    expected = [request_id for request_id in sent if request_id in first_seen]
+    require(first_seen == expected, f"responses came in the order {first_seen}")
+
+
+@ENV.holds("ordering.one-response")
+def every_request_has_one_response(subject: EnvSubject) -> None:
+    """Ids are counted over everything that comes up to the end of the stream."""
+    with subject.session() as session:
+        sent, responses = _pipeline(subject, session)
+    counts = Counter(response.request_id for response in responses)
+    strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
+    require(not strange, f"responses by request_id, where it is not one: {strange}")
+
+
+@ENV.holds("ordering.in-band")
+def what_cannot_be_satisfied_is_answered_in_band(subject: EnvSubject) -> None:
+    """Arguments that no server can make sense of, each in a session of its own."""
+    lanes = subject.contract.num_envs
+    wrong = packed_rest(subject.contract) + b"\xff"
+    requests: list[tuple[Reset | Step, str]] = [
+        (Reset("1", seeds=(1,) * (lanes + 1)), "with a seed too many"),
+        (Reset("1", env_indices=(lanes,)), "of a lane too many"),
+        (Reset("1", env_indices=(-1,)), "of lane -1"),
+        (Step("1", wrong), "with an action of a wrong size"),
+    ]
+    for request, why in requests:
+        with subject.session() as session:
+            session.reset()
+            session.refused(request, why)
+
+
+@ENV.holds("vector.width")
+def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
+    """The contract's width against that of the first response."""
+    lanes = subject.contract.num_envs
+    require(lanes >= 1, f"the contract has num_envs = {lanes}")
+    with subject.session() as session:
+        ids = session.reset().episode_ids
+    require(len(ids) == lanes, f"num_envs is {lanes}, but Reset gives {len(ids)} episode ids")
+
+
+@ENV.holds("vector.batches")
+def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
+    """Observations decode as such; an action over more or fewer lanes is refused."""
+    contract = subject.contract
+    with subject.session() as session:
+        session.observation(session.reset().observation)
+        session.observation(session.step().observation)
+    for width in {contract.num_envs + 1, contract.num_envs - 1}:
+        action = packed_rest(contract, width)
+        if action == packed_rest(contract):
+            raise ClauseNotObservable("actions have no bytes")
+        with subject.session() as session:
+            session.reset()
+            session.refused(session.step_request(action), f"with actions for {width} lanes")
+
+
+@ENV.holds("vector.entries")
+def rewards_and_masks_have_one_entry_a_lane(subject: EnvSubject) -> None:
+    """In every response up to the one that ends an episode; ``step`` counts them."""
+    with subject.session() as session:
+        session.reset()
+        if not ended_lanes(session.step()):
+            session.until_episode_ends()
+
+
+@ENV.holds("vector.index-order")
+def entries_stand_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
+    """Only the last of several lanes ends, and only it ends."""
+    lanes = subject.probe().num_envs
+    if lanes < 2:
+        raise ClauseNotObservable("needs more than one lane")
+    idle = [ProbeCommand.GO_ON] * (lanes - 1)
+    with subject.session() as session:
+        session.reset()
+        done = session.obey(*idle, ProbeCommand.TERMINATE)
+        cut = session.obey(ProbeCommand.TRUNCATE)
+    require(_set(done.terminated) == [lanes - 1], f"lane {lanes - 1} ended: {done.terminated!r}")
+    require(_set(cut.truncated) == [0], f"lane 0 was truncated: {cut.truncated!r}")
+    ended = [episode.env_index for episode in (*done.completed_episodes, *cut.completed_episodes)]
+    require(ended == [lanes - 1, 0], f"records are for lanes {ended}, not {[lanes - 1, 0]}")
+
+
+@ENV.holds("reset.all-lanes")
+def reset_starts_all_lanes(subject: EnvSubject) -> None:
+    """In mid-episode: every lane has a new id; the probe is where the first Reset had it."""
+    seeds = tuple(range(7, 7 + subject.contract.num_envs))
+    with subject.session() as session:
+        first = session.reset(seeds=seeds)
+        session.step()
+        again = session.reset(seeds=seeds)
+        start = session.observation(first.observation)
+        restart = session.observation(again.observation)
+    kept = set(first.episode_ids) & set(again.episode_ids)
+    require(not kept, f"a Reset in mid-episode keeps the ids {sorted(kept)}")
+    if subject.is_probe:
+        is_back = is_same(start, restart)
+        require(is_back, "a Reset in mid-episode with the same seeds starts elsewhere")
+
+
+@ENV.holds("reset.first")
+def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
+    """NOT_READY, and a Reset mends it."""
+    with subject.session() as session:
+        error = session.refused(session.step_request(), "before the first Reset")
+        require(error.code is EnvErrorCode.NOT_READY, f"its code is {error.code.name}")
+        require(error.is_recoverable, "it is non-recoverable")
+        session.reset()
+        session.step()
+
+
+@ENV.holds("reset.seeds")
+def seeds_are_empty_or_one_a_lane(subject: EnvSubject) -> None:
+    """Any other number is refused. With the probe: each seed reaches its own lane."""
+    lanes = subject.contract.num_envs
+    seeds = tuple(range(7, 7 + lanes))
+    with subject.session() as session:
+        session.reset()
+        start = session.observation(session.reset(seeds=seeds).observation)
+        mirrored = session.observation(session.reset(seeds=seeds[::-1]).observation)
+    if subject.is_probe:
+        is_mirrored = is_same(start, [column[::-1] for column in mirrored])
+        require(is_mirrored, "the same seeds in another order do not give the same lanes in it")
+    for count in {lanes + 1, lanes - 1} - {0}:
+        with subject.session() as session:
+            request = Reset(session.new_id(), seeds=tuple(range(count)))
+            session.refused(request, f"with {count} seeds for {lanes} lanes")
+
+
+@ENV.holds("reset.response")
+def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
+    """The batch decodes, and every lane has an id of its own."""
+    with subject.session() as session:
+        done = session.reset()
+        session.observation(done.observation)
+    ids = done.episode_ids
+    require(all(ids), f"episode ids are empty: {list(ids)}")
+    require(len(set(ids)) == len(ids), f"lanes share an episode id: {list(ids)}")
+
+
+@ENV.holds("step.all-lanes")
+def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
+    """By what Close tells about episodes that are still running; the probe counts itself."""
+    with subject.session() as session:
+        session.reset()
+        done = session.step_on()
+        if subject.is_probe:
+            steps = session.steps_of(done)
+            require(set(steps) == {1}, f"after one Step the lanes have done {steps} steps")
+        records = session.close().final_episodes
+    if not records:
+        raise ClauseNotObservable("Close tells of no episodes")
+    counts = {record.env_index: record.step_count for record in records}
+    expected = dict.fromkeys(range(subject.contract.num_envs), 1)
+    require(counts == expected, f"after one Step the lanes have done {counts} steps")
+
+
+@ENV.holds("step.response")
+def a_step_gives_all_there_is(subject: EnvSubject) -> None:
+    """Observation, current ids, and the infos that the environment gave."""
+    with subject.session() as session:
+        ids = session.reset().episode_ids
+        done = session.step_on()
+        session.observation(done.observation)
+    require(done.episode_ids == ids, f"ids have changed from {ids} to {done.episode_ids}")
+    if subject.is_probe:
+        require("steps" in done.infos, f"the infos have only {sorted(done.infos)}")
+
+
+@ENV.holds("wire.unreadable")
+def a_frame_that_is_no_request_is_answered_in_band(subject: EnvSubject) -> None:
+    """A message without a kind. Bytes that are no message may also end the stream clearly."""
+    with subject.session() as session:
+        session.reset()
+        _require_error(session, b"")
+    with subject.session() as session:
+        session.reset()
+        # Many servers leave the decoding to gRPC, which ends the stream with a status.
+        with suppress(EndpointLostError):
+            _require_error(session, b"\xff\xff\xff\xff")
+
+
+@ENV.holds("wire.bare-join")
+def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
+    """By what its first message shows: clients of other makes have no id to show."""
+    with subject.session(is_bare=True) as session:
+        session.reset()
+        session.step()
+
+
+@ENV.holds("wire.partial-reset")
+def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
+    """The other lanes keep id, observation and count; a server without the feature refuses."""
+    lanes = subject.contract.num_envs
+    if lanes < 2:
+        raise ClauseNotObservable("needs more than one lane")
+    with subject.session() as session:
+        before = session.reset().episode_ids
+        moved = session.step()
+        request = Reset(session.new_id(), env_indices=(lanes - 1,))
+        response = session.ask(request)
+        if isinstance(response, EnvFailed):
+            raise ClauseNotObservable(f"the server refuses it: {response.message}")
+        if not isinstance(response, ResetDone):
+            raise ClauseBroken(f"Reset is answered with {type(response).__name__}")
+        ids = response.episode_ids
+        kept = session.observation(response.observation)
+        old = session.observation(moved.observation)
+        records = session.close().final_episodes
+    others = ids[: lanes - 1]
+    require(
+        others == moved.episode_ids[: lanes - 1],
+        f"lanes that were not named have new ids: {others}",
+    )
+    fresh = ids[lanes - 1 :]
+    require(bool(fresh and fresh[0]), "the lane that was named has no id")
+    require(fresh[0] not in before, f"the lane that was named keeps its id {fresh[0]}")
+    for one, other in zip(kept, old, strict=True):
+        is_kept = np.array_equal(one[: lanes - 1], other[: lanes - 1])
+        require(is_kept, "lanes that were not named have moved")
+    for record in records:
+        expected = int(record.env_index < lanes - 1)
+        require(
+            record.step_count == expected,
+            f"lane {record.env_index} has {record.step_count} steps at the end, not {expected}",
+        )
+
+
+@ENV.holds("wire.step-lanes")
+def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
+    """The field is reserved: a Step moves all lanes or none."""
+    with subject.session() as session:
+        session.reset()
+        action = packed_rest(subject.contract)
+        request = Step(session.new_id(), action, env_indices=(0,))
+        session.refused(request, "of some lanes")
+
+
+def _pipeline(subject: EnvSubject, session: RawEnvSession) -> tuple[list[str], list[EnvResponse]]:
+    """Send a whole session at once; return the ids that were sent, and all that came back."""
+    requests: list[Reset | Step | Render | Close] = [session.step_request()]
+    for number in range(_PIPELINED_STEPS):
+        if number % 10 == 0:
+            requests.append(Reset(session.new_id()))
+        if number % 7 == 0:
+            requests.append(Render(session.new_id()))
+            requests.append(Reset(session.new_id(), env_indices=(subject.contract.num_envs,)))
+        requests.append(session.step_request())
+    requests.append(Close(session.new_id()))
+    for request in requests:
+        session.send(request)
+    return [request.request_id for request in requests], session.until_end()
+
+
+def _require_error(session: RawEnvSession, frame: bytes) -> None:
+    session.send_frame(frame)
+    response = session.receive()
+    is_error = isinstance(response, EnvFailed)
+    require(is_error, f"the frame {frame!r} is answered with {type(response).__name__}")
+
+
+def _set(mask: bytes) -> list[int]:
+    return [lane for lane, flag in enumerate(mask) if flag]

@@ -1,0 +1,278 @@
+"""Checks of the model workflow: routes, predictions, order."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from rlmesh_ray.compliance.action_order import ActionOrderCheck
+from rlmesh_ray.compliance.check_registry import CheckRegistry
+from rlmesh_ray.compliance.findings import ClauseNotObservable, require
+from rlmesh_ray.compliance.model_subject import (
+    END_REMEDY,
+    ROUTE,
+    ModelSubject,
+    RawModelSession,
+    slot,
+)
+from rlmesh_ray.protocol.messages import (
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    ModelRequest,
+    ModelResponse,
+    Predict,
+    Predicted,
+    RouteClosed,
+    RouteConfigured,
+)
+from rlmesh_ray.spaces.spec import TupleSpec
+
+MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
+
+_OTHER_ROUTE = "check-route-2"
+_PIPELINED = 20
+
+
+@MODEL.holds("route.configure-first")
+def predict_needs_a_configured_route(subject: ModelSubject) -> None:
+    """NOT_CONFIGURED at first, and also while another route is open."""
+    when = "on a route that nobody opened"
+    with subject.session() as session:
+        session.must_be_unconfigured(session.predict_request(), when)
+    with subject.acting() as session:
+        session.configure(_OTHER_ROUTE)
+        if session.must_be_unconfigured(session.predict_request(), when).is_recoverable:
+            session.configure()
+            session.predict()
+
+
+@MODEL.holds("route.contract-fixed")
+def a_route_keeps_its_contract(subject: ModelSubject) -> None:
+    """Whatever is opened or closed beside it, under another contract if the model takes one.
+
+    The text leaves open whether an open route may be configured again: a server may refuse it.
+    Under the contract that it has had already, the route must go on in either case.
+    """
+    contract = subject.wide_contract
+    with _beside_another_contract(subject) as session:
+        session.actions(session.predict(), contract.num_envs)
+        session.ask(session.close_route_request(_OTHER_ROUTE))
+        session.actions(session.predict(), contract.num_envs)
+        again = session.ask(session.configure_request(ROUTE, contract))
+        if isinstance(again, ModelFailed) and not again.is_recoverable:
+            return  # refused for good
+        name = type(again).__name__
+        is_answer = isinstance(again, RouteConfigured | ModelFailed)
+        require(is_answer, f"ConfigureRoute of an open route is answered with {name}")
+        session.actions(session.predict(), contract.num_envs)
+
+
+@contextmanager
+def _beside_another_contract(subject: ModelSubject) -> Iterator[RawModelSession]:
+    """Open two routes: one with all lanes, and one as different from it as the model takes.
+
+    Each attempt has a session of its own, since a refusal may end it.
+    """
+    contract = subject.wide_contract
+    other_spaces = replace(
+        contract,
+        num_envs=1,
+        observation_space=TupleSpec((contract.observation_space,)),
+        action_space=TupleSpec((contract.action_space,)),
+    )
+    for other in (other_spaces, replace(contract, num_envs=1), contract):
+        with subject.acting() as session:
+            session.configure(ROUTE, contract)
+            session.predict()
+            response = session.ask(session.configure_request(_OTHER_ROUTE, other))
+            if isinstance(response, RouteConfigured):
+                yield session
+                return
+    raise ClauseNotObservable("the model opens only one route a session")
+
+
+@MODEL.holds("route.close")
+def close_route_releases_the_route(subject: ModelSubject) -> None:
+    """NOT_CONFIGURED afterwards, until it is configured anew."""
+    with subject.acting() as session:
+        session.configure()
+        closed = session.ask(session.close_route_request())
+        name = type(closed).__name__
+        require(isinstance(closed, RouteClosed), f"CloseRoute is answered with {name}")
+        error = session.must_be_unconfigured(session.predict_request(), "after CloseRoute")
+        if error.is_recoverable:
+            session.configure()
+            session.predict()
+
+
+@MODEL.holds("predict.observation")
+def observations_are_of_the_routes_space(subject: ModelSubject) -> None:
+    """A batch of another size is refused in band."""
+    with subject.acting() as session:
+        session.configure()
+        session.refused(_misshapen(session), "of a wrong size")
+
+
+@MODEL.holds("predict.context")
+def the_response_mirrors_the_context(subject: ModelSubject) -> None:
+    """Session, route, request id and slots, as they were, of lanes at different steps."""
+    with subject.acting() as session:
+        session.configure(ROUTE, subject.wide_contract)
+        for slots in ([slot(0)], [slot(1, 0, "a later episode"), slot(0, 1)]):
+            request = session.predict_request(slots=slots)
+            context = session.predict(request).context
+            require(context == request.context, f"{request.context} has become {context}")
+
+
+@MODEL.holds("predict.actions")
+def there_is_one_action_a_slot(subject: ModelSubject) -> None:
+    """For all lanes, for one of them, and each action in the place of its slot."""
+    lanes = subject.contract.num_envs
+    with subject.acting() as session:
+        session.configure()
+        session.actions(session.predict(), lanes)
+        single = session.predict_request(slots=[slot(lanes - 1, step=1)])
+        session.actions(session.predict(single), 1)
+    with subject.acting() as session:
+        session.configure(ROUTE, subject.wide_contract)
+        ActionOrderCheck(session, subject.wide_contract).check()
+
+
+@MODEL.holds("model.one-response")
+def every_request_has_one_response(subject: ModelSubject) -> None:
+    """On one route, whose order makes the last response the end of the count."""
+    with subject.acting() as session:
+        session.configure()
+        is_recoverable = session.refused(_misshapen(session), "of a wrong size").is_recoverable
+    with subject.acting() as session:
+        session.configure()
+        requests: list[ModelRequest] = [
+            session.predict_request(step=step) for step in range(_PIPELINED)
+        ]
+        if is_recoverable:  # one that is not lets the server end the session
+            requests.insert(3, _misshapen(session))
+        last = session.close_route_request()
+        for request in (*requests, last):
+            session.send(request)
+        ids = []
+        while last.request_id not in ids:
+            ids.append(session.receive().request_id)
+    counts = Counter(ids)
+    sent = [request.request_id for request in (*requests, last)]
+    strange = {key: counts[key] for key in (*sent, *counts) if counts[key] != 1 or key not in sent}
+    require(not strange, f"responses by request_id, where it is not one: {strange}")
+
+
+@MODEL.holds("model.in-band")
+def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
+    """A route that is not there, an observation that is none, a contract that is missing."""
+    errors = []
+    # One session for each: an error may end it.
+    with subject.session() as session:
+        errors.append(session.refused(session.predict_request(), "without a route"))
+    with subject.session() as session:
+        without = replace(session.configure_request(), contract=None)
+        errors.append(session.refused(without, "without a contract"))
+    with subject.acting() as session:
+        session.configure()
+        errors.append(session.refused(_misshapen(session), "with an observation of a wrong size"))
+    for error in errors:
+        require(error.code is not ModelErrorCode.UNSPECIFIED, f"no code: {error.message!r}")
+        require(bool(error.message), f"no message with {error.code.name}")
+
+
+@MODEL.holds("model.recoverable")
+def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
+    """As if nothing had been."""
+    with subject.acting() as session:
+        session.configure()
+        if session.refused(_misshapen(session), "of a wrong size").is_recoverable:
+            session.predict()
+
+
+@MODEL.holds("model.arrival")
+def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
+    """On two routes, in the order of arrival."""
+    if subject.is_concurrent:
+        raise ClauseNotObservable("the server says that it answers routes in any order")
+    with subject.session() as session:
+        requests = _two_routes(session)
+        for request in requests:
+            session.send(request)
+        received = [session.receive().request_id for _ in requests]
+    expected = [request.request_id for request in requests]
+    require(received == expected, f"responses came in the order {received}")
+
+
+@MODEL.holds("model.route-order")
+def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
+    """A route's whole life is sent at once, and another begins.
+
+    What a policy does about lifecycles in the inside (on_reset, the end of an episode) cannot be
+    seen from here: no response tells of it. That is the server's own to test.
+    """
+    with subject.session() as session:
+        is_recoverable = session.refused(session.predict_request(), "of no route").is_recoverable
+    with subject.acting() as session:
+        session.configure()
+        session.ask(session.close_route_request())
+        life: list[ModelRequest] = [
+            session.configure_request(),
+            *(session.predict_request(step=step) for step in range(5)),
+            session.close_route_request(),
+        ]
+        effects: list[type[ModelResponse]] = [RouteConfigured, *[Predicted] * 5, RouteClosed]
+        if is_recoverable:  # an error that is not lets the server end the session
+            life += [session.predict_request(), session.configure_request()]
+            life.append(session.predict_request())
+            effects += [ModelFailed, RouteConfigured, Predicted]
+        for request in life:
+            session.send(request)
+        responses = [session.receive() for _ in life]
+    order = [response.request_id for response in responses]
+    expected = [request.request_id for request in life]
+    require(order == expected, f"responses of one route came in the order {order}")
+    found = [type(response) for response in responses]
+    names = [kind.__name__ for kind in found]
+    require(found == effects, f"a route's life sent at once had the effects {names}")
+
+
+@MODEL.holds("model.close-drains")
+def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
+    """Sent behind predictions on two routes; then the stream ends.
+
+    Only where the operator allows it: by the text, Close may end the whole participant.
+    """
+    if not subject.may_ask_shutdown:
+        raise ClauseNotObservable(f"would send Close, which may end the endpoint; {END_REMEDY}")
+    if subject.is_shut_down:
+        raise ClauseNotObservable("the endpoint has accepted Shutdown, and is gone")
+    with subject.acting() as session:
+        session.configure()
+        session.ask(session.close_route_request())
+        requests = [*_two_routes(session), session.close_request()]
+        for request in requests:
+            session.send(request)
+        responses = session.until_end()
+    unanswered = {request.request_id for request in requests} - {
+        response.request_id for response in responses
+    }
+    require(not unanswered, f"{len(unanswered)} requests up to Close have no response")
+    closed = [isinstance(response, ModelClosed) for response in responses]
+    require(closed.count(True) == 1, f"Close is answered {closed.count(True)} times")
+    require(closed[-1], "Close is answered before earlier requests")
+
+
+def _misshapen(session: RawModelSession) -> Predict:
+    """Return a Predict whose observation has a byte too many."""
+    right = session.predict_request()
+    return replace(right, observation=right.observation + b"\xff")
+
+
+def _two_routes(session: RawModelSession) -> list[ModelRequest]:
+    routes = (ROUTE, _OTHER_ROUTE)
+    requests: list[ModelRequest] = [session.configure_request(route) for route in routes]
+    for step in range(_PIPELINED):
+        requests += [session.predict_request(route, step=step) for route in routes]
+    return requests

@@ -1,0 +1,193 @@
+"""Checks of "Session Establishment", the same for both services."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from rlmesh_ray.compliance.check_registry import Check, CheckRegistry
+from rlmesh_ray.compliance.env_subject import EnvSubject
+from rlmesh_ray.compliance.findings import ClauseNotObservable, require
+from rlmesh_ray.compliance.model_subject import END_REMEDY, ModelSubject
+from rlmesh_ray.errors import AccessDeniedError, EndpointError, EndpointUnreachableError
+from rlmesh_ray.protocol.handshake import EDITION_2026_06, HandshakeRequest, HandshakeResponse
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire.rlmesh_v1.contract import contract_to_proto
+
+ENV: CheckRegistry[EnvSubject] = CheckRegistry()
+MODEL: CheckRegistry[ModelSubject] = CheckRegistry()
+
+_NO_GENERATION = "rlmesh.protocol.v0.check"
+_TOO_OLD, _TOO_NEW = "2000.01", "2999.12"
+
+
+class Subject(Protocol):
+    """What both services have in common."""
+
+    may_ask_shutdown: bool
+
+    def shake_hands(self, **changes: Any) -> HandshakeResponse:
+        """Return the answer to a handshake that differs from ours by ``changes``."""
+
+    def offer(self, **changes: Any) -> HandshakeRequest:
+        """Return our own offer with ``changes``."""
+
+    def ask_shutdown(self) -> tuple[bool, str]:
+        """Send Shutdown; return whether it was accepted, and the message."""
+
+    def raw_session(self) -> None:
+        """Open a session, do something in it, close it."""
+
+
+def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
+    """Mark a function as the check of ``clause`` for both services."""
+
+    def keep(check: Check[Subject]) -> Check[Subject]:
+        ENV.holds(clause)(check)
+        MODEL.holds(clause)(check)
+        return check
+
+    return keep
+
+
+@_both("session.generation")
+def another_generation_is_refused(subject: Subject) -> None:
+    """A generation that the server cannot know must not be compatible."""
+    require(subject.shake_hands().compatible, "a handshake of its own generation is refused")
+    answer = subject.shake_hands(generation=_NO_GENERATION)
+    require(not answer.compatible, f"generation {_NO_GENERATION!r} is taken for compatible")
+
+
+@_both("session.mutual-edition")
+def an_offer_without_a_mutual_edition_is_refused(subject: Subject) -> None:
+    """Too old, too new, and none at all."""
+    for editions in ((_TOO_OLD, _TOO_NEW), ()):
+        answer = subject.shake_hands(editions=editions)
+        require(not answer.compatible, f"an offer of {list(editions)} is taken for compatible")
+    answer = subject.shake_hands(editions=(_TOO_OLD, EDITION_2026_06.name, _TOO_NEW))
+    require(answer.compatible, f"{EDITION_2026_06.name} among others is refused")
+
+
+@_both("session.highest-edition")
+def the_highest_mutual_edition_is_selected(subject: Subject) -> None:
+    """Names of editions are dates, so that they sort.
+
+    The offer shows no checksum: what is selected may be an edition whose text is not known here.
+    """
+    known = {EDITION_2026_06.name, *subject.shake_hands(editions=(_TOO_OLD,)).editions}
+    offered = (_TOO_NEW, *sorted(known), _TOO_OLD)
+    answer = subject.shake_hands(editions=offered, spec_sha256="", status="")
+    require(answer.compatible, f"an offer of {list(offered)} is refused: {answer.error_message}")
+    selected, expected = answer.selected_edition, max(known)
+    require(
+        selected == expected,
+        f"of {list(offered)}, edition {selected!r} was selected; the highest mutual one is "
+        f"{expected!r}",
+    )
+
+
+@_both("session.refusal")
+def a_refusal_gives_the_reason_and_the_editions(subject: Subject) -> None:
+    """For another generation and for other editions."""
+    for changes in ({"generation": _NO_GENERATION}, {"editions": (_TOO_OLD,)}):
+        answer = subject.shake_hands(**changes)
+        require(not answer.compatible, f"{changes} is taken for compatible")
+        require(bool(answer.error_message), f"the refusal of {changes} has no error_message")
+        known = EDITION_2026_06.name in answer.editions
+        require(known, f"the refusal of {changes} does not list the server's editions")
+        selected = answer.selected_edition
+        require(not selected, f"the refusal of {changes} selects edition {selected!r}")
+
+
+@_both("session.capabilities")
+def capabilities_are_advisory(subject: Subject) -> None:
+    """A client may have none, or some that nobody has heard of."""
+    usual = subject.shake_hands()
+    for capabilities in ({}, {"org.example.unheard-of.v7": "yes", "": ""}):
+        answer = subject.shake_hands(capabilities=capabilities)
+        require(answer.compatible, f"a client with capabilities {capabilities} is refused")
+        is_same = (answer.selected_edition, _packed(answer.contract)) == (
+            usual.selected_edition,
+            _packed(usual.contract),
+        )
+        require(is_same, f"a client with capabilities {capabilities} gets another contract")
+
+
+@_both("wire.pin")
+def another_text_of_the_edition_is_refused(subject: Subject) -> None:
+    """While the edition is provisional; a client that shows no checksum is accepted."""
+    answer = subject.shake_hands()
+    if answer.status != "provisional":
+        raise ClauseNotObservable(f"the selected edition is {answer.status or 'of unknown status'}")
+    shown = answer.spec_sha256.lower()
+    is_checksum = re.fullmatch("[0-9a-f]{64}", shown) is not None
+    require(is_checksum, f"a provisional edition comes with the checksum {shown!r}")
+    is_agreed = shown in (subject.offer().spec_sha256, EDITION_2026_06.spec_sha256)
+    require(is_agreed, f"a client with another text than {shown} is compatible")
+    require(
+        subject.shake_hands(spec_sha256="", status="").compatible,
+        "a client that shows no checksum is refused",
+    )
+    other = subject.shake_hands(spec_sha256="0" * 64)
+    require(not other.compatible, "a client with another text of the edition is compatible")
+
+
+@ENV.holds("shutdown.distinct")
+def the_end_of_a_session_leaves_the_endpoint_running(subject: EnvSubject) -> None:
+    """Two sessions after each other, and a handshake at the end."""
+    for _ in range(2):
+        subject.raw_session()
+    try:
+        is_there = subject.shake_hands().compatible
+    except EndpointError:
+        is_there = False
+    require(is_there, "after a session's Close the endpoint does not answer any more")
+
+
+@_both("shutdown.refusal")
+def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
+    """Only asked where the operator allows it: the server might accept.
+
+    A server may also have no Shutdown at all, or let nobody call it.
+    """
+    if not subject.may_ask_shutdown:
+        raise ClauseNotObservable(f"would send Shutdown, which may end the endpoint; {END_REMEDY}")
+    try:
+        accepted, _ = subject.ask_shutdown()
+    except (AccessDeniedError, EndpointUnreachableError):
+        accepted = False  # if it is unreachable in truth, the session below says so
+    if accepted:
+        raise ClauseNotObservable("the endpoint accepts Shutdown, and is gone now")
+    subject.raw_session()
+
+
+@ENV.holds("session.contract")
+def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
+    """Present after a match, absent after a refusal."""
+    require(subject.has_contract(), "a compatible handshake has no contract")
+    is_told = subject.has_contract(editions=(_TOO_OLD,))
+    require(not is_told, "a refusal carries a contract")
+
+
+@ENV.holds("session.contract-fixed")
+def the_contract_stays_the_same(subject: EnvSubject) -> None:
+    """Before, during and after a session."""
+    before = _packed(subject.shake_hands().contract)
+    with subject.session() as session:
+        session.reset()
+        during = _packed(subject.shake_hands().contract)
+        session.until_episode_ends()
+    after = _packed(subject.shake_hands().contract)
+    require(before == during == after, "the contract has changed")
+
+
+@MODEL.holds("model.establishment")
+def a_model_has_no_contract(subject: ModelSubject) -> None:
+    """Field 6, where an EnvService has its contract, must be absent."""
+    require(not subject.has_contract(), "the handshake's answer has field 6, a contract")
+
+
+def _packed(contract: object) -> bytes:
+    """Return what compares equal when contracts are the same, also where they hold NaN."""
+    if not isinstance(contract, EnvContract):
+        return b""
+    return contract_to_proto(contract).SerializeToString(deterministic=True)

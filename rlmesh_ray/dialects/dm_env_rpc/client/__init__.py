@@ -1,0 +1,1 @@
+"""Lanes of environments behind dm_env_rpc servers."""

@@ -1,0 +1,188 @@
+"""The frames of a client of dm_env_rpc: requests to bytes, bytes to answers."""
+
+import contextlib
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
+from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb, properties
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import pack_tensor
+from rlmesh_ray.errors import CodecError, ConfigurationError, RemoteEnvError, RemoteProtocolError
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.wire.protobuf import varint
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+# Of an EnvironmentRequest: step; of a StepRequest: actions; of an entry: key, value.
+_STEP, _ACTIONS, _KEY, _VALUE = b"\x1a", b"\x0a", b"\x08", b"\x12"
+
+
+class RequestKind(enum.Enum):
+    """What a request asks for; its answer has the same kind."""
+
+    CREATE_WORLD = "create_world"
+    JOIN_WORLD = "join_world"
+    STEP = "step"
+    RESET = "reset"
+    LEAVE_WORLD = "leave_world"
+    DESTROY_WORLD = "destroy_world"
+    EXTENSION = "extension"
+
+
+_KINDS = {kind.value: kind for kind in RequestKind}
+
+
+@dataclass(frozen=True, slots=True)
+class WorldResponse:
+    """What a request has led to."""
+
+    kind: RequestKind
+    payload: Any
+    """The message, such as a ``pb.StepResponse``."""
+
+
+def create_request(settings: Settings) -> bytes:
+    """Return the request for a new world."""
+    request = pb.EnvironmentRequest(create_world=pb.CreateWorldRequest())
+    _put(request.create_world.settings, settings)
+    return _serialized(request)
+
+
+def join_request(world_name: str, settings: Settings) -> bytes:
+    """Return the request to become an agent of a world."""
+    request = pb.EnvironmentRequest(join_world=pb.JoinWorldRequest(world_name=world_name))
+    _put(request.join_world.settings, settings)
+    return _serialized(request)
+
+
+def reset_request(settings: Settings) -> bytes:
+    """Return the request for a new sequence."""
+    request = pb.EnvironmentRequest(reset=pb.ResetRequest())
+    _put(request.reset.settings, settings)
+    return _serialized(request)
+
+
+def leave_request() -> bytes:
+    """Return the request to be an agent no more."""
+    return _serialized(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
+
+
+def destroy_request(world_name: str) -> bytes:
+    """Return the request to do away with a world."""
+    destroy = pb.DestroyWorldRequest(world_name=world_name)
+    return _serialized(pb.EnvironmentRequest(destroy_world=destroy))
+
+
+def read_request(key: str) -> bytes:
+    """Return the request for the value of a property."""
+    request = pb.EnvironmentRequest()
+    read = properties.ReadPropertyRequest(key=key)
+    request.extension.Pack(properties.PropertyRequest(read_property=read))
+    return _serialized(request)
+
+
+def read_value(answer: WorldResponse) -> Any:
+    """Return the ``pb.Tensor`` in the answer to a request for a property.
+
+    Raises:
+        RemoteProtocolError: There is none.
+    """
+    response = properties.PropertyResponse()
+    try:
+        is_one = answer.payload.Unpack(response)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"the value of a property does not decode: {error}") from error
+    if not is_one or response.WhichOneof("payload") != "read_property":
+        raise RemoteProtocolError("the answer holds no value of a property")
+    return response.read_property.value
+
+
+def observed(uids: Iterable[int]) -> bytes:
+    """Return the part of a step's request that says what to observe; it never changes."""
+    request = pb.StepRequest(requested_observations=uids)
+    return _serialized(request)
+
+
+def step_request(actions: Iterable[tuple[int, bytes]], requested: bytes) -> bytes:
+    """Return the request for a step.
+
+    Args:
+        actions: Uids, and serialized tensors.
+        requested: As ``observed`` returns it.
+    """
+    parts = []
+    for uid, tensor in actions:
+        entry = b"%b%b%b%b" % (_KEY, varint(uid), _VALUE, varint(len(tensor)))
+        parts += [_ACTIONS, varint(len(entry) + len(tensor)), entry, tensor]
+    parts.append(requested)
+    body = b"".join(parts)
+    return b"%b%b%b" % (_STEP, varint(len(body)), body)
+
+
+def parse_answer(frame: bytes) -> WorldResponse:
+    """Return what a frame answers.
+
+    Raises:
+        RemoteEnvError: The server refused the request.
+        RemoteProtocolError: It is no answer.
+    """
+    try:
+        response = pb.EnvironmentResponse.FromString(frame)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"the answer does not decode: {error}") from error
+    name = response.WhichOneof("payload")
+    if name == "error":
+        status = response.error
+        code = _CODES.get(status.code, f"CODE_{status.code}")
+        raise RemoteEnvError(code, status.message, True, _debug_info(status.details))
+    if name not in _KINDS:
+        raise RemoteProtocolError(f"the answer is {name or 'empty'}, which answers nothing here")
+    return WorldResponse(_KINDS[name], getattr(response, name))
+
+
+def kind_name(frame: bytes) -> str:
+    """Return what kind of answer a frame is, for a message; it may be anything."""
+    try:
+        return pb.EnvironmentResponse.FromString(frame).WhichOneof("payload") or "empty"
+    except DecodeError:
+        return "it does not decode"
+
+
+def _put(target: Any, settings: Settings) -> None:
+    for name, value in _flat(settings):
+        try:
+            target[name].CopyFrom(pack_tensor(value))
+        # What no tensor holds fails in as many ways as there are kinds of it.
+        except (CodecError, AttributeError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"setting {name!r} = {value!r} cannot travel ({error}); write its name as text, "
+                "and its value as numbers, text, or lists or arrays of one kind of them"
+            ) from error
+
+
+def _flat(settings: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield settings by name; those inside of others have names with '.'."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{inner}", part) for inner, part in _flat(value))
+        else:
+            yield name, value
+
+
+def _serialized(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _debug_info(details: Iterable[Any]) -> str:
+    texts = []
+    for detail in details:
+        info = error_details_pb2.DebugInfo()
+        with contextlib.suppress(DecodeError):  # the refusal itself is told all the same
+            if detail.Unpack(info):
+                texts += [info.detail, *info.stack_entries]
+    return "\n".join(text for text in texts if text)

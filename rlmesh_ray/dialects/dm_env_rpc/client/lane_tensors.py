@@ -1,0 +1,216 @@
+"""One agent's tensors: which uid is which leaf, which is the reward, and what a step asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.dialects.dm_env_rpc.client import frames
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import TensorSpace
+from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensor_specs import AgentSpecs, TensorSpec, spec_to_proto
+from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
+    Array,
+    encode_tensor,
+    flat_payload,
+    kind_of,
+    unpack_tensor,
+)
+from rlmesh_ray.errors import (
+    CodecError,
+    ConformanceError,
+    RemoteProtocolError,
+    UnsupportedSpaceError,
+)
+from rlmesh_ray.spaces.leaves import Column
+
+
+@dataclass(frozen=True, slots=True)
+class StepScalars:
+    """What a step has told beside its observation."""
+
+    reward: float
+    discount: float | None
+
+
+class LaneTensors:
+    """How one agent's values travel.
+
+    Args:
+        specs: What the agent was told when it joined; the spaces' tensors are among them.
+        actions: The space of actions, of all agents.
+        observations: Likewise.
+        settings: Names of the reward and the discount.
+        address: For messages.
+
+    Raises:
+        UnsupportedSpaceError: Its reward or its discount is no number.
+    """
+
+    def __init__(
+        self,
+        specs: AgentSpecs,
+        actions: TensorSpace,
+        observations: TensorSpace,
+        settings: DmEnvRpcSettings,
+        address: str,
+    ) -> None:
+        own = with_uids(specs.actions, actions.tensors)
+        self._actions = [(*one, shift) for one, shift in zip(own, actions.shifts(), strict=True)]
+        self._observations = with_uids(specs.observations, observations.tensors)
+        self._reward = _number(specs.observations, settings.reward, address)
+        self._discount = _number(specs.observations, settings.discount, address)
+        extra = [one[0] for one in (self._reward, self._discount) if one is not None]
+        wanted = dict.fromkeys([uid for uid, _ in self._observations] + extra)
+        self._requested = frames.observed(wanted)
+        self.blind_step = frames.step_request((), self._requested)
+        """The request for a step without actions: what begins a sequence."""
+
+    def step_request(self, columns: Sequence[Column], lane: int) -> bytes:
+        """Return the request for a step with the actions of a lane.
+
+        Args:
+            columns: One a leaf of the action space, over all lanes.
+            lane: Index.
+
+        Raises:
+            CodecError: A text has no form on the wire.
+            ConformanceError: A number is none that its tensor can hold.
+        """
+        return frames.step_request(
+            (
+                (uid, encode_tensor(_to_send(column[lane], spec, shift), spec.dtype))
+                for (uid, spec, shift), column in zip(self._actions, columns, strict=True)
+            ),
+            self._requested,
+        )
+
+    def read(self, answer: frames.WorldResponse, rows: Sequence[Any], lane: int) -> None:
+        """Put a step's observation into ``rows``.
+
+        Args:
+            answer: To the step.
+            rows: One a leaf of the observation space, over all lanes: arrays, and lists of text.
+            lane: Index.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing, or is not what its spec says.
+        """
+        found = answer.payload.observations
+        for (uid, spec), row in zip(self._observations, rows, strict=True):
+            value = tensor_of(found, uid, spec)
+            row[lane] = value[()] if spec.dtype is DataType.STRING else value
+
+    def scalars(self, answer: frames.WorldResponse) -> StepScalars:
+        """Return the reward and the discount of a step.
+
+        Raises:
+            RemoteProtocolError: A tensor is missing, or is no single number.
+        """
+        found = answer.payload.observations
+        reward = 0.0 if self._reward is None else _value(found, *self._reward)
+        discount = None if self._discount is None else _value(found, *self._discount)
+        return StepScalars(reward, discount)
+
+
+def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
+    """Return a tensor out of a step's observations.
+
+    Args:
+        found: The map of observations.
+        uid: Of the tensor.
+        spec: What it must be.
+
+    Returns:
+        Perhaps read-only, and without memory of its own.
+
+    Raises:
+        RemoteProtocolError: It is missing, or something else.
+    """
+    if uid not in found:
+        raise RemoteProtocolError(f"observation {spec.name!r} was asked for, and did not come")
+    tensor = found[uid]
+    try:
+        kind = kind_of(tensor, spec.name)
+        value = unpack_tensor(tensor, spec.name)
+    except CodecError as error:
+        raise RemoteProtocolError(f"observation {error}") from error
+    if kind is not spec.dtype or value.shape != spec.shape:
+        raise RemoteProtocolError(
+            f"observation {spec.name!r} came as {kind.name} {list(value.shape)}; its spec says "
+            f"{spec.dtype.name} {list(spec.shape)}"
+        )
+    return value
+
+
+def with_uids(
+    specs: Mapping[int, TensorSpec], tensors: Sequence[TensorSpec]
+) -> list[tuple[int, TensorSpec]]:
+    """Return ``tensors``, each after the uid that an agent's ``specs`` have for its name."""
+    uids = {spec.name: uid for uid, spec in specs.items()}
+    return [(uids[spec.name], spec) for spec in tensors]
+
+
+def same_tensors(one: AgentSpecs, other: AgentSpecs) -> bool:
+    """Tell whether two agents have the same tensors, whatever their uids are."""
+    return all(
+        {spec.name: _serialized(spec) for spec in mine.values()}
+        == {spec.name: _serialized(spec) for spec in theirs.values()}
+        for mine, theirs in (
+            (one.actions, other.actions),
+            (one.observations, other.observations),
+        )
+    )
+
+
+def _serialized(spec: TensorSpec) -> bytes:
+    data: bytes = spec_to_proto(spec).SerializeToString(deterministic=True)
+    return data
+
+
+def _number(specs: Mapping[int, TensorSpec], name: str, address: str) -> tuple[int, str] | None:
+    """Return uid and name of the observation that is called ``name``, if there is one."""
+    for uid, spec in specs.items():
+        if spec.name == name:
+            is_number = spec.dtype not in (DataType.STRING, DataType.PROTO)
+            if not is_number or any(axis != 1 for axis in spec.shape):
+                raise UnsupportedSpaceError(
+                    f"{address}: the observation {name!r} is {spec.dtype.name} "
+                    f"{list(spec.shape)}, but a reward or discount is a single number; name "
+                    "another one, or none: DmEnvRpcSettings(reward=..., discount=...)"
+                )
+            return uid, name
+    return None
+
+
+def _value(found: Any, uid: int, name: str) -> float:
+    if uid not in found:
+        raise RemoteProtocolError(f"observation {name!r} was asked for, and did not come")
+    try:
+        flat = flat_payload(found[uid], kind_of(found[uid], name))
+    except CodecError as error:
+        raise RemoteProtocolError(f"observation {error}") from error
+    if len(flat) != 1 or flat.dtype.kind not in "biuf":
+        raise RemoteProtocolError(f"observation {name!r} is no single number")
+    return float(flat[0])
+
+
+def _to_send(value: Any, spec: TensorSpec, shift: Array | None) -> Any:
+    if spec.dtype is DataType.STRING:
+        return value
+    dtype = spec.dtype.numpy
+    if shift is not None:
+        # Bounds of choices are never farther apart than their dtype can tell.
+        if np.any(value < 0) or np.any(value > spec.high - shift):
+            raise _out_of_range(value, spec)
+        return np.asarray(np.asarray(value, dtype) + shift, dtype)
+    sent = np.asarray(value, dtype)
+    if dtype.kind in "biu" and sent.dtype != np.asarray(value).dtype and np.any(sent != value):
+        raise _out_of_range(value, spec)
+    return sent
+
+
+def _out_of_range(value: Any, spec: TensorSpec) -> ConformanceError:
+    return ConformanceError("dtype", spec.name, f"{value} is out of the range of {spec.dtype.name}")

@@ -1,0 +1,174 @@
+"""What a client asks of a dm_env_rpc server, and how it reads what the server tells."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_states import TerminationRules
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.spaces.conformance import ValidationMode
+
+Setting = bool | int | float | str | np.generic | NDArray[Any] | Sequence[Any] | Mapping[str, Any]
+"""Travels as a tensor: a Python int as int64, a float as double, an array at its own dtype. A
+mapping is several settings, with a '.' in their names."""
+
+Settings = Mapping[str, Setting]
+
+
+@dataclass(frozen=True, slots=True)
+class DmEnvRpcSettings:
+    """How to get lanes from a dm_env_rpc server. Travels to runners by pickle.
+
+    Each lane is an agent on a stream of its own, in a world of its own unless ``one_world`` says
+    otherwise. What a server takes as settings stands in its own description.
+
+    Raises:
+        ConfigurationError: Two settings exclude each other, or one has a wrong value.
+    """
+
+    num_envs: int = 1
+    """Lanes of a session. With ``batched`` the server decides."""
+    create: Settings | Sequence[Settings] | None = field(default_factory=dict)
+    """For CreateWorld: for all lanes, or one mapping a lane. None: create no world, join
+    ``world_name``."""
+    join: Settings | Sequence[Settings] = field(default_factory=dict)
+    """For JoinWorld: for all lanes, or one mapping a lane."""
+    reset: Settings = field(default_factory=dict)
+    """Sent with every reset; what ``reset(options=...)`` says is added."""
+    world_name: str = ""
+    """The world to join, where none is created."""
+    one_world: bool = False
+    """Whether all lanes are agents of one world, which the first one creates. So it is, too, where
+    none is created."""
+    batched: bool = False
+    """Whether one stream carries all lanes of a world: one message a vector step. Only this
+    package's servers offer it."""
+    seed: str | None = None
+    """The reset setting that takes a lane's seed. None: ``seed`` at this package's servers; others
+    are not told any seed."""
+    reward: str = "reward"
+    """The observation that is the reward; where there is none, rewards are 0."""
+    discount: str = "discount"
+    """The observation that is the discount, if there is one; see ``truncate_on_terminated``."""
+    observations: tuple[str, ...] | None = None
+    """What to observe, by name; a name stands for everything nested in it. None: everything but
+    the reward, the discount and ``rendering``."""
+    actions: tuple[str, ...] | None = None
+    """What to act with, likewise; the server fills in the rest. None: everything."""
+    is_bare: bool = False
+    """Whether a single tensor makes a space without a Dict round it, whatever its name is. One
+    that is called ``observation`` or ``action`` always does."""
+    choices_from_zero: bool = False
+    """Whether integers to choose from are numbered from 0 in actions, wherever the server begins:
+    RLlib's default modules know no other way."""
+    max_text_length: int = 4096
+    """Of strings, which have no bounds in dm_env_rpc."""
+    truncate_on_terminated: bool = False
+    """Whether TERMINATED means that the episode was cut off. By itself it does where the server
+    sends a discount above 0 with it."""
+    time_limit_steps: int | None = None
+    """For servers that send TERMINATED at their time limit: in an episode with so many steps it
+    means that it was cut off."""
+
+    asks_contract: bool = True
+    """Whether to ask for the exact spaces, which this package's servers publish, on a stream that
+    is closed at once. Turn it off for a server that breaks when it is asked."""
+    validation: str = "warn"
+    """What happens to observations out of their range and to rewards that are not finite:
+    ``"warn"`` delivers them, warns once of each kind and counts them, ``"strict"`` ends the
+    session, ``"off"`` does not look. NaN in an observation ends the session in any case."""
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1:
+            raise ConfigurationError(f"num_envs={self.num_envs} must be 1 or more")
+        if self.max_text_length < 1:
+            raise ConfigurationError(f"max_text_length={self.max_text_length} must be 1 or more")
+        if self.world_name and self.create is not None:
+            raise ConfigurationError(
+                f"world_name={self.world_name!r} names a world to join, but create={self.create!r} "
+                "makes a new one; give create=None to join it"
+            )
+        self._require_kinds()
+        if self.batched:
+            self._require_whole_worlds()
+        _ = self.termination_rules, self.policy  # refuse what makes no sense
+        for name in ("create", "join"):
+            for lane in range(self.num_envs):
+                self._of_lane(name, lane)
+
+    def _require_kinds(self) -> None:
+        if not isinstance(self.reset, Mapping):
+            raise ConfigurationError(f"reset={self.reset!r} must be a mapping")
+        for name in ("observations", "actions"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigurationError(
+                    f"{name}={getattr(self, name)!r} must be names, such as "
+                    f"({getattr(self, name)!r},)"
+                )
+
+    def _require_whole_worlds(self) -> None:
+        if self.num_envs != 1 or self.one_world or self.reshapes:
+            raise ConfigurationError(
+                "batched=True takes all lanes of a world as they are, and as many as the server "
+                "gives it; leave out num_envs, one_world, observations, actions, is_bare and "
+                "choices_from_zero"
+            )
+        if self.termination_rules != TerminationRules() or not self.asks_contract:
+            raise ConfigurationError(
+                "batched=True is for this package's servers, which tell their contract, and ends "
+                "from cuts; leave out truncate_on_terminated, time_limit_steps and asks_contract"
+            )
+
+    @property
+    def termination_rules(self) -> TerminationRules:
+        """What TERMINATED means."""
+        return TerminationRules(self.truncate_on_terminated, self.time_limit_steps)
+
+    @property
+    def policy(self) -> ValidationMode:
+        """What ``validation`` says."""
+        return ValidationMode.from_option(self.validation)
+
+    @property
+    def reshapes(self) -> bool:
+        """Whether the spaces are others than those that the server publishes."""
+        return (
+            self.is_bare
+            or self.choices_from_zero
+            or self.actions is not None
+            or self.observations is not None
+        )
+
+    def of_one_lane(self) -> Self:
+        """Return the same for lane 0 alone."""
+        return replace(
+            self,
+            num_envs=1,
+            create=None if self.create is None else self._of_lane("create", 0),
+            join=self._of_lane("join", 0),
+        )
+
+    def create_of(self, lane: int) -> Settings | None:
+        """Return what a lane's world is created with; None: it is not."""
+        return None if self.create is None else self._of_lane("create", lane)
+
+    def join_of(self, lane: int) -> Settings:
+        """Return what a lane joins with."""
+        batched: Settings = {"batched": True} if self.batched else {}
+        return {**self._of_lane("join", lane), **batched}
+
+    def _of_lane(self, name: str, lane: int) -> Settings:
+        value: Settings | Sequence[Settings] | None = getattr(self, name)
+        if value is None:
+            return {}
+        if isinstance(value, Mapping):
+            return value
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        if not is_list or len(value) != self.num_envs or not isinstance(value[lane], Mapping):
+            raise ConfigurationError(
+                f"{name}={value!r} must be a mapping, or {self.num_envs} of them, one a lane"
+            )
+        return value[lane]

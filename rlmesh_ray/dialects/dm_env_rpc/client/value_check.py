@@ -1,0 +1,88 @@
+"""Checks what a dm_env_rpc server sends, as an endpoint of this package checks its environment.
+
+The protocol leaves it to both ends to keep to the bounds of the specs, and says nothing of NaN.
+"""
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError, RemoteEnvError
+from rlmesh_ray.spaces.conformance import Checker, ValidationMode, check_rewards
+from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning, WarningCounter
+from rlmesh_ray.spaces.leaves import Column, leaves
+from rlmesh_ray.spaces.spec import SpaceSpec
+
+_LOG = logging.getLogger(__name__)
+
+
+class ValueCheck:
+    """Checks the observations and rewards of one session.
+
+    Args:
+        observation_space: Of one lane.
+        policy: What happens to an observation out of its range, and to a reward that is not
+            finite. NaN in an observation is refused whatever it says.
+        address: Of the server, for messages.
+    """
+
+    def __init__(self, observation_space: SpaceSpec, policy: ValidationMode, address: str) -> None:
+        self._checker = Checker(leaves(observation_space), policy)
+        self._policy = policy
+        self._address = address
+        self._warnings = WarningCounter()
+
+    @property
+    def num_deviations(self) -> int:
+        """Values out of range that were delivered, rewards included: one a leaf and step."""
+        return self._warnings.num_found
+
+    def check(
+        self, observation: list[Column], rewards: NDArray[np.float64] | None = None
+    ) -> dict[str, object]:
+        """Return infos with a warning for each kind and leaf that has had none in this session.
+
+        Args:
+            observation: One column a leaf, over all lanes.
+            rewards: ``(num_lanes,) float64``; None: it was a reset.
+
+        Raises:
+            RemoteEnvError: A value is refused; that ends the session, as at our own endpoints.
+        """
+        try:
+            side = "observation"
+            found = [ConformanceWarning.of(side, one) for one in self._checker.check(observation)]
+            if rewards is not None:
+                side = "reward"
+                bad = check_rewards(rewards, self._policy)
+                found += [ConformanceWarning.of(side, one) for one in bad]
+        except ConformanceError as error:
+            raise self._refusal(side, error) from error
+        return self._untold(found) if found else {}
+
+    def summarize(self) -> None:
+        """Log how many values were out of range, if there were more than the warnings name."""
+        if self.num_deviations > self._warnings.num_reported:
+            _LOG.warning(
+                "%s: %d values out of range in this session", self._address, self.num_deviations
+            )
+
+    def _untold(self, found: list[ConformanceWarning]) -> dict[str, object]:
+        texts = [warning.text for warning in self._warnings.unreported(found)]
+        for text in texts:
+            _LOG.warning(
+                "%s sent a value out of range, which is delivered: %s; "
+                "DmEnvRpcSettings(validation='strict') refuses it",
+                self._address,
+                text,
+            )
+        return {WARNING_KEY: texts} if texts else {}
+
+    def _refusal(self, side: str, error: ConformanceError) -> RemoteEnvError:
+        remedy = "mend the server"
+        if error.kind == "range":
+            remedy += ", or have it delivered: DmEnvRpcSettings(validation='warn')"
+        elif error.path:
+            remedy += ", or leave it out: DmEnvRpcSettings(observations=...)"
+        return RemoteEnvError("INTERNAL", f"{self._address} sent {side}: {error}; {remedy}", False)

@@ -1,0 +1,342 @@
+"""A session with a dm_env_rpc server, in batches of columns; what ``EnvClient`` is to our own."""
+
+import contextlib
+import itertools
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.env_client import ResetResult, StepResult
+from rlmesh_ray.client.fork_guard import ForkGuard
+from rlmesh_ray.client.join_stream import with_timeout_limit
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
+from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
+from rlmesh_ray.dialects.dm_env_rpc.client.world_setup import open_world
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    ConfigurationWarning,
+    EndpointClosedError,
+    EndpointError,
+    EndpointLostError,
+    LocalProtocolError,
+    RemoteEnvError,
+    RlmeshError,
+)
+from rlmesh_ray.polling import WakeupDescriptors
+from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
+from rlmesh_ray.protocol.episodes import EpisodeTracker
+from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.spaces.leaves import Column
+from rlmesh_ray.transport.session_progress import SessionProgress
+
+_GENERATION = "dm_env_rpc.v1"
+_OWN_OPTIONS = "options"
+_GOODBYE_TIMEOUT_S = 3.0
+
+_Begun = tuple[tuple[int, ...], tuple[int, ...]]
+"""The lanes of a reset, and their seeds, if it has any."""
+
+
+class WorldClient:
+    """An open session: ``num_envs`` agents, on streams of their own or batched on one.
+
+    It is for one thread at a time. A request that the server refuses changes nothing there, and a
+    reset may follow. Any other error ends the session: what is asked afterwards fails here, with
+    EndpointLostError, and only ``close`` is left to do.
+
+    Args:
+        connect_options: The server; how long to wait until it lets all agents in.
+        settings: What to ask of it, and how to read what it tells.
+        step_timeout_s: How long to wait for the answers to a request; the protocol knows no
+            deadlines, so that one that passes ends the session.
+
+    Raises:
+        ConfigurationError: A batched join is wanted, and the server does not offer it.
+        ContractMismatchError: The lanes are not all of one kind.
+        EndpointError: The server cannot be reached, is full, wants another token, or was not
+            ready in time.
+        RemoteEnvError: It refuses the settings.
+        UnsupportedSpaceError: What it describes has no form as spaces.
+    """
+
+    def __init__(
+        self,
+        connect_options: ConnectOptions,
+        settings: DmEnvRpcSettings,
+        *,
+        step_timeout_s: float = 60.0,
+    ) -> None:
+        self._connect_options = connect_options
+        self._process = ForkGuard(connect_options.address)
+        self._timeout_s = step_timeout_s
+        self._settings = settings
+        with with_timeout_limit(connect_options.timeout_s, connect_options.address):
+            opened = open_world(connect_options, settings)
+        self._joiner, self._transport = opened.joiner, opened.transport
+        self._seed, self._is_ours = opened.seed, opened.is_ours
+        self.contract = opened.contract
+        self._values = ValueCheck(
+            self.contract.observation_space, settings.policy, connect_options.address
+        )
+        self._counted = SessionProgress.local(self.contract.num_envs)
+        self._tracker = EpisodeTracker(self.contract.num_envs, lambda: uuid4().hex, self._counted)
+        self._ids = map(str, itertools.count(1))
+        self._pending: deque[tuple[str, _Begun | None]] = deque()
+        self._end: BaseException | None = None
+        self._is_closed = False
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return self._connect_options.address
+
+    @property
+    def answer(self) -> HandshakeResponse:
+        """What the session is, in the form that our own servers tell it."""
+        return HandshakeResponse(
+            compatible=True,
+            generation=_GENERATION,
+            min_generation=_GENERATION,
+            server_version="",
+            editions=(),
+            capabilities={PARTIAL_RESET: ""},
+            contract=self.contract,
+        )
+
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> ResetResult:
+        """Start new episodes, in all lanes or in ``lanes``.
+
+        Args:
+            seeds: Empty, or one for each lane that is reset.
+            options: Settings of the reset.
+            lanes: Indices; empty for all.
+
+        Raises:
+            ContractMismatchError: The reset has changed the specs; the session is over.
+            RemoteEnvError: The server refused, or sent a value that is refused here.
+            EndpointError: The session broke.
+        """
+        return self.receive_reset(self.send_reset(seeds=seeds, options=options, lanes=lanes))
+
+    def send_reset(
+        self,
+        *,
+        seeds: Sequence[int] = (),
+        options: Mapping[str, object] | None = None,
+        lanes: Sequence[int] = (),
+    ) -> str:
+        """Start new episodes without waiting; return the request's id.
+
+        Raises:
+            ConfigurationError: A setting cannot travel; nothing was sent.
+            LocalProtocolError: There are not as many seeds as lanes, or no such lanes; nothing
+                was sent.
+            EndpointError: The session is over.
+        """
+        self._require_open()
+        width = self.contract.num_envs
+        chosen = tuple(lanes) or tuple(range(width))
+        if len(set(chosen)) < len(chosen) or not all(0 <= lane < width for lane in chosen):
+            raise LocalProtocolError(f"lanes {list(chosen)} are not some of {width}, each once")
+        if seeds and len(seeds) != len(chosen):
+            raise LocalProtocolError(f"{len(seeds)} seeds for {len(chosen)} lanes")
+        if seeds and self._seed is None:
+            warnings.warn(
+                f"{self.address} is not told the seed: dm_env_rpc has no name for it; if the "
+                "server has a reset setting that takes it, name it: DmEnvRpcSettings(seed=...)",
+                ConfigurationWarning,
+                stacklevel=4,
+            )
+            seeds = ()
+        with self._ending(RlmeshError):  # of ours, all are raised before anything is sent
+            self._transport.send_reset(chosen, seeds, self._reset_settings(options))
+            return self._note_sent((chosen, tuple(seeds)))
+
+    def receive_reset(self, request_id: str) -> ResetResult:
+        """Wait for the result of the oldest request that was sent, a reset."""
+        begun = self._oldest(request_id)
+        if begun is None:
+            raise LocalProtocolError("that request was a step", request_id)
+        with self._ending(RemoteEnvError), with_timeout_limit(self._timeout_s, self.address):
+            self._pending.popleft()
+            observation = self._transport.receive_reset(time.monotonic() + self._timeout_s)
+            infos = self._values.check(observation)
+        self._counted.begin(self._counted.done + 1, 0)
+        self._counted.count_reset(begun[0])
+        self._counted.end()
+        self._tracker.begin(*begun, time.time_ns())
+        return ResetResult(observation, infos, self._tracker.episode_ids)
+
+    def step(self, action: Sequence[Column]) -> StepResult:
+        """Apply one action a lane and wait for the result."""
+        return self.receive_step(self.send_step(action))
+
+    def send_step(self, action: Sequence[Column], *, is_last: bool = True) -> str:
+        """Apply one action a lane without waiting; return the request's id.
+
+        Args:
+            action: Columns over all lanes, of the action space's dtypes.
+            is_last: Without meaning here.
+        """
+        self._require_open()
+        with self._ending(RlmeshError):
+            self._transport.send_step(action)
+            return self._note_sent(None)
+
+    def receive_step(self, request_id: str) -> StepResult:
+        """Wait for the result of the oldest request that was sent, a step.
+
+        Raises:
+            RemoteEnvError: The server refused. The other lanes may have been stepped: their
+                episodes go on without an account, until the next reset. Or it sent a value that
+                is refused (``DmEnvRpcSettings.validation``), which ends the session.
+            RemoteProtocolError: An answer breaks the protocol; that ends the session.
+            EndpointError: The session broke.
+        """
+        if self._oldest(request_id) is not None:
+            raise LocalProtocolError("that request was a reset", request_id)
+        with self._ending(RemoteEnvError), with_timeout_limit(self._timeout_s, self.address):
+            self._pending.popleft()
+            try:
+                step = self._transport.receive_step(time.monotonic() + self._timeout_s)
+            except RemoteEnvError:
+                # What other lanes have earned is lost, and with it the account of their episodes.
+                if self.contract.num_envs > 1:
+                    self._tracker.finalize(time.time_ns())
+                raise
+            infos = self._values.check(step.observation, step.rewards)
+        self._counted.begin(self._counted.done + 1, 0)
+        self._counted.count_step(step.rewards, step.terminated, step.truncated)
+        self._counted.end()
+        completed = self._tracker.completed(
+            step.terminated.tolist(),
+            step.truncated.tolist(),
+            {},
+            time.time_ns(),
+        )
+        return StepResult(
+            step.observation,
+            step.rewards,
+            step.terminated,
+            step.truncated,
+            infos,
+            completed,
+            self._tracker.episode_ids,
+        )
+
+    def wakeup(self) -> WakeupDescriptors | None:
+        """Return None: nothing tells of answers but waiting for them."""
+        return None
+
+    def render(self) -> bytes | None:
+        """Return None: dm_env_rpc has no pictures beside its observations."""
+        return None
+
+    def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Refuse: dm_env_rpc has no calls into environments.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(
+            f"{self.address} speaks dm_env_rpc, which has no calls such as {name!r} of "
+            f"{len(arguments)} arguments into {len(lanes) or self.contract.num_envs} lanes; "
+            "settings go with create, join and reset"
+        )
+
+    def close(self) -> None:
+        """Leave the worlds, destroy those that were created. Idempotent, and never raises."""
+        if self._is_closed or not self._process.is_owner:
+            return
+        self._is_closed = True
+        self._values.summarize()
+        if sys.is_finalizing():
+            return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
+        if isinstance(self._end, EndpointError):
+            self._joiner.drop()
+            return
+        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and
+        # whoever asks for it next waits for ever.
+        goodbye = threading.Thread(target=self._joiner.leave, name="rlmesh-ray-close", daemon=True)
+        goodbye.start()
+        goodbye.join(_GOODBYE_TIMEOUT_S)
+
+    def _reset_settings(self, options: Mapping[str, object] | None) -> Settings:
+        settings: dict[str, Any] = dict(self._settings.reset)
+        if options and self._is_ours:
+            settings[_OWN_OPTIONS] = options
+        elif options:
+            settings.update(options)
+        return settings
+
+    def _note_sent(self, begun: _Begun | None) -> str:
+        request_id = next(self._ids)
+        self._pending.append((request_id, begun))
+        return request_id
+
+    def _oldest(self, request_id: str) -> _Begun | None:
+        self._require_open()
+        if not self._pending or self._pending[0][0] != request_id:
+            raise LocalProtocolError(
+                "answers are received in the order of the requests", request_id
+            )
+        return self._pending[0][1]
+
+    def _require_open(self) -> None:
+        self._process.require()
+        if self._is_closed:
+            raise EndpointClosedError("the session is closed", self.address)
+        if self._end is not None:
+            cause = str(self._end) or type(self._end).__name__
+            raise EndpointLostError(
+                f"the session ended with an error ({cause}); close it and open a new one",
+                self.address,
+            ) from self._end
+
+    @contextlib.contextmanager
+    def _ending(self, spared: type[RlmeshError]) -> Iterator[None]:
+        """Let the session end with whatever is raised, Ctrl-C as well, unless it is ``spared``.
+
+        An error of a server that is not recoverable is not spared.
+
+        Answers have no ids: those that nobody has read would be taken for answers to later
+        requests.
+        """
+        try:
+            yield
+        except spared as error:
+            if isinstance(error, RemoteEnvError) and not error.is_recoverable:
+                self._end = error
+            raise
+        except BaseException as error:
+            self._end = error
+            raise
+
+
+def probe_world(connect_options: ConnectOptions, settings: DmEnvRpcSettings) -> HandshakeResponse:
+    """Return what a session with these settings would be, by opening a small one for a moment.
+
+    Raises:
+        RlmeshError: As ``WorldClient`` does.
+    """
+    first = settings.of_one_lane() if not settings.one_world else settings
+    client = WorldClient(connect_options, first)
+    try:
+        contract = client.contract
+    finally:
+        client.close()
+    width = contract.num_envs if settings.batched else settings.num_envs
+    return replace(client.answer, contract=replace(contract, num_envs=width))

@@ -1,0 +1,1 @@
+"""Worlds, sequences and requests of dm_env_rpc, without I/O."""

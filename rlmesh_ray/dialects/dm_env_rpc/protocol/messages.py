@@ -1,0 +1,150 @@
+"""What a dm_env_rpc stream asks for, and what its answers say; payloads are opaque.
+
+One response for each request, in order. ``Settings`` and actions are whatever the codec made of
+them.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlmesh_ray.protocol.messages import message
+
+Settings = Mapping[str, object]
+
+
+class Code(enum.IntEnum):
+    """Why a request was refused: those of ``google.rpc.Code`` that are used."""
+
+    INVALID_ARGUMENT = 3
+    """An action, a setting or the request itself is wrong."""
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    """No such world, or no such property."""
+    PERMISSION_DENIED = 7
+    """The property cannot be read, or cannot be written."""
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    """Not joined, joined already, or somebody else is in the way."""
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    """The environment failed."""
+
+
+class SequenceState(enum.IntEnum):
+    """Where an agent's sequence stands after a step; numbers as on the wire."""
+
+    RUNNING = 1
+    TERMINATED = 2
+    INTERRUPTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """Answers any request that could not be satisfied; the stream goes on."""
+
+    code: Code
+    message: str
+    debug_info: str = ""
+    """The environment's traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorld:
+    """Make a world."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class JoinWorld:
+    """Become an agent in a world."""
+
+    world_name: str
+    """Empty: one that the endpoint provides."""
+    settings: Settings
+
+
+@message
+class StepWorld:
+    """Act, or begin a sequence."""
+
+    actions: Mapping[int, object]
+    """By uid; ignored by the first step of a sequence."""
+    requested: tuple[int, ...]
+    """Uids of the observations to return."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetAgent:
+    """End the agent's own sequence."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ResetWorld:
+    """End the sequences of all agents of a world."""
+
+    world_name: str
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWorld:
+    """Cease to be an agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyWorld:
+    """End a world that nobody is joined to any more."""
+
+    world_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProperties:
+    """Ask for the values of properties."""
+
+    keys: tuple[str, ...]
+    is_core: bool
+    """Whether it came as a core message of the specification, not as today's extension."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteProperties:
+    """Set properties."""
+
+    values: Settings
+    is_core: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListProperties:
+    """Ask which properties there are."""
+
+    keys: tuple[str, ...]
+    """Of listable nodes; empty text: the root."""
+    is_core: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedWorldRequest:
+    """Something that is no request, or one that is not known here."""
+
+    refusal: ErrorResponse
+
+
+WorldRequest = (
+    CreateWorld
+    | JoinWorld
+    | StepWorld
+    | ResetAgent
+    | ResetWorld
+    | LeaveWorld
+    | DestroyWorld
+    | ReadProperties
+    | WriteProperties
+    | ListProperties
+    | MalformedWorldRequest
+)

@@ -1,0 +1,1 @@
+"""Worlds of dm_env_rpc on an environment endpoint."""

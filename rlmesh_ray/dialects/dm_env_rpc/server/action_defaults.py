@@ -1,0 +1,89 @@
+"""What acts when an agent says nothing: actions made complete, for a seat and for all lanes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot, Row
+from rlmesh_ray.dialects.dm_env_rpc.server.settings import MissingActions
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.batch import empty_columns
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import leaves
+from rlmesh_ray.spaces.multi_agent import filler_of_leaf
+
+
+class SlotActions:
+    """The actions of whoever sits in a seat, made complete.
+
+    Args:
+        contract: Of the environment.
+        slot: Whose.
+        missing: What stands for actions that were not sent.
+    """
+
+    def __init__(self, contract: EnvContract, slot: AgentSlot, missing: MissingActions) -> None:
+        self._tensors = slot.tensors
+        own_leaves = leaves(contract.action_space)
+        self._fillers: dict[int, Any] = {}
+        for action in slot.tensors.actions:
+            filler = filler_of_leaf(own_leaves[action.position])
+            is_text = action.dtype is None
+            many = [filler] * contract.num_envs if is_text else filler
+            self._fillers[action.position] = many if slot.is_batched else filler
+        self._names = {action.position: action.spec.name for action in slot.tensors.actions}
+        self.missing = missing
+        self._held = self._fillers
+
+    def begin(self) -> None:
+        """Forget what was held: a sequence begins."""
+        self._held = self._fillers
+
+    def complete(self, sent: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Return the values of all actions, by leaf.
+
+        Args:
+            sent: ``pb.Tensor`` by uid.
+
+        Raises:
+            CodecError: One is not what it should be, or is missing and must not be.
+        """
+        values = self._tensors.read_actions(sent)
+        if len(values) < len(self._fillers):
+            if self.missing is MissingActions.ERROR:
+                names = [name for at, name in self._names.items() if at not in values]
+                raise CodecError(f"the actions {names} are missing, which this world needs")
+            base = self._held if self.missing is MissingActions.HOLD else self._fillers
+            values = {**base, **values}
+        self._held = values
+        return values
+
+
+class LaneActions:
+    """The columns of a step: those of the seats that act, and fillers for all others.
+
+    Args:
+        contract: Of the environment.
+    """
+
+    def __init__(self, contract: EnvContract) -> None:
+        self._fillers = [filler_of_leaf(leaf) for leaf in leaves(contract.action_space)]
+        # Text can be put in by row only in a list.
+        self._columns: list[Any] = [
+            list(column) if isinstance(column, tuple) else column
+            for column in empty_columns(contract.action_space, contract.num_envs)
+        ]
+        self.fill()
+
+    def fill(self) -> None:
+        """Let nobody act."""
+        for filler, column in zip(self._fillers, self._columns, strict=True):
+            column[:] = [filler] * len(column) if isinstance(column, list) else filler
+
+    def put(self, row: Row, values: Mapping[int, Any]) -> None:
+        """Let a seat act: ``values``, by leaf, go into its rows."""
+        for position, value in values.items():
+            self._columns[position][row] = value
+
+    def columns(self) -> list[Any]:
+        """Return one column a leaf."""
+        return [tuple(column) if isinstance(column, list) else column for column in self._columns]

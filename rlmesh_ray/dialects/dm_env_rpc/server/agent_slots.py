@@ -1,0 +1,64 @@
+"""The places that a world has, and what whoever sits there sends and gets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import (
+    agent_among_others,
+    agent_ending,
+    agent_names,
+    all_lanes,
+    lane_agent,
+    lane_ending,
+)
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors, LaneFrame
+from rlmesh_ray.spaces.contract import EnvContract
+
+Row = int | slice
+"""Which rows of a column are a seat's."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSlot:
+    """A place for one agent; the same in every world of an endpoint."""
+
+    number: int
+    row: Row
+    lane: int
+    agent: str
+    """Empty if the lane has one agent."""
+    tensors: AgentTensors
+    ending: Callable[[LaneFrame], tuple[bool, bool]]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether all lanes are driven from it."""
+        return isinstance(self.row, slice)
+
+    def state(self, frame: LaneFrame) -> SequenceState:
+        """Return where the sequence stands after a step."""
+        is_terminated, is_truncated = self.ending(frame)
+        if is_terminated:
+            return SequenceState.TERMINATED
+        return SequenceState.INTERRUPTED if is_truncated else SequenceState.RUNNING
+
+
+def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
+    """Return a seat for each lane, or for each agent of each lane."""
+    agents = agent_names(contract)
+    slots: list[AgentSlot] = []
+    for lane in range(contract.num_envs):
+        if not agents:
+            tensors = lane_agent(contract, lane)
+            slots.append(AgentSlot(len(slots), lane, lane, "", tensors, lane_ending(lane)))
+        for agent in agents:
+            tensors = agent_among_others(contract, lane, agent)
+            ending = agent_ending(contract, lane, agent)
+            slots.append(AgentSlot(len(slots), lane, lane, agent, tensors, ending))
+    return tuple(slots)
+
+
+def batched_slot(contract: EnvContract) -> AgentSlot:
+    """Return the one seat from which all lanes are driven; its sequence never ends by itself."""
+    return AgentSlot(0, slice(None), 0, "", all_lanes(contract), lambda _: (False, False))

@@ -1,0 +1,146 @@
+"""The environment of one world, driven by columns."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, ErrorResponse
+from rlmesh_ray.dialects.dm_env_rpc.protocol.sequences import WorkFailed
+from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import LaneFrame
+from rlmesh_ray.envs.commands import ResetCommand, ResetReply, StepCommand, StepReply, TextColumns
+from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.server.event_loop import in_thread
+from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import Column
+
+# The worker has refused the action before the environment saw it.
+_HARMLESS = {FailureKind.BAD_ACTION, FailureKind.BAD_REQUEST}
+_CODES = {
+    FailureKind.TIMEOUT: Code.DEADLINE_EXCEEDED,
+    FailureKind.BAD_ACTION: Code.INVALID_ARGUMENT,
+    FailureKind.BAD_REQUEST: Code.INVALID_ARGUMENT,
+}
+
+
+class EnvDriver:
+    """Resets and steps the lanes of a world.
+
+    Args:
+        pool: Where workers come from; it has a place for the world.
+        contract: What the endpoint promised.
+        grace_s: How long a reset or step may go on after its deadline, for nobody, before its
+            worker is killed.
+        timeout_ms: What a reset or step may take; 0: as long as it likes.
+    """
+
+    def __init__(
+        self, pool: WorkerPool, contract: EnvContract, grace_s: float, timeout_ms: int
+    ) -> None:
+        self._worker = SessionWorker(pool, grace_s, contract.num_envs)
+        self._timeout_ms = timeout_ms
+        self._num_lanes = contract.num_envs
+        zeros = np.zeros(contract.num_envs)
+        self._nothing = (zeros, zeros.astype(bool), zeros.astype(bool))
+        # The end of a worker that was abandoned.
+        self._ending: asyncio.Future[None] | None = None
+        self._is_released = False
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps up to now."""
+        return self._worker.counts.num_steps
+
+    async def reset_lanes(
+        self, lanes: tuple[int, ...], seeds: tuple[int, ...], options: Mapping[str, object]
+    ) -> LaneFrame | WorkFailed:
+        """Begin episodes; the first time, and after a failure, in all lanes.
+
+        Args:
+            lanes: Which; empty: all.
+            seeds: One for each of them, or none.
+            options: For the environment.
+        """
+        deadline = Deadline.after(self._timeout_ms)
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._ending = None
+        former = self._worker.process
+        obstacle = await self._worker.make_ready(deadline, _nothing)
+        if obstacle is not None:
+            return self._failed(obstacle)
+        is_another = former is not None and self._worker.process is not former
+        if is_another and 0 < len(lanes) < self._num_lanes:
+            # The other lanes have gone with the former one, which nobody has noticed yet.
+            return self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
+        command = ResetCommand(seeds=seeds, options=dict(options) or None, lanes=lanes)
+        reply = await self._worker.request(command, deadline)
+        if not isinstance(reply, ResetReply):
+            return self._failed(as_failure(reply))
+        return LaneFrame(_shown(self._worker.require(), reply.text_columns), *self._nothing)
+
+    async def step_lanes(self, actions: Sequence[Column]) -> LaneFrame | WorkFailed:
+        """Step all lanes.
+
+        Args:
+            actions: One column a leaf.
+        """
+        process = self._worker.require()
+        texts = []
+        for target, column in zip(process.action_columns, actions, strict=True):
+            if isinstance(target, tuple):
+                texts.append(tuple(column))
+            else:
+                target[...] = column
+        deadline = Deadline.after(self._timeout_ms)
+        reply = await self._worker.request(StepCommand(tuple(texts)), deadline)
+        if not isinstance(reply, StepReply):
+            return self._failed(as_failure(reply))
+        results = process.results
+        return LaneFrame(
+            _shown(process, reply.text_columns),
+            results.rewards.copy(),
+            results.terminated.copy(),
+            results.truncated.copy(),
+        )
+
+    def abandon(self) -> None:
+        """End the worker whose call was just cancelled, if it had begun; another reset gets one."""
+        if self._worker.process is not None and not self._worker.endpoint.is_idle:
+            # Not in this turn of the loop: who was cancelled still watches its socket.
+            self._ending = asyncio.ensure_future(_kill(self._worker.process))
+
+    def release(self) -> None:
+        """Give the worker back; one that is still busy is killed. Idempotent."""
+        if not self._is_released:
+            self._is_released = True
+            self._worker.release(is_idle=True)
+
+    def _failed(self, failure: Failure) -> WorkFailed:
+        code = _CODES.get(failure.kind, Code.INTERNAL)
+        self._worker.note_error(code.name)
+        is_lost = failure.kind not in _HARMLESS
+        remedy = "; the next steps begin a new sequence" if is_lost else ""
+        return WorkFailed(
+            ErrorResponse(code, f"{failure.message}{remedy}", failure.debug_info), is_lost
+        )
+
+
+async def _kill(process: WorkerProcess) -> None:
+    await in_thread(process.kill)
+
+
+def _nothing() -> None:
+    """Do nothing: there is no road to be cut."""
+
+
+def _shown(process: WorkerProcess, text_columns: TextColumns) -> list[Column]:
+    """Return copies of what the lanes show: the next command overwrites the block."""
+    texts = iter(text_columns)
+    return [
+        next(texts) if isinstance(column, tuple) else column.copy()
+        for column in process.observation_columns
+    ]

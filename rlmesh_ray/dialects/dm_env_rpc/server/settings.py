@@ -1,0 +1,283 @@
+"""What clients may set when they create, join and reset; anything else is refused by name.
+
+None of it chooses what code runs: that is the operator's.
+"""
+
+import contextlib
+import enum
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlmesh_ray.dialects.dm_env_rpc.wire.settings import plain_settings
+from rlmesh_ray.errors import CodecError
+
+_OPTIONS = "options"
+_ARGS = "args"
+_LONGEST_QUOTE = 80
+_LARGEST_SEED = 2**63 - 1
+_MAX_DEPTH = 16
+
+
+class MissingActions(enum.Enum):
+    """What an agent does that sends no value for one of its actions."""
+
+    HOLD = "hold"
+    """The same as in the step before."""
+    DEFAULT = "default"
+    """The value nearest to zero."""
+    ERROR = "error"
+    """Its step is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOptions:
+    """What a reset is to be done with."""
+
+    seed: int | tuple[int, ...] | None = None
+    """Of the first lane that is reset (the others count on from it), or one a lane."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    lanes: tuple[int, ...] = ()
+    """Of a batched join: which begin anew, while the others stay as they are; empty: all."""
+
+    def __bool__(self) -> bool:
+        return self.seed is not None or bool(self.options) or bool(self.lanes)
+
+    def check(self, num_lanes: int) -> None:
+        """Make sure that it can be for a reset of ``num_lanes`` lanes, or of some of them.
+
+        Raises:
+            CodecError: It has seeds for another number, or there are no such lanes.
+        """
+        if self.lanes and max(self.lanes) >= num_lanes:
+            raise CodecError(
+                f"setting 'lanes' has {max(self.lanes)}, and the last lane is {num_lanes - 1}"
+            )
+        num_lanes = len(self.lanes) or num_lanes
+        if isinstance(self.seed, tuple) and len(self.seed) != num_lanes:
+            raise CodecError(
+                f"setting 'seed' has {len(self.seed)} entries; give one number, or {num_lanes}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSettings:
+    """How a world is to be."""
+
+    reset_options: ResetOptions = ResetOptions()
+    """Its options are for every reset, its seed for the first one."""
+    missing_actions: MissingActions = MissingActions.HOLD
+    min_agents: int = 1
+    """How many must have joined before a sequence begins."""
+    timeout_ms: int = 0
+    """What a step or reset of the environment may take; 0: as long as it likes."""
+    reset_world_timeout_s: float = 60.0
+    """How long a ResetWorld waits for agents that do not step."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSettings:
+    """Which seat an agent wants."""
+
+    lane: int | None = None
+    agent: str | None = None
+    is_batched: bool = False
+
+
+def create_settings(settings: Mapping[str, Any]) -> CreateSettings:
+    """Return the settings of a CreateWorld (``pb.Tensor`` by key).
+
+    Raises:
+        CodecError: One is not known, or not what it should be.
+    """
+    plain = plain_settings(settings)
+    if _ARGS in plain:
+        plain = {**_arguments(plain.pop(_ARGS)), **plain}
+    reset_options = _order(plain)
+    missing = _text(plain, "missing_actions", MissingActions.HOLD.value)
+    choices = [each.value for each in MissingActions]
+    if missing not in choices:
+        raise CodecError(f"setting 'missing_actions' is {_quoted(missing)}, not one of {choices}")
+    min_agents = _integer(plain, "min_agents", 1)
+    timeout_s = _number(plain, "timeout_s", 0.0)
+    reset_world_timeout_s = _number(plain, "reset_world_timeout_s", 60.0)
+    _require_empty(plain, "create")
+    return CreateSettings(
+        reset_options,
+        MissingActions(missing),
+        max(min_agents or 1, 1),
+        math.ceil(timeout_s * 1000),
+        reset_world_timeout_s,
+    )
+
+
+def join_settings(settings: Mapping[str, Any]) -> JoinSettings:
+    """Return the settings of a JoinWorld.
+
+    Raises:
+        CodecError: One is not known, or not what it should be.
+    """
+    plain = plain_settings(settings)
+    lane = _integer(plain, "lane", None)
+    agent = _text(plain, "agent", None)
+    is_batched = plain.pop("batched", False)
+    if not isinstance(is_batched, bool):
+        raise CodecError(f"setting 'batched' is {_quoted(is_batched)}, expected a BOOL")
+    _require_empty(plain, "join")
+    return JoinSettings(lane, agent, is_batched)
+
+
+def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> ResetOptions:
+    """Return the settings of a Reset or ResetWorld.
+
+    Args:
+        settings: ``pb.Tensor`` by key.
+        is_batched: Whether it is the Reset of a batched join.
+
+    Raises:
+        CodecError: One is not known, or not what it should be.
+    """
+    plain = plain_settings(settings)
+    lanes = _lanes(plain.pop("lanes")) if is_batched and "lanes" in plain else ()
+    reset_options = _order(plain)
+    _require_empty(plain, "batched reset" if is_batched else "reset")
+    return replace(reset_options, lanes=lanes)
+
+
+def as_seed(value: object, name: str = "setting 'seed'") -> int:
+    """Return a seed from whatever a client sends for a number.
+
+    Raises:
+        CodecError: It is no integer, or negative.
+    """
+    number = _as_integer(value)
+    if number is None or not 0 <= number <= _LARGEST_SEED:
+        raise CodecError(f"{name} is {_quoted(value)}, expected an integer from 0 on")
+    return number
+
+
+def _order(plain: dict[str, object]) -> ResetOptions:
+    """Take seed and options out of ``plain``."""
+    seed: int | tuple[int, ...] | None = None
+    if "seed" in plain:
+        value = plain.pop("seed")
+        many = isinstance(value, np.ndarray) and value.ndim == 1
+        seed = tuple(map(as_seed, value)) if many else as_seed(value)  # type: ignore[call-overload]
+    prefix = f"{_OPTIONS}."
+    options: dict[str, Any] = {}
+    for key in [key for key in plain if key.startswith(prefix)]:
+        _put(options, key, key.removeprefix(prefix).split("."), plain.pop(key))
+    return ResetOptions(seed, options)
+
+
+def _lanes(value: object) -> tuple[int, ...]:
+    is_list = isinstance(value, np.ndarray) and value.ndim == 1
+    numbers = [_as_integer(each) for each in value] if is_list else []  # type: ignore[attr-defined]
+    lanes = tuple(number for number in numbers if number is not None and number >= 0)
+    if not lanes or len(set(lanes)) < len(numbers):
+        raise CodecError(
+            f"setting 'lanes' is {_quoted(value)}, expected a list of different integers from 0 on"
+        )
+    return lanes
+
+
+def _put(options: dict[str, Any], key: str, path: list[str], value: object) -> None:
+    if len(path) > _MAX_DEPTH:
+        raise CodecError(f"setting {_quoted(key)} is nested more than {_MAX_DEPTH} deep")
+    *parents, last = path
+    for parent in parents:
+        options = options.setdefault(parent, {})
+        if not isinstance(options, dict):
+            raise CodecError(f"setting {_quoted(key)} lies below one that is a value itself")
+    if last in options:
+        raise CodecError(f"setting {_quoted(key)} is there twice")
+    options[last] = value
+
+
+def _arguments(text: object) -> dict[str, object]:
+    """Return settings that came as JSON in a single one, as some clients send them."""
+    if isinstance(text, str) and text in ("", "null"):
+        return {}
+    arguments: object = None
+    if isinstance(text, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(text)
+    if not isinstance(arguments, dict):
+        raise CodecError(f"setting {_ARGS!r} is {_quoted(text)}, expected a JSON object as text")
+    _check_depth(arguments)
+    return _flat(arguments, "")
+
+
+def _check_depth(value: object, depth: int = 0) -> None:
+    if depth > _MAX_DEPTH:
+        raise CodecError(f"setting {_ARGS!r} is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, depth + 1)
+
+
+def _flat(nested: dict[str, Any], prefix: str) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _require_empty(plain: Mapping[str, object], kind: str) -> None:
+    known = {
+        "create": "seed, options.KEY, missing_actions, min_agents, timeout_s and "
+        "reset_world_timeout_s",
+        "join": "lane, agent and batched",
+        "reset": "seed and options.KEY",
+        "batched reset": "seed, options.KEY and lanes",
+    }[kind]
+    for key in plain:
+        raise CodecError(f"there is no {kind} setting {_quoted(key)}; there are {known}")
+
+
+def _integer(plain: dict[str, object], key: str, default: int | None) -> int | None:
+    if key not in plain:
+        return default
+    value = plain.pop(key)
+    number = _as_integer(value)
+    if number is None or number < 0:
+        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected an integer from 0 on")
+    return number
+
+
+def _number(plain: dict[str, object], key: str, default: float) -> float:
+    value = plain.pop(key, default)
+    number = math.nan
+    if isinstance(value, (int, float, str)):
+        with contextlib.suppress(ValueError, OverflowError):
+            number = float(value)
+    if not 0 <= number <= 1e6:
+        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected a number from 0 to 1e6")
+    return number
+
+
+def _text(plain: dict[str, object], key: str, default: str | None) -> Any:
+    value = plain.pop(key, default)
+    if value is not None and not isinstance(value, str):
+        raise CodecError(f"setting {key!r} is {_quoted(value)}, expected a STRING")
+    return value
+
+
+def _as_integer(value: object) -> int | None:
+    if isinstance(value, str) and len(value) < 20 and value.isdecimal() and value.isascii():
+        return int(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+def _quoted(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."

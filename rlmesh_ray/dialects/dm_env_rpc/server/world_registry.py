@@ -1,0 +1,201 @@
+"""The worlds of an endpoint, by name, and when those that nobody needs any more end.
+
+A world belongs to the stream that created it, and stays until that stream ends, with agents or
+without. From then on it lasts as long as an agent is joined: a world that no agent has joined ends
+with its stream, and a matchmaker keeps its stream open until the agents are in.
+"""
+
+import uuid
+from dataclasses import dataclass
+
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, ErrorResponse
+from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot, agent_slots, batched_slot
+from rlmesh_ray.dialects.dm_env_rpc.server.env_driver import EnvDriver
+from rlmesh_ray.dialects.dm_env_rpc.server.settings import CreateSettings, JoinSettings
+from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
+from rlmesh_ray.errors import CapacityError
+from rlmesh_ray.server.enabled_dialects import DM_ENV_RPC
+from rlmesh_ray.server.session_log import SessionLog
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+
+_SAME_STEP = ErrorResponse(
+    Code.UNIMPLEMENTED,
+    "this environment resets its lanes within the step that ends an episode (autoreset mode "
+    "SAME_STEP), which dm_env_rpc has no form for: serve it with NEXT_STEP or DISABLED",
+)
+
+
+@dataclass(slots=True)
+class _WorldEntry:
+    world: WorldRunner
+    owner: object
+    """The stream that created it; None: it has ended, or the endpoint did."""
+    is_open: bool
+    """Whether whoever names no world may join: the endpoint has created it."""
+    log: SessionLog
+
+
+class WorldRegistry:
+    """Creates, finds and ends worlds. For the serving loop.
+
+    Args:
+        pool: Started; where worlds get their workers. Each takes the place of a session.
+        contract: What the endpoint promises.
+        grace_s: See ``EnvExecutor``.
+    """
+
+    def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:
+        self._pool = pool
+        self.contract = contract
+        """What the endpoint promises."""
+        self._grace_s = grace_s
+        self._slots = agent_slots(contract)
+        self._entries: dict[str, _WorldEntry] = {}
+        self._is_shared = any(slot.agent for slot in self._slots)
+
+    async def create(self, settings: CreateSettings, owner: object) -> WorldRunner | ErrorResponse:
+        """Make a world.
+
+        Args:
+            settings: What its creator wants.
+            owner: The creator's stream; None: the endpoint itself.
+
+        Raises:
+            CodecError: The settings do not fit the environment.
+        """
+        if self.contract.autoreset_mode is AutoresetMode.SAME_STEP:
+            return _SAME_STEP
+        try:
+            await self._pool.reserve()
+        except CapacityError as error:
+            return ErrorResponse(Code.RESOURCE_EXHAUSTED, error.message)
+        host = EnvDriver(self._pool, self.contract, self._grace_s, settings.timeout_ms)
+        try:
+            world = WorldRunner(uuid.uuid4().hex, host, self.contract, self._slots, settings)
+        except BaseException:
+            host.release()
+            raise
+        log = SessionLog(
+            self._pool.counts.sessions, "a client", DM_ENV_RPC, lambda: {"steps": host.num_steps}
+        )
+        self._entries[world.name] = _WorldEntry(world, owner, owner is None, log)
+        return world
+
+    def find(self, name: str) -> WorldRunner | ErrorResponse:
+        """Return the world of that name."""
+        entry = self._entries.get(name)
+        return entry.world if entry is not None else _unknown(name)
+
+    async def join(
+        self, name: str, settings: JoinSettings
+    ) -> tuple[WorldRunner, AgentSlot] | ErrorResponse:
+        """Take a seat.
+
+        Args:
+            name: Of the world; empty: one of the endpoint's own, which several agents share.
+            settings: Which seat.
+        """
+        world = self.find(name) if name else await self._own_world(settings)
+        if isinstance(world, ErrorResponse):
+            return world
+        slot = self._chosen(world, settings)
+        if isinstance(slot, ErrorResponse):
+            if not name:
+                self._reap(world.name)
+            return slot
+        world.take(slot)
+        return world, slot
+
+    def leave(self, world: WorldRunner, slot: AgentSlot) -> None:
+        """Give a seat back."""
+        if world.name in self._entries:
+            world.leave(slot)
+            self._reap(world.name)
+
+    def destroy(self, name: str) -> ErrorResponse | None:
+        """End a world that nobody is joined to."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return _unknown(name)
+        if not entry.world.is_empty:
+            return ErrorResponse(
+                Code.FAILED_PRECONDITION,
+                "somebody is still joined to this world; have all agents leave first",
+            )
+        self._end(name)
+        return None
+
+    def release_worlds(self, owner: object) -> None:
+        """End the worlds of a stream that has ended; those with agents end with the last agent."""
+        for name in [name for name, entry in self._entries.items() if entry.owner is owner]:
+            self._entries[name].owner = None
+            self._reap(name)
+
+    def _reap(self, name: str) -> None:
+        entry = self._entries.get(name)
+        if entry is not None and entry.owner is None and entry.world.is_empty:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        entry = self._entries.pop(name)
+        entry.world.end()
+        # Worlds that nobody needs any more end by themselves: none is ever lost.
+        entry.log.end(is_closed=True, is_idle=False, is_stopping=False)
+
+    async def _own_world(self, settings: JoinSettings) -> WorldRunner | ErrorResponse:
+        if self._is_shared and not settings.is_batched:
+            for entry in self._entries.values():
+                has_room = not isinstance(self._chosen(entry.world, settings), ErrorResponse)
+                if entry.is_open and has_room:
+                    return entry.world
+        return await self.create(CreateSettings(), None)
+
+    def _chosen(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot | ErrorResponse:
+        """Return the first free seat that ``settings`` allow."""
+        if settings.is_batched:
+            return self._batched(world, settings)
+        suited = [
+            slot
+            for slot in self._slots
+            if settings.lane in (None, slot.lane) and settings.agent in (None, slot.agent)
+        ]
+        if not suited:
+            return self._nowhere(settings)
+        free = world.free_slots()
+        for slot in suited:
+            if slot in free:
+                return slot
+        return ErrorResponse(
+            Code.RESOURCE_EXHAUSTED,
+            "this world has no free seat of that kind; create another, or wait until somebody "
+            "leaves",
+        )
+
+    def _batched(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot | ErrorResponse:
+        if settings.lane is not None or settings.agent is not None:
+            reason = "a batched join drives all lanes; give neither 'lane' nor 'agent'"
+            return ErrorResponse(Code.INVALID_ARGUMENT, reason)
+        if self.contract.autoreset_mode is AutoresetMode.DISABLED and self.contract.num_envs > 1:
+            return ErrorResponse(
+                Code.UNIMPLEMENTED,
+                "lanes that do not reset themselves cannot be driven by one batched join; serve "
+                "the environment with autoreset mode NEXT_STEP, or join lane by lane",
+            )
+        if not world.is_empty:
+            reason = "a batched join needs a world for itself; create another"
+            return ErrorResponse(Code.FAILED_PRECONDITION, reason)
+        return batched_slot(self.contract)
+
+    def _nowhere(self, settings: JoinSettings) -> ErrorResponse:
+        agents = list(dict.fromkeys(slot.agent for slot in self._slots if slot.agent))
+        about = f" and the agents {agents}" if agents else ", each with one agent without a name"
+        return ErrorResponse(
+            Code.INVALID_ARGUMENT,
+            f"there is no seat with lane {settings.lane} and agent {settings.agent!r}; this "
+            f"environment has {self.contract.num_envs} lane(s){about}",
+        )
+
+
+def _unknown(name: str) -> ErrorResponse:
+    return ErrorResponse(Code.NOT_FOUND, f"there is no world {name[:80]!r}; CreateWorld names one")

@@ -1,0 +1,252 @@
+"""Tensors to arrays and back, as whole buffers.
+
+Numbers are NumPy arrays. Strings are arrays of ``object`` that hold ``str`` (NumPy's own text
+loses NULs at the end), messages arrays of ``object`` that hold ``google.protobuf.Any``. A tensor
+without a shape is an array without axes.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import (
+    BY_FIELD,
+    BYTES_KINDS,
+    NUMPY,
+    RAW_KINDS,
+    DataType,
+    data_type_of,
+)
+from rlmesh_ray.dialects.dm_env_rpc.wire.package_messages import pb
+from rlmesh_ray.dialects.dm_env_rpc.wire.varints import decode_varints, encode_varints
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.wire.protobuf import varint
+
+__all__ = [
+    "Array",
+    "DataType",
+    "data_type_of",
+    "encode_flat",
+    "encode_payload",
+    "encode_tensor",
+    "fitted",
+    "flat_payload",
+    "kind_of",
+    "pack_tensor",
+    "resolved_shape",
+    "shape_field",
+    "shaped",
+    "unpack_tensor",
+]
+
+Array = NDArray[Any]
+MAX_AXES = 32
+_FIRST_FIELD = b"\x0a"
+_SHAPE_TAG = b"\x7a"  # Tensor.shape
+
+
+# --- writing ---------------------------------------------------------------------------
+
+
+def encode_tensor(value: Any, kind: DataType | None = None) -> bytes:
+    """Return the serialized Tensor of an array, scalar, string or nested list of these.
+
+    Args:
+        value: At the dtype of ``kind`` already; nothing is cast.
+        kind: What to send it as; None: what ``data_type_of`` says.
+
+    Raises:
+        CodecError: There is no such tensor.
+    """
+    own = data_type_of(value)
+    array = np.asarray(value, object if own is DataType.STRING else None)
+    kind = own if kind is None else kind
+    if kind is not own and array.size:
+        raise CodecError(f"{array.dtype} is no {kind.name}; convert it first")
+    return encode_flat(array.ravel(), kind, array.shape)
+
+
+def encode_flat(flat: Array, kind: DataType, shape: tuple[int, ...]) -> bytes:
+    """Return the serialized Tensor of ``flat``, which has the dtype of ``kind``.
+
+    Args:
+        flat: One axis; one element alone stands for a whole tensor of equal ones.
+        kind: What it holds.
+        shape: Of the tensor.
+    """
+    payload = encode_payload(flat, kind)
+    if len(payload) > _LARGEST_CACHED:
+        head, tail = _around(kind, len(payload), shape)
+    else:
+        head, tail = _cached_around(kind, len(payload), shape)
+    return b"%b%b%b" % (head, payload, tail)
+
+
+def pack_tensor(value: Any, kind: DataType | None = None) -> Any:
+    """Return a ``pb.Tensor``; see ``encode_tensor``."""
+    return pb.Tensor.FromString(encode_tensor(value, kind))
+
+
+def encode_payload(flat: Array, kind: DataType) -> bytes:
+    """Return the message in the payload field, such as a ``Tensor.FloatArray``."""
+    if kind in RAW_KINDS:
+        return _field(_raw(flat, kind))
+    if kind is DataType.STRING:
+        return b"".join([_text(text) for text in flat])
+    if kind is DataType.PROTO:
+        return b"".join([_field_even_empty(each.SerializeToString()) for each in flat])
+    return _field(encode_varints(flat))
+
+
+def _raw(flat: Array, kind: DataType) -> bytes:
+    return flat.astype(NUMPY[kind], copy=False).tobytes()
+
+
+def _text(text: str) -> bytes:
+    try:
+        return _field_even_empty(text.encode())
+    except UnicodeEncodeError as error:
+        raise CodecError(f"a string has no UTF-8 form: {error.reason}") from error
+
+
+def _field(data: bytes) -> bytes:
+    return _field_even_empty(data) if data else b""
+
+
+def _field_even_empty(data: bytes) -> bytes:
+    return b"%b%b%b" % (_FIRST_FIELD, varint(len(data)), data)
+
+
+_LARGEST_CACHED = 2**24
+
+
+def shape_field(shape: tuple[int, ...]) -> bytes:
+    """Return ``Tensor.shape`` as it stands at the end of a message; empty without axes."""
+    axes = encode_varints(np.array(shape, np.int64))
+    return _SHAPE_TAG + varint(len(axes)) + axes if axes else b""
+
+
+def _around(kind: DataType, size: int, shape: tuple[int, ...]) -> tuple[bytes, bytes]:
+    return bytes([kind << 3 | 2]) + varint(size), shape_field(shape)
+
+
+_cached_around = lru_cache(maxsize=256)(_around)
+
+
+# --- reading ---------------------------------------------------------------------------
+
+
+def kind_of(tensor: Any, name: str = "tensor") -> DataType:
+    """Return what a ``pb.Tensor`` holds.
+
+    Raises:
+        CodecError: It has no payload.
+    """
+    field = tensor.WhichOneof("payload")
+    if field is None:
+        raise CodecError(f"{name}: a tensor without a payload")
+    return BY_FIELD[field]
+
+
+def unpack_tensor(tensor: Any, name: str = "tensor") -> Array:
+    """Return what a ``pb.Tensor`` holds, broadcast, and with its inferred axis resolved.
+
+    Args:
+        tensor: From a peer.
+        name: What errors call it.
+
+    Returns:
+        An array at the dtype of ``kind_of(tensor).numpy``; perhaps read-only, and one that was
+        broadcast takes no memory.
+
+    Raises:
+        CodecError: Its shape and its payload do not go together.
+    """
+    flat = flat_payload(tensor, kind_of(tensor, name))
+    return shaped(flat, tensor.shape, name)
+
+
+def shaped(flat: Array, shape: Sequence[int], name: str) -> Array:
+    """Return ``flat`` in the shape that a tensor of ``shape`` means; see ``resolved_shape``."""
+    return fitted(flat, resolved_shape(shape, len(flat), name), name)
+
+
+def fitted(flat: Array, shape: tuple[int, ...], name: str) -> Array:
+    """Return ``flat`` in a resolved ``shape``: broadcast if it is one element."""
+    try:
+        return np.broadcast_to(flat.reshape(()), shape) if len(flat) == 1 else flat.reshape(shape)
+    except ValueError as error:
+        raise CodecError(f"{name}: no array can have shape {list(shape)}") from error
+
+
+def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ...]:
+    """Return what ``shape`` means for a payload of ``count`` elements.
+
+    One element stands for as many as the shape has; a negative axis is then 1 long. No shape
+    means exactly one element.
+
+    Raises:
+        CodecError: There is more than one negative axis, or the numbers do not work out.
+    """
+    axes = tuple(shape)
+    if not axes and count == 1:
+        return axes
+    if len(axes) > MAX_AXES:
+        raise CodecError(f"{name}: {len(axes)} axes are more than {MAX_AXES}")
+    known = [axis for axis in axes if axis >= 0]
+    if len(axes) - len(known) > 1:
+        raise CodecError(f"{name}: shape {list(axes)} has more than one variable axis")
+    if len(known) < len(axes):
+        inferred = _inferred(known, count, axes, name)
+        return tuple(inferred if axis < 0 else axis for axis in axes)
+    if count not in (1, math.prod(axes)):
+        raise CodecError(f"{name}: {count} elements do not make shape {list(axes)}")
+    return axes
+
+
+def _inferred(known: list[int], count: int, axes: tuple[int, ...], name: str) -> int:
+    if count == 1:
+        return 1
+    others = math.prod(known)
+    if others == 0:
+        if count == 0:
+            return 0
+    elif count % others == 0:
+        return count // others
+    raise CodecError(f"{name}: {count} elements do not make shape {list(axes)}")
+
+
+def flat_payload(carrier: Any, kind: DataType) -> Array:
+    """Return the elements of a ``pb.Tensor`` or ``pb.TensorSpec.Value`` that holds ``kind``."""
+    payload = getattr(carrier, kind.field)
+    if kind in BYTES_KINDS:
+        return np.frombuffer(payload.array, NUMPY[kind])
+    if kind in (DataType.STRING, DataType.PROTO):
+        found = np.empty(len(payload.array), object)
+        found[:] = list(payload.array)
+        return found
+    # Protobuf writes it as one packed field, however it has come, and first of all.
+    data = payload.SerializeToString()
+    if not data.startswith(_FIRST_FIELD):
+        return np.zeros(0, NUMPY[kind])
+    size, at = _length(data)
+    numbers = memoryview(data)[at : at + size]
+    if kind in RAW_KINDS:
+        return np.frombuffer(numbers, NUMPY[kind])
+    return decode_varints(numbers, NUMPY[kind])
+
+
+def _length(data: bytes) -> tuple[int, int]:
+    """Return the length after the first tag, and where what it counts begins."""
+    number, shift, at = 0, 0, 1
+    while True:
+        part = data[at]
+        number |= (part & 0x7F) << shift
+        at += 1
+        if part < 0x80:
+            return number, at
+        shift += 7

@@ -1,0 +1,1 @@
+"""Client sessions in rlmesh-wire-v1."""

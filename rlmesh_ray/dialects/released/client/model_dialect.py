@@ -1,0 +1,151 @@
+"""The generation ``rlmesh-wire-v1`` within a session with a ModelService; without I/O."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from rlmesh_ray.client.model_dialect import EncodedRequest, ModelReply, PredictTelemetry, action_of
+from rlmesh_ray.dialects.released.protocol.model_messages import (
+    AdapterContext,
+    AdapterPredict,
+    AdapterPredicted,
+    AnyAdapterRequest,
+    CloseParticipant,
+    ModelTimings,
+    ReleaseAdapter,
+    ResetAdapter,
+    ResolveAdapter,
+    RowEpisode,
+)
+from rlmesh_ray.dialects.released.wire import model as wire
+from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.messages import ModelFailed, PredictSlot
+from rlmesh_ray.protocol.versions import EDITION_NAME
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    given: str
+    """By the caller; may be empty."""
+    name: str
+    """Said to the model. A server keeps the episodes of all its routes and sessions together: so
+    it is nobody else's there, and only begins with what was given."""
+
+
+class RowEpisodes:
+    """Those of one route."""
+
+    def __init__(self) -> None:
+        self._by_lane: dict[int, _Episode] = {}
+
+    def of(self, rows: Sequence[PredictSlot]) -> tuple[tuple[RowEpisode, ...], tuple[str, ...]]:
+        """Return the episodes of ``rows``, and those that they have replaced.
+
+        A lane's episode lasts until a row is the first of another one, or names another one.
+        """
+        named: list[RowEpisode] = []
+        replaced: list[str] = []
+        for row in rows:
+            episode = self._by_lane.get(row.env_index)
+            if episode is None or row.reset or row.episode_id != episode.given:
+                if episode is not None:
+                    replaced.append(episode.name)
+                episode = self._by_lane[row.env_index] = _new_episode(row.episode_id)
+            named.append(RowEpisode(episode.name))
+        return tuple(named), tuple(replaced)
+
+
+def _new_episode(given: str) -> _Episode:
+    own = uuid4().hex
+    return _Episode(given, f"{given}-{own}" if given else own)
+
+
+class ReleasedModelClientDialect:
+    """That of the released rlmesh: a route is an adapter there, known by its environment's id.
+
+    Args:
+        session_id: Named in every context.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._episodes: dict[str, RowEpisodes] = {}
+
+    def configure(self, ids: Iterator[str], route_id: str, contract: EnvContract) -> EncodedRequest:
+        """Return the request to open a route."""
+        self._episodes.setdefault(route_id, RowEpisodes())
+        context = self._context(route_id, next(ids))
+        return _asked(ResolveAdapter(context.request_id, context, contract, EDITION_NAME))
+
+    def predict(
+        self,
+        ids: Iterator[str],
+        route_id: str,
+        rows: Sequence[PredictSlot],
+        observation: bytes,
+    ) -> list[EncodedRequest]:
+        """Return the request for a prediction, and before it which episodes are over.
+
+        Released models may work on both at once, and some forget everything when any episode is
+        over: so that must have been answered before the prediction is asked for.
+        """
+        episodes, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
+        asked = []
+        if replaced:
+            context = self._context(route_id, next(ids))
+            asked.append(_asked(ResetAdapter(context.request_id, context, replaced)))
+        context = self._context(route_id, next(ids))
+        asked.append(_asked(AdapterPredict(context.request_id, context, observation, episodes)))
+        return asked
+
+    def release(self, ids: Iterator[str], route_id: str) -> EncodedRequest:
+        """Return the request to close a route."""
+        self._episodes.pop(route_id, None)
+        context = self._context(route_id, next(ids))
+        return _asked(ReleaseAdapter(context.request_id, context))
+
+    def close(self, ids: Iterator[str]) -> EncodedRequest:
+        """Return the request to end the session."""
+        return _asked(CloseParticipant(next(ids)))
+
+    def read(self, frame: bytes) -> ModelReply:
+        """Return the answer in ``frame``."""
+        response = wire.parse_response(frame)
+        if isinstance(response, ModelFailed):
+            return ModelReply(response.request_id, response)
+        if not isinstance(response, AdapterPredicted):
+            return ModelReply(response.request_id)
+        if not response.actions:
+            raise CodecError("a prediction holds no actions")
+        telemetry = _telemetry(wire.parse_timings(frame))
+        return ModelReply(response.request_id, None, response.actions[0], telemetry)
+
+    def encode(self, contract: EnvContract, columns: Sequence[Column], num_rows: int) -> bytes:
+        """Return the bytes of observations."""
+        return values.encode_batch(contract.observation_space, columns, num_rows)
+
+    def actions(self, contract: EnvContract, reply: ModelReply, num_rows: int) -> list[Column]:
+        """Return the actions of a prediction, for this step alone."""
+        return values.decode_batch(contract.action_space, action_of(reply), num_rows)
+
+    def _context(self, route_id: str, request_id: str) -> AdapterContext:
+        return AdapterContext(self._session_id, route_id, request_id)
+
+
+def _asked(request: AnyAdapterRequest) -> EncodedRequest:
+    return EncodedRequest(request.request_id, wire.pack_request(request))
+
+
+def _telemetry(timings: ModelTimings) -> PredictTelemetry | None:
+    if timings.queue_ns is None or timings.user_ns is None:
+        return None
+    return PredictTelemetry(
+        policy_version=-1,
+        queue_s=timings.queue_ns * 1e-9,
+        forward_s=timings.user_ns * 1e-9,
+        batch_rows=0,
+        server="",
+    )

@@ -1,0 +1,1 @@
+"""Messages of rlmesh-wire-v1 to bytes and back."""

@@ -1,0 +1,66 @@
+"""The frames of EnvService: bytes to the messages of ``protocol`` and back."""
+
+from rlmesh_ray.dialects.released.wire import handshake
+from rlmesh_ray.dialects.released.wire.contract import contract_from_proto, contract_to_proto
+from rlmesh_ray.dialects.released.wire.env_requests import pack_request, parse_request
+from rlmesh_ray.dialects.released.wire.env_responses import (
+    pack_response,
+    parse_response,
+    with_timings,
+)
+from rlmesh_ray.dialects.released.wire.shutdown import (
+    pack_shutdown_request,
+    pack_shutdown_response,
+    parse_shutdown_request,
+    parse_shutdown_response,
+)
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
+from rlmesh_ray.wire.protobuf import parse
+
+__all__ = [
+    "pack_handshake_request",
+    "pack_handshake_response",
+    "pack_request",
+    "pack_response",
+    "pack_shutdown_request",
+    "pack_shutdown_response",
+    "parse_handshake_request",
+    "parse_handshake_response",
+    "parse_request",
+    "parse_response",
+    "parse_shutdown_request",
+    "parse_shutdown_response",
+    "with_timings",
+]
+
+
+def parse_handshake_request(data: bytes) -> HandshakeRequest:
+    """Return what a client says first. Raises CodecError when ``data`` is no such frame."""
+    return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
+
+
+def pack_handshake_request(offer: HandshakeRequest) -> bytes:
+    """Return the frame of ``offer``."""
+    return service_pb2.HandshakeRequest(base=handshake.offer_to_base(offer)).SerializeToString()
+
+
+def parse_handshake_response(data: bytes) -> HandshakeResponse:
+    """Return what a server replies, with the ``EnvContract`` of a compatible one.
+
+    Raises:
+        CodecError: ``data`` is no such frame, or its contract makes no sense.
+    """
+    message = parse(service_pb2.HandshakeResponse, data)
+    has_contract = message.base.compatible and message.HasField("env_contract")
+    contract = contract_from_proto(message.env_contract) if has_contract else None
+    return handshake.response_from_proto(message, contract)
+
+
+def pack_handshake_response(answer: HandshakeResponse) -> bytes:
+    """Return the frame of ``answer``; its contract is an ``EnvContract`` or None."""
+    message = service_pb2.HandshakeResponse(base=handshake.answer_to_base(answer))
+    if isinstance(answer.contract, EnvContract):
+        message.env_contract.CopyFrom(contract_to_proto(answer.contract))
+    return message.SerializeToString()

@@ -1,0 +1,120 @@
+"""The requests of a session with an environment: bytes to messages and back."""
+
+from collections.abc import Callable, Iterable
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
+from rlmesh_ray.protocol.messages import (
+    Close,
+    Configure,
+    EnvRequest,
+    MalformedRequest,
+    Render,
+    Reset,
+    Step,
+)
+from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as pb
+from rlmesh_ray.wire.envelope import read_request
+from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
+
+_LONGEST_TIMEOUT_MS = 2**63 - 1
+
+
+def parse_request(data: bytes) -> EnvRequest | MalformedRequest:
+    """Return the request in ``data``. Never raises: every frame gets an answer in band."""
+    return read_request(pb.JoinRequest, _REQUESTS, data)
+
+
+def pack_request(request: EnvRequest) -> bytes:
+    """Return the frame of ``request``.
+
+    Raises:
+        CodecError: A seed, index or deadline does not fit its field, or the action is no value.
+    """
+    try:
+        return _request_message(request).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{type(request).__name__} has no wire form: {error}") from error
+
+
+def _configure(message: pb.JoinRequest) -> Configure:
+    return Configure(message.request_id, message.configure.selected_workflow_edition)
+
+
+def _reset(message: pb.JoinRequest) -> Reset:
+    body = message.reset
+    return Reset(
+        message.request_id,
+        seeds=tuple(body.seeds),
+        options=decode_peer_meta(body.options),
+        timeout_ms=min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
+        env_indices=tuple(body.env_indices),
+        episode_ids=_ids(body.episode_ids),
+    )
+
+
+def _step(message: pb.JoinRequest) -> Step:
+    body = message.step
+    return Step(
+        message.request_id,
+        body.action.SerializeToString(),
+        min(body.timeout_ms, _LONGEST_TIMEOUT_MS),
+        tuple(body.env_indices),
+        _ids(body.episode_ids),
+    )
+
+
+def _render(message: pb.JoinRequest) -> Render:
+    body = message.render
+    timeout_ms = min(body.timeout_ms, _LONGEST_TIMEOUT_MS)
+    return Render(message.request_id, b"", timeout_ms, tuple(body.env_indices))
+
+
+def _close(message: pb.JoinRequest) -> Close:
+    return Close(message.request_id, message.close.reason)
+
+
+def _ids(told: Iterable[str]) -> tuple[str, ...]:
+    ids = tuple(told)
+    longest = max(map(len, ids), default=0)
+    if longest > MAX_ID_CHARACTERS:
+        raise CodecError(
+            f"an episode_id has {longest} characters, and {MAX_ID_CHARACTERS} are the limit"
+        )
+    return ids
+
+
+_REQUESTS: dict[str, Callable[[pb.JoinRequest], EnvRequest]] = {
+    "configure": _configure,
+    "reset": _reset,
+    "step": _step,
+    "render": _render,
+    "close": _close,
+}
+
+
+def _request_message(request: EnvRequest) -> pb.JoinRequest:
+    message = pb.JoinRequest(request_id=request.request_id)
+    match request:
+        case Step():
+            message.step.action.MergeFromString(request.action)
+            message.step.timeout_ms = request.timeout_ms
+            message.step.env_indices.extend(request.env_indices)
+            message.step.episode_ids.extend(request.episode_ids)
+        case Reset():
+            message.reset.seeds.extend(request.seeds)
+            message.reset.options.CopyFrom(encode_meta(request.options, tag_arrays=False))
+            message.reset.timeout_ms = request.timeout_ms
+            message.reset.env_indices.extend(request.env_indices)
+            message.reset.episode_ids.extend(request.episode_ids)
+        case Render():
+            message.render.env_indices.extend(request.env_indices)
+            message.render.timeout_ms = request.timeout_ms
+            message.render.SetInParent()
+        case Close(reason=reason):
+            message.close.reason = reason
+            message.close.SetInParent()
+        case Configure(edition=edition):
+            message.configure.selected_workflow_edition = edition
+            message.configure.SetInParent()
+    return message

@@ -1,0 +1,171 @@
+"""Specs to ``rlmesh_wire.spaces.v1.SpaceSpec`` and back.
+
+A spec from a peer is checked whole, as ``rlmesh_v1.specs`` does it.
+"""
+
+import math
+from typing import Any, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.spec import (
+    DTYPES,
+    MAX_DEPTH,
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    LeafSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+from rlmesh_ray.wire import validation
+from rlmesh_ray.wire._pb.rlmesh_wire.spaces.v1 import spaces_pb2 as pb
+
+_NUMBERS = {name: pb.DataType.Value(f"DATA_TYPE_{name.upper()}") for name in DTYPES}
+_NAMES = {number: name for name, number in _NUMBERS.items()}
+
+
+def spec_to_proto(spec: SpaceSpec) -> pb.SpaceSpec:
+    """Return the message that describes ``spec``."""
+    message = pb.SpaceSpec()
+    match spec:
+        case DictSpec(items):
+            message.dict.SetInParent()
+            for key, part in items:
+                message.dict.keys.append(key)
+                message.dict.spaces.add().CopyFrom(spec_to_proto(part))
+        case TupleSpec(parts):
+            message.tuple.SetInParent()
+            message.tuple.spaces.extend(map(spec_to_proto, parts))
+        case _:
+            _fill_leaf(message, spec)
+    return message
+
+
+def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
+    """Return the spec that ``message`` describes.
+
+    Raises:
+        CodecError: It describes no space, one that NumPy cannot hold, or one whose values are
+            larger than ``MAX_LANE_BYTES``.
+    """
+    return _SpecReader().spec(message, ())
+
+
+def _fill_leaf(message: pb.SpaceSpec, spec: LeafSpec) -> None:
+    match spec:
+        case BoxSpec():
+            _fill_array(message, spec.shape, spec.dtype)
+            _fill_bounds(message.box, spec)
+        case DiscreteSpec(n, start, dtype):
+            _fill_array(message, (), dtype)
+            message.discrete.n, message.discrete.start = n, start
+        case MultiBinarySpec():
+            _fill_array(message, spec.shape, "uint8")
+            message.multi_binary.SetInParent()
+        case MultiDiscreteSpec(nvec, shape, dtype):
+            _fill_array(message, shape, dtype)
+            message.multi_discrete.SetInParent()
+            message.multi_discrete.nvec.extend(nvec)
+        case TextSpec(min_length, max_length, charset):
+            _fill_array(message, (), "uint8")
+            message.text.min_length, message.text.max_length = min_length, max_length
+            message.text.charset = charset
+        case _:
+            assert_never(spec)
+
+
+def _fill_array(message: pb.SpaceSpec, shape: tuple[int, ...], dtype: str) -> None:
+    message.shape.extend(shape)
+    message.dtype = _NUMBERS[dtype]  # type: ignore[assignment]  # enums are ints
+
+
+def _fill_bounds(message: pb.BoxSpec, spec: BoxSpec) -> None:
+    low, high = spec.bounds()
+    size = math.prod(spec.shape)
+    unbounded = validation.unbounded(size, low.dtype)
+    if (spec.low, spec.high) == tuple(bound.tobytes() for bound in unbounded):
+        message.unbounded = True
+    elif len(spec.low) == len(spec.high) == low.itemsize:
+        message.uniform.low, message.uniform.high = spec.low, spec.high
+    else:
+        message.elementwise.low, message.elementwise.high = low.tobytes(), high.tobytes()
+
+
+class _SpecReader:
+    """Reads one description and keeps count of the memory that its values take."""
+
+    def __init__(self) -> None:
+        self._budget = validation.LaneBudget()
+
+    def spec(self, message: pb.SpaceSpec, path: tuple[str, ...]) -> SpaceSpec:
+        if len(path) > MAX_DEPTH:
+            raise CodecError(f"the space is nested more than {MAX_DEPTH} deep")
+        kind = message.WhichOneof("spec")
+        if kind == "dict":
+            parts = validation.named_parts(message.dict.keys, message.dict.spaces)
+            return DictSpec(tuple((key, self.spec(part, (*path, key))) for key, part in parts))
+        if kind == "tuple":
+            positions = enumerate(message.tuple.spaces)
+            return TupleSpec(tuple(self.spec(part, (*path, str(i))) for i, part in positions))
+        try:
+            return self._leaf(kind, message)
+        except CodecError as error:
+            raise CodecError(f"space at {'.'.join(path) or 'the root'}: {error}") from error
+
+    def _leaf(self, kind: str | None, message: pb.SpaceSpec) -> LeafSpec:
+        shape = tuple(message.shape)
+        match kind:
+            case "box":
+                dtype = np.dtype(_dtype_name(message))
+                self._budget.take(shape, dtype.itemsize)
+                bounds = _bounds(message.box, math.prod(shape), dtype)
+                return validation.box(shape, dtype, *bounds)
+            case "discrete":
+                own = message.discrete
+                return validation.discrete(own.n, own.start, _integer_dtype(message))
+            case "multi_binary":
+                return validation.multi_binary(_count_or_shape(shape), self._budget)
+            case "multi_discrete":
+                nvec = tuple(message.multi_discrete.nvec)
+                # One count without an axis is a scalar; without a shape, several are a vector.
+                own_shape = shape or (() if len(nvec) == 1 else (len(nvec),))
+                dtype_name = _integer_dtype(message)
+                return validation.multi_discrete(nvec, own_shape, dtype_name, self._budget)
+            case "text":
+                text = message.text
+                return validation.text(text.min_length, text.max_length, text.charset)
+        raise CodecError("it names no kind of space that is known here")
+
+
+def _count_or_shape(shape: tuple[int, ...]) -> int | tuple[int, ...]:
+    return shape[0] if len(shape) == 1 else shape
+
+
+def _dtype_name(message: pb.SpaceSpec) -> str:
+    if message.dtype not in _NAMES:
+        raise CodecError(f"dtype {message.dtype} is not supported")
+    return _NAMES[message.dtype]
+
+
+def _integer_dtype(message: pb.SpaceSpec) -> str:
+    is_told = message.dtype != pb.DATA_TYPE_UNSPECIFIED
+    return validation.require_integer(_dtype_name(message) if is_told else "int64")
+
+
+def _bounds(
+    message: pb.BoxSpec, size: int, dtype: np.dtype[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return ``(low, high)``, flat, little endian: ``size`` elements, or one that is all."""
+    kind = message.WhichOneof("bounds")
+    if kind is None or kind == "unbounded":
+        return validation.unbounded(size, dtype)
+    own = message.uniform if kind == "uniform" else message.elementwise
+    count = 1 if kind == "uniform" else size
+    low = validation.typed_bounds(own.low, kind, count, dtype)
+    return low[:size], validation.typed_bounds(own.high, kind, count, dtype)[:size]

@@ -1,0 +1,168 @@
+"""Columns to the bytes of a ``SpaceValue`` and back; always a batch, also of one lane.
+
+Each leaf is one field of bytes: an array's raw column, a text's slab. It is written and read by
+hand, since there is nothing else in it; a test holds it against the generated code.
+"""
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
+from rlmesh_ray.spaces.spec import DTYPES, SpaceSpec
+from rlmesh_ray.wire.batch_codec import BatchCodec, join_each, split_each
+from rlmesh_ray.wire.protobuf import varint
+from rlmesh_ray.wire.validation import check_column, check_size
+
+_LITTLE = {np.dtype(name): np.dtype(name).newbyteorder("<") for name in DTYPES}
+_LEAF = 0x0A  # SpaceValue.leaves
+_WORD = 8
+
+
+def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
+    """Return the bytes of a batch of a space; see ``BatchCodec.encode``."""
+    return codec(spec).encode(columns, num_lanes)
+
+
+def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
+    """Return the columns of a batch of a space, read-only; see ``BatchCodec.decode``."""
+    return codec(spec).decode(data, num_lanes)
+
+
+@lru_cache(maxsize=256)
+def codec(spec: SpaceSpec) -> BatchCodec:
+    """Return what reads and writes the batches of a space; the same one each time.
+
+    Args:
+        spec: Of one lane.
+    """
+    return _Codec(leaves(spec))
+
+
+class _Codec:
+    """For any space, by its leaves."""
+
+    def __init__(self, own: Sequence[Leaf]) -> None:
+        self._leaves = own
+
+    def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
+        if len(columns) != len(self._leaves):
+            raise CodecError(f"{len(columns)} columns for {len(self._leaves)} leaves")
+        parts = []
+        for leaf, column in zip(self._leaves, columns, strict=True):
+            check_column(leaf, column, num_lanes)
+            data = _slab(column) if isinstance(column, tuple) else _raw(leaf, column)
+            parts += [_head(len(data)), data]
+        return b"".join(parts)
+
+    def decode(self, data: bytes, num_lanes: int) -> list[Column]:
+        parts = zip(self._leaves, _parts(data, len(self._leaves)), strict=True)
+        return [_column(leaf, part, num_lanes) for leaf, part in parts]
+
+    def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
+        return join_each([self] * len(batches), batches, counts)
+
+    def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
+        if len(self._leaves) != 1 or self._leaves[0].dtype is None:
+            return split_each([self] * len(counts), columns, counts)
+        leaf = self._leaves[0]
+        check_column(leaf, columns[0], sum(counts))
+        data, size = _raw(leaf, columns[0]), leaf.lane_bytes  # type: ignore[arg-type]  # no text
+        ends = [end * size for end in accumulate(counts)]
+        return [
+            _head(n * size) + data[end - n * size : end]
+            for end, n in zip(ends, counts, strict=True)
+        ]
+
+
+def _head(size: int) -> bytes:
+    return b"\x0a" + varint(size)
+
+
+def _raw(leaf: Leaf, column: NDArray[Any]) -> bytes:
+    assert leaf.dtype is not None
+    return np.asarray(column, _LITTLE[leaf.dtype]).tobytes()
+
+
+def _slab(texts: tuple[str, ...]) -> bytes:
+    try:
+        encoded = [text.encode() for text in texts]
+    except UnicodeEncodeError as error:
+        raise CodecError(f"the batch has no wire form: {error}") from error
+    words = struct.pack(f"<{1 + len(encoded)}Q", len(encoded), *map(len, encoded))
+    return words + b"".join(encoded)
+
+
+def _parts(data: bytes, count: int) -> list[memoryview]:
+    """Return the leaves of a value, which has ``count`` of them."""
+    view, at = memoryview(data), 0
+    parts: list[memoryview] = []
+    while at < len(data):
+        if len(parts) == count:  # there may be millions more
+            raise CodecError(f"the value has more leaves than the {count} expected")
+        if data[at] != _LEAF:
+            raise CodecError(f"{len(data)} bytes are no SpaceValue: a field that is no leaf")
+        size, start = _length(data, at + 1)
+        at = start + size
+        if at > len(data):
+            raise CodecError(f"{len(data)} bytes are no SpaceValue: a leaf is cut short")
+        parts.append(view[start:at])
+    if len(parts) < count:
+        raise CodecError(f"the value has {len(parts)} leaves, expected {count}")
+    return parts
+
+
+def _length(data: bytes, at: int) -> tuple[int, int]:
+    """Return the integer at ``at`` and where it ends."""
+    number = shift = 0
+    for position in range(at, min(at + 5, len(data))):
+        part = data[position]
+        number |= (part & 0x7F) << shift
+        if part < 0x80:
+            return number, position + 1
+        shift += 7
+    raise CodecError(f"{len(data)} bytes are no SpaceValue: a length makes no sense")
+
+
+def _column(leaf: Leaf, data: memoryview, num_lanes: int) -> Column:
+    if leaf.dtype is None:
+        return _texts(leaf, data, num_lanes)
+    check_size(leaf, len(data), num_lanes)
+    shape = (num_lanes, *leaf.shape)
+    if leaf.dtype == np.bool_:
+        # Any other byte than 0 and 1 would be a bool that NumPy does not expect.
+        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
+    return np.frombuffer(data, _LITTLE[leaf.dtype]).reshape(shape)
+
+
+def _texts(leaf: Leaf, data: memoryview, num_lanes: int) -> tuple[str, ...]:
+    place = f" at {leaf.name}" if leaf.path else ""
+    if len(data) < _WORD:
+        raise CodecError(f"{len(data)} bytes of texts{place}: the count is missing")
+    (count,) = struct.unpack_from("<Q", data)
+    if count != num_lanes:
+        raise CodecError(f"{count} texts{place}, expected {num_lanes}")
+    at = _WORD * (1 + num_lanes)
+    if len(data) < at:
+        raise CodecError(f"{len(data)} bytes of texts{place}: lengths are missing")
+    lengths = struct.unpack_from(f"<{num_lanes}Q", data, _WORD)
+    if at + sum(lengths) != len(data):
+        raise CodecError(f"{len(data)} bytes of texts{place}, their lengths tell {sum(lengths)}")
+    texts = []
+    for length in lengths:
+        texts.append(_text(bytes(data[at : at + length]), place))
+        at += length
+    return tuple(texts)
+
+
+def _text(data: bytes, place: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CodecError(f"a text{place} is no UTF-8: {error}") from error

@@ -1,0 +1,1 @@
+"""RLlink: external simulators that connect to the trainer."""

@@ -1,0 +1,208 @@
+"""One simulator's conversation: which episode a chunk belongs to, and what is answered."""
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+
+from rlmesh_ray.dialects.rllink.runner.chunk_queue import EpisodeProgress, ReceivedChunk
+from rlmesh_ray.dialects.rllink.runner.episode_recorder import ActionRequest, EpisodeRecorder
+from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
+from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights import WeightsVersion
+from rlmesh_ray.dialects.rllink.server.rllink_server import ImmediateOrLaterReply
+from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.errors import RemoteProtocolError
+
+_MOST_EPISODES = 1024
+"""That one client may have running at a time."""
+_UNKNOWN = -1
+"""Number of the weights of a client that was never given any."""
+
+
+class ActionInference(Protocol):
+    """Chooses actions for simulators that have no policy of their own."""
+
+    def ask(self, question: ActionRequest) -> None:
+        """Have a question answered, together with those of others; does not wait."""
+
+
+class SimulatorSession:
+    """A client of the port; called in the serving loop.
+
+    Args:
+        queue: Where its samples go.
+        spaces: What they must fit.
+        config: Answers GET_CONFIG.
+        state: Makes of weights an answer that this client can read.
+        actor: Chooses actions for it, if it asks.
+    """
+
+    def __init__(
+        self,
+        queue: SampleQueue,
+        spaces: SampleSpaces,
+        config: m.SetConfig,
+        state: Callable[[WeightsVersion], m.SetState],
+        actor: ActionInference,
+    ) -> None:
+        self._queue = queue
+        self._spaces = spaces
+        self._config = config
+        self._state = state
+        self._actor = actor
+        self._seq_no = _UNKNOWN
+        self._named: dict[str, EpisodeProgress] = {}
+        self._nameless: list[EpisodeProgress] = []
+        self._recorders: dict[str, EpisodeRecorder] = {}
+        with queue.lock:
+            queue.num_clients += 1
+            queue.lock.notify_all()
+
+    def receive(self, request: m.Request) -> ImmediateOrLaterReply:
+        """Take a request; see ``rlmesh_ray.dialects.rllink.server.rllink_server.ClientSession``.
+
+        Raises:
+            ConformanceError: A sample does not fit the spaces.
+            RemoteProtocolError: The request does not fit what came before.
+        """
+        match request:
+            case m.GetConfig():
+                return self._config
+            case m.GetState():
+                return self._queue.reply_later(self._told, can_wait=False)
+            case m.Episodes():
+                return self._take(request)
+            case _:
+                with self._queue.lock:
+                    return self._converse(request)
+
+    def leave(self) -> None:
+        """Forget its episodes: they will not go on."""
+        with self._queue.lock:
+            for recorder in self._recorders.values():
+                recorder.abandon()
+            self._queue.abandon(len(self._named) + len(self._nameless))
+            self._queue.num_clients -= 1
+            self._queue.end_rollout(self)
+            self._queue.lock.notify_all()
+
+    # --- whole episodes ------------------------------------------------------------------
+
+    def _take(self, request: m.Episodes) -> ImmediateOrLaterReply:
+        seq_no = self._seq_no if request.weights_seq_no is None else request.weights_seq_no
+        # All of them first: a message is taken as a whole or not at all.
+        chunks = [self._spaces.conformed(chunk) for chunk in request.chunks]
+        with self._queue.lock:
+            if request.wants_state:
+                self._queue.end_rollout(self)
+            else:
+                self._queue.note_received(self, sum(map(len, chunks)))
+            received = [self._placed(chunk, seq_no) for chunk in chunks]
+            self._queue.add(received)
+            if received:
+                self._give_up_others({each.progress for each in received})
+        if request.wants_state:
+            return self._queue.reply_later(self._told)
+        if self._queue.is_full:
+            return self._queue.reply_later(_nothing)
+        return None
+
+    def _placed(self, chunk: m.Chunk, seq_no: int) -> ReceivedChunk:
+        progress = self._progress_of(chunk)
+        received = ReceivedChunk(chunk, progress, progress.num_steps, seq_no)
+        progress.num_steps += len(chunk)
+        progress.return_ += float(chunk.rewards.sum())
+        progress.last_obs = chunk.obs[-1]
+        if chunk.is_done:
+            self._queue.finish(progress)
+        elif chunk.episode_id is not None:
+            self._named[chunk.episode_id] = progress
+        else:
+            self._nameless.append(progress)
+        if len(self._named) + len(self._nameless) + len(self._recorders) > _MOST_EPISODES:
+            raise RemoteProtocolError(
+                f"more than {_MOST_EPISODES} episodes are running; end some, or open another "
+                "connection"
+            )
+        return received
+
+    def _progress_of(self, chunk: m.Chunk) -> EpisodeProgress:
+        """Return the episode that a chunk continues, or a new one; it is taken off the lists."""
+        if chunk.episode_id is not None:
+            known = self._named.pop(chunk.episode_id, None)
+            if known is not None and _continues(known, chunk):
+                return known
+            self._queue.abandon(known is not None)
+            return EpisodeProgress()
+        for number, progress in enumerate(self._nameless):
+            if _continues(progress, chunk):
+                return self._nameless.pop(number)
+        return EpisodeProgress()
+
+    def _give_up_others(self, present: set[EpisodeProgress]) -> None:
+        """Forget the nameless episodes that a message has not gone on with."""
+        going = [progress for progress in self._nameless if progress in present]
+        self._queue.abandon(len(self._nameless) - len(going))
+        self._nameless = going
+
+    def _told(self, weights: WeightsVersion) -> m.SetState:
+        told = self._state(weights)
+        self._seq_no = weights.seq_no
+        self._queue.begin_rollout(self, self._config.env_steps_per_sample, weights.seq_no)
+        return told
+
+    # --- one action after another --------------------------------------------------------
+
+    def _converse(self, request: m.Request) -> ImmediateOrLaterReply:
+        match request:
+            case m.StartEpisode(wanted):
+                return self._start(wanted)
+            case m.GetAction(episode_id, obs, reward):
+                return self._ask(self._recorder(episode_id), obs, reward)
+            case m.LogReturns(episode_id, reward):
+                self._recorder(episode_id).add_reward(self._spaces.conformed_reward(reward))
+            case m.EndEpisode(episode_id, obs, reward, is_truncated):
+                recorder = self._recorder(episode_id)
+                last_obs = self._spaces.conformed_obs(obs[None], 1)[0]
+                recorder.add_reward(self._spaces.conformed_reward(reward))
+                recorder.end(last_obs, is_truncated=is_truncated)
+                del self._recorders[episode_id]
+        return None
+
+    def _start(self, wanted: str | None) -> m.EpisodeStarted:
+        episode_id = wanted or uuid.uuid4().hex
+        if episode_id in self._recorders:
+            raise RemoteProtocolError(f"episode {episode_id!r} is running already")
+        if len(self._recorders) >= _MOST_EPISODES:
+            raise RemoteProtocolError(f"{_MOST_EPISODES} episodes are running; end some")
+        self._recorders[episode_id] = EpisodeRecorder(self._queue, episode_id)
+        return m.EpisodeStarted(episode_id)
+
+    def _ask(
+        self, recorder: EpisodeRecorder, obs: m.Array, reward: float
+    ) -> Future[m.Reply | None]:
+        conformed = self._spaces.conformed_obs(obs[None], 1)[0]
+        recorder.add_reward(self._spaces.conformed_reward(reward))
+        recorder.see(conformed)
+        question = ActionRequest(recorder, conformed)
+        self._actor.ask(question)
+        return question.future
+
+    def _recorder(self, episode_id: str) -> EpisodeRecorder:
+        recorder = self._recorders.get(episode_id)
+        if recorder is None:
+            raise RemoteProtocolError(
+                f"no episode {episode_id!r} is running; begin it with START_EPISODE"
+            )
+        return recorder
+
+
+def _continues(progress: EpisodeProgress, chunk: m.Chunk) -> bool:
+    return progress.last_obs is not None and np.array_equal(progress.last_obs, chunk.obs[0])
+
+
+def _nothing(_weights: WeightsVersion) -> None:
+    """Answer a message that has no reply: the client may send more."""

@@ -1,0 +1,340 @@
+"""RLMeshRLlinkEnvRunner: an EnvRunner whose environments run elsewhere, and by themselves.
+
+It listens; simulators connect, act with a copy of the policy (or ask for each action) and send
+what has come of it. ``rlmesh_ray.rllib.configure_rllink`` puts it into an AlgorithmConfig.
+"""
+
+import logging
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector.utils import batch_space
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
+
+from rlmesh_ray.dialects.rllink.runner.batched_inference import (
+    BatchedInference,
+    action_transform_for,
+)
+from rlmesh_ray.dialects.rllink.runner.client_config import client_config, weights_extras
+from rlmesh_ray.dialects.rllink.runner.client_session import SimulatorSession
+from rlmesh_ray.dialects.rllink.runner.episode_chain import EpisodeChain
+from rlmesh_ray.dialects.rllink.runner.model_service_policy import ReportingPolicy
+from rlmesh_ray.dialects.rllink.runner.onnx_export import OnnxModel, distribution_of
+from rlmesh_ray.dialects.rllink.runner.plan import RLlinkPlan, rllink_plan_of
+from rlmesh_ray.dialects.rllink.runner.sample_queue import SampleQueue
+from rlmesh_ray.dialects.rllink.runner.sample_spaces import SampleSpaces
+from rlmesh_ray.dialects.rllink.runner.weights import LogpRecomputer, WeightsVersion
+from rlmesh_ray.dialects.rllink.server.rllink_server import RLlinkServer
+from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink.wire.encodings import RAY, Encoding
+from rlmesh_ray.errors import AddressError, ConfigurationError
+from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
+from rlmesh_ray.rllib.runner.session_setup import announce_environment
+from rlmesh_ray.server.deferred_model import DeferredModelServer
+
+_LOG = logging.getLogger(__name__)
+
+NUM_STALE_STEPS_LIFETIME = "num_stale_env_steps_dropped_lifetime"
+"""Metric: steps that were dropped since the weights that acted were too old."""
+NUM_ABANDONED_LIFETIME = "num_episodes_abandoned_lifetime"
+"""Metric: episodes whose simulators have gone, or have given them up."""
+NUM_SIMULATORS = "num_simulators_per_env_runner"
+"""Metric: connections when the metrics were asked for; the mean over the runners."""
+_PART_OF_SAMPLE_TIMEOUT = 0.5
+_OFF_POLICY_STEPS = 50
+"""What a message brings where RLlib itself would take step by step."""
+
+
+class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
+    """Samples from simulators that connect to it, over RLlink.
+
+    ``sample`` waits until enough has come, and not for ever: after ``RLlinkPlan.wait_s``, or half
+    of ``sample_timeout_s``, it logs what is missing and returns what there is. For IMPALA and
+    APPO, whose learners cannot take nothing, it goes on waiting while nothing is there. On-policy,
+    ``num_timesteps`` is met by whole messages, so there may be more; ``num_episodes`` means
+    episodes that end. Simulators cannot be reset from here, so ``force_reset`` drops what has come
+    instead, and ``random_actions`` does nothing. Callbacks on episodes are not called, for the
+    same reason.
+    """
+
+    env: Any
+    _server: RLlinkServer | None = None
+    _service: DeferredModelServer | None = None
+    _queue: SampleQueue
+    _chain: EpisodeChain
+    _inference: BatchedInference
+
+    def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
+        self._plan: RLlinkPlan = rllink_plan_of(config)
+        super().__init__(config=config, **kwargs)
+        if self.env is not None:
+            self._listen()
+
+    @property
+    def address(self) -> str:
+        """Where simulators connect; empty for a runner that does not sample."""
+        return "" if self._server is None else self._server.address
+
+    @property
+    def service_address(self) -> str:
+        """Where simulators ask for actions over ModelService; empty if nowhere."""
+        return "" if self._service is None else self._service.address
+
+    # --- what RLlib asks for -------------------------------------------------------------
+
+    def make_env(self) -> None:
+        """Make what RLlib sees as the environment: spaces, and how many simulators there may be.
+
+        Raises:
+            ConfigurationError: The spaces cannot come over RLlink.
+        """
+        spaces = SampleSpaces(self.config.observation_space, self.config.action_space)
+        self.env = _Simulators(spaces, self.config.num_envs_per_env_runner)
+        self.num_envs = self.env.num_envs
+        announce_environment(self)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take connector states, counters and weights; simulators get new weights at once."""
+        seq_no = int(state.get(WEIGHTS_SEQ_NO, 0))
+        is_new = COMPONENT_RL_MODULE in state and (not seq_no or self._weights_seq_no < seq_no)
+        super().set_state(state)
+        if is_new and self._server is not None:
+            self._publish(seq_no)
+
+    def get_metrics(self) -> Any:
+        """Return what has been measured since the last call, as RLlib's runner does."""
+        if self._server is not None:
+            take_counters = self._queue.take_counters()
+            for each in take_counters.finished:
+                self._log_episode_metrics(each.num_steps, each.return_, each.seconds)
+            for name, count in (
+                (NUM_STALE_STEPS_LIFETIME, take_counters.num_stale_steps),
+                (NUM_ABANDONED_LIFETIME, take_counters.num_abandoned),
+            ):
+                self.metrics.log_value(name, count, reduce="lifetime_sum")
+            self.metrics.log_value(NUM_SIMULATORS, take_counters.num_clients, window=1)
+        return super().get_metrics()
+
+    def assert_healthy(self) -> None:
+        """See to it that it can be asked for samples.
+
+        Raises:
+            AssertionError: It is not listening.
+        """
+        super().assert_healthy()
+        assert self._server is not None, "it does not listen"
+        assert self._server.is_serving, "it does not listen any more"
+        if self._service is not None:
+            health = self._service.health()
+            assert health.is_serving, f"its ModelService does not serve: {health.reason}"
+
+    def stop(self) -> None:
+        """Close the ports and all connections."""
+        if self._service is not None:
+            self._service.stop()
+        if self._server is not None:
+            self._queue.close()
+            self._server.stop()
+        super().stop()
+
+    def _sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[SingleAgentEpisode]:
+        """Wait for what simulators send; see the class."""
+        if random_actions:
+            _LOG.warning("random_actions=True changes nothing: simulators act by themselves")
+        if self._queue.weights is None:
+            self._publish(self._weights_seq_no)
+        if force_reset:
+            self._queue.forget_samples()
+        self._inference.explore = explore
+        wait_s = self._wait_s()
+        episodes: list[SingleAgentEpisode] = []
+        while True:
+            received = self._queue.take(
+                num_steps=num_timesteps,
+                num_episodes=num_episodes,
+                deadline_s=time.monotonic() + wait_s,
+            )
+            episodes = self._chain.episodes(received)
+            num_steps = sum(len(episode) for episode in episodes)
+            num_done = sum(episode.is_done for episode in episodes)
+            if num_steps < (num_timesteps or 0) or num_done < (num_episodes or 0):
+                self._explain(wait_s, num_steps, num_timesteps, num_done, num_episodes)
+            if episodes or self._queue.is_closed or not self._must_bring_some:
+                break
+        if num_steps:
+            self._log_env_steps(metric=self._metrics_num_env_steps_sampled, num_steps=num_steps)
+        self._increase_sampled_metrics(num_steps, num_done)
+        return episodes
+
+    @property
+    def _must_bring_some(self) -> bool:
+        """Whether an empty sample would end the training: IMPALA's learner cannot take one."""
+        return isinstance(self.config, IMPALAConfig) and not self.config.in_evaluation
+
+    # --- listening -----------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        plan, config = self._plan, self.config
+        if self.module is None or self.module.is_stateful():
+            raise ConfigurationError(
+                "simulators need a module without a state; leave out use_lstm, or have the "
+                "observation hold what the policy must remember"
+            )
+        self._spaces = SampleSpaces(config.observation_space, config.action_space)
+        self._queue = SampleQueue(
+            max_lag=plan.max_weights_lag,
+            max_bytes=plan.max_waiting_bytes,
+            max_steps=plan.max_waiting_steps,
+        )
+        has_log_probabilities = distribution_of(self.module) != "epsilon_greedy"
+        needs_them = plan.max_weights_lag is not None and has_log_probabilities
+        self._chain = EpisodeChain(
+            self._spaces,
+            LogpRecomputer(self.module) if needs_them else None,
+            self._queue.weights_of,
+            lookback=config.episode_lookback_horizon,
+        )
+        fit = action_transform_for(
+            config.action_space, normalize=config.normalize_actions, clip=config.clip_actions
+        )
+        self._inference = BatchedInference(
+            self._queue, self.module, fit, explore=bool(config.explore)
+        )
+        self._model: OnnxModel | ConfigurationError
+        try:
+            self._model = OnnxModel(self.module, config.observation_space, plan.model_input)
+        except ConfigurationError as error:
+            # Ray's clients, and those that ask for actions, need none.
+            _LOG.warning("simulators that want a model will be refused: %s", error)
+            self._model = error
+        self._told = client_config(
+            config, plan, self._spaces, self.module, self._steps_per_message()
+        )
+        index, num_training = self.worker_index or 0, config.num_env_runners or 0
+        is_evaluating = bool(config.in_evaluation)
+        port = plan.port_of(index, num_training=num_training, in_evaluation=is_evaluating)
+        self._server = RLlinkServer(
+            self,
+            address=str(Address(plan.host, port)),
+            token=plan.token,
+            tls=plan.tls,
+            open_to_strangers=plan.open_to_strangers,
+            limits=plan.limits,
+        )
+        self._server.start()
+        _LOG.info("worker %s listens for simulators on %s", self.worker_index, self._server.address)
+        service_address = plan.service_address_of(
+            index, num_training=num_training, in_evaluation=is_evaluating
+        )
+        if service_address is not None:
+            self._serve(service_address)
+
+    def _serve(self, address: Address) -> None:
+        simulators = ReportingPolicy(self._queue, self._spaces, self._inference)
+        plan = self._plan
+        self._service = DeferredModelServer(
+            simulators,
+            address=str(address),
+            token=plan.token,
+            tls=plan.tls,
+            open_to_strangers=plan.open_to_strangers,
+            max_message_bytes=plan.limits.max_message_bytes,
+        )
+        try:
+            self._service.start()
+        except AddressError:
+            self.stop()
+            raise
+        _LOG.info("worker %s answers them on %s, too", self.worker_index, self._service.address)
+
+    def admit(self, peer: str, encoding: Encoding) -> SimulatorSession:
+        """Begin a conversation with a simulator; see ``ClientSessionFactory`` of the server."""
+        _LOG.info("worker %s: a simulator at %s, in %s", self.worker_index, peer, encoding.name)
+        state = _arrays if encoding is RAY else self._as_model
+        return SimulatorSession(self._queue, self._spaces, self._told, state, self._inference)
+
+    def _publish(self, seq_no: int) -> None:
+        former = self._queue.weights
+        # RLlib's own number, so that it differs from those of a runner that was restarted; but
+        # weights that were set by force must have a number of their own.
+        number = seq_no if former is None else max(seq_no, former.seq_no + 1)
+        state = self.module.get_state(inference_only=True)
+        num_env_steps = int(self.num_env_steps_sampled_lifetime)
+        self._queue.publish(
+            WeightsVersion(
+                number,
+                {name: np.array(values) for name, values in state.items()},
+                weights_extras(self.module, num_env_steps),
+                num_env_steps,
+            )
+        )
+
+    def _as_model(self, weights: WeightsVersion) -> m.SetState:
+        if isinstance(self._model, ConfigurationError):
+            raise self._model
+        return m.SetState(weights.seq_no, weights.onnx(self._model), extras=weights.extras)
+
+    def _steps_per_message(self) -> int:
+        if self._plan.env_steps_per_sample is not None:
+            return self._plan.env_steps_per_sample
+        fragment = int(self.config.get_rollout_fragment_length(self.worker_index or 0))
+        return max(fragment, 1 if self._plan.is_on_policy else _OFF_POLICY_STEPS)
+
+    def _wait_s(self) -> float:
+        limit_s = self.config.sample_timeout_s
+        if self.config.in_evaluation:
+            limit_s = self.config.evaluation_sample_timeout_s
+        if not self.worker_index or limit_s is None:
+            return self._plan.wait_s
+        return min(self._plan.wait_s, _PART_OF_SAMPLE_TIMEOUT * float(limit_s))
+
+    def _explain(
+        self,
+        wait_s: float,
+        num_steps: int,
+        num_timesteps: int | None,
+        num_done: int,
+        num_episodes: int | None,
+    ) -> None:
+        came, wanted = f"{num_steps} of {num_timesteps} steps", num_timesteps
+        if wanted is None:
+            came = f"{num_done} of {num_episodes} episodes"
+        with self._queue.lock:
+            num_clients = self._queue.num_clients
+        _LOG.warning(
+            "%s came in %.3g s, from %s; %s",
+            came,
+            wait_s,
+            f"{num_clients} simulators" if num_clients else "nobody: no simulator is connected",
+            f"they connect to {' or '.join(filter(None, (self.address, self.service_address)))}",
+        )
+
+
+def _arrays(weights: WeightsVersion) -> m.SetState:
+    return m.SetState(weights.seq_no, weights=weights.state, extras=weights.extras)
+
+
+class _Simulators(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """The spaces of what simulators do; it cannot be stepped."""
+
+    def __init__(self, spaces: SampleSpaces, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = spaces.observation
+        self.single_action_space = spaces.action
+        self.observation_space = batch_space(spaces.observation, num_envs)
+        self.action_space = batch_space(spaces.action, num_envs)

@@ -1,0 +1,230 @@
+"""One simulator's connection: its frames, its deadlines, its token."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.auth.tokens import TokenRole
+from rlmesh_ray.dialects.rllink.wire import messages as m
+from rlmesh_ray.dialects.rllink.wire.encodings import JSON, Encoding, encoding_of
+from rlmesh_ray.dialects.rllink.wire.frames import HEADER_BYTES, MOST_BODY_BYTES, body_bytes, framed
+from rlmesh_ray.errors import RlmeshError
+
+_LOG = logging.getLogger(__name__)
+
+_STRANGER_BYTES = 4096
+"""Most bytes of a message from somebody who has not shown the token."""
+_SILENT_S, _PROBE_S, _NUM_PROBES = 60, 15, 4
+"""After how much silence the kernel asks whether the client's machine is there; how often then."""
+
+ImmediateOrLaterReply = m.Reply | Future[m.Reply | None] | None
+
+
+class ClientSession(Protocol):
+    """One client's conversation; called in the serving loop, so it must not block."""
+
+    def receive(self, request: m.Request) -> ImmediateOrLaterReply:
+        """Take a request, other than Ping; return its reply, at once or later, or none.
+
+        Until a reply that comes later is there, nothing else of this client's is looked at. It may
+        be cancelled, when the client has gone.
+
+        Raises:
+            RlmeshError: The request cannot be taken; the client is told and cut off.
+        """
+
+    def leave(self) -> None:
+        """Forget the client, who has gone."""
+
+
+class ClientSessionFactory(Protocol):
+    """Whoever talks with the clients."""
+
+    def admit(self, peer: str, encoding: Encoding) -> ClientSession:
+        """Begin a conversation with a client, who has shown the token; in the serving loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class RLlinkLimits:
+    """What a client may ask of the port."""
+
+    max_message_bytes: int = 32 * 2**20
+    """Of a message's body; at most what eight digits can say."""
+    frame_timeout_s: float = 30.0
+    """From a frame's first byte to its last; also for taking an answer, and for the first frame."""
+    max_clients: int = 256
+    """Connections at a time; further ones are closed at once."""
+    stranger_timeout_s: float = 10.0
+    """How long a connection may take to TLS, and then to show a token where one is wanted."""
+    max_strangers: int = 32
+    """Connections at a time that have not shown a token that is wanted, besides ``max_clients``;
+    when another one comes, the oldest is closed."""
+
+
+class _RefusedClient(Exception):
+    """The client is to be told why, and cut off."""
+
+
+class RLlinkConnection:
+    """Talks with one client, in a task of its own.
+
+    Args:
+        reader: What comes.
+        writer: Where answers go.
+        limits: What the client may ask of the port.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: RLlinkLimits
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._encoding: Encoding = JSON
+        self._has_spoken = False
+        host, port, *_ = writer.get_extra_info("peername") or ("somebody", 0)
+        self.peer = f"{host}:{port}"
+        _watch(writer.get_extra_info("socket"))
+
+    async def serve(
+        self, host: ClientSessionFactory, known: TokenStore | None, seat: Callable[[], bool]
+    ) -> None:
+        """Talk with the client until either has had enough.
+
+        Args:
+            host: Answers.
+            known: What the first message must show; None: nothing.
+            seat: Called when the right token was shown; returns whether there is a place.
+        """
+        limits = self._limits
+        try:
+            if known is None:
+                async with asyncio.timeout(limits.frame_timeout_s):
+                    request = self._parsed(await self._read(limits.max_message_bytes))
+            else:
+                async with asyncio.timeout(limits.stranger_timeout_s):
+                    request = self._parsed(await self._read(_STRANGER_BYTES))
+                _require_token(request, known)
+                if not seat():
+                    return
+            session = host.admit(self.peer, self._encoding)
+            try:
+                await self._attend(session, request)
+            finally:
+                session.leave()
+        except (_RefusedClient, RlmeshError) as error:
+            _LOG.warning("%s is cut off: %s", self.peer, error)
+            await self._cut_off(str(error))
+        except (OSError, EOFError):
+            raise
+        except Exception:  # noqa: BLE001  # whatever it is, the client is told, others go on
+            _LOG.exception("the conversation with %s has failed", self.peer)
+            await self._cut_off("the training could not answer; its log says why")
+
+    async def _attend(self, session: ClientSession, request: m.Request) -> None:
+        while True:
+            answer = m.Pong() if isinstance(request, m.Ping) else session.receive(request)
+            coming = asyncio.ensure_future(self._read(self._limits.max_message_bytes))
+            try:
+                if isinstance(answer, Future):
+                    answer = await self._awaited(answer, coming)
+                if answer is not None:
+                    await self._send(answer)
+                body = await coming
+            finally:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+            request = self._parsed(body)
+
+    async def _awaited(
+        self, answer: Future[m.Reply | None], coming: asyncio.Task[bytes]
+    ) -> m.Reply | None:
+        """Wait for a reply, unless the client goes meanwhile."""
+        waiting = asyncio.wrap_future(answer)
+        either: set[asyncio.Future[Any]] = {waiting, coming}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if coming.done() and not waiting.done():
+                coming.result()  # raises if the client has gone, or has broken a rule
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def _read(self, limit: int) -> bytes:
+        begun = await self._reader.readexactly(1)
+        try:
+            async with asyncio.timeout(self._limits.frame_timeout_s):
+                header = begun + await self._reader.readexactly(HEADER_BYTES - 1)
+                size = body_bytes(header, min(limit, MOST_BODY_BYTES))
+                return await self._reader.readexactly(size)
+        except TimeoutError as error:
+            raise _RefusedClient(
+                f"a message was not complete {self._limits.frame_timeout_s:g} s after it began"
+            ) from error
+
+    def _parsed(self, body: bytes) -> m.Request:
+        encoding = encoding_of(body)
+        if self._has_spoken and encoding is not self._encoding:
+            raise _RefusedClient("a client must keep to the dialect that it has begun with")
+        self._encoding, self._has_spoken = encoding, True
+        return self._encoding.parse_request(body)
+
+    async def _send(self, reply: m.Reply) -> None:
+        self._require_connected()
+        self._writer.write(framed(self._encoding.pack_reply(reply)))
+        # Not wait_for: before Python 3.12 it forgets a cancellation that comes with the result.
+        async with asyncio.timeout(self._limits.frame_timeout_s):
+            await self._writer.drain()
+
+    async def _cut_off(self, reason: str) -> None:
+        await self._send(m.Failed(reason))
+        self._require_connected()
+        if self._writer.can_write_eof():  # not with TLS
+            self._writer.write_eof()
+        # Else the kernel would throw the answer away with what has not been read.
+        async with asyncio.timeout(self._limits.frame_timeout_s):
+            while await self._reader.read(2**16):
+                pass
+
+    def _require_connected(self) -> None:
+        """Raise ConnectionResetError if the connection is broken, whoever hears of it first.
+
+        To write to it then is a RuntimeError on uvloop, and for asyncio's own loop a warning.
+        """
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection is broken")
+
+
+def _watch(line: Any) -> None:
+    """Have the kernel find out when the client's machine has vanished: it would stay for ever."""
+    with contextlib.suppress(OSError):  # the client has gone already
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Elsewhere these are not there, or have other names; the system's defaults hold then.
+        for name, value in (
+            ("TCP_KEEPIDLE", _SILENT_S),
+            ("TCP_KEEPINTVL", _PROBE_S),
+            ("TCP_KEEPCNT", _NUM_PROBES),
+        ):
+            if option := getattr(socket, name, None):
+                line.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _require_token(request: m.Request, known: TokenStore) -> None:
+    shown = request.token if isinstance(request, m.Ping) else None
+    # JSON can hold halves of characters, which plain UTF-8 cannot.
+    role = known.role_of((shown or "").encode("utf-8", "surrogatepass"))
+    if role is None:
+        raise _RefusedClient(
+            "this port wants a token: the first message must be PING with the right one as `token`"
+        )
+    if role < TokenRole.CLIENT:
+        raise _RefusedClient(
+            f"this port wants a token of the role {TokenRole.CLIENT.label}, and this one is a "
+            f"{role.label}'s"
+        )

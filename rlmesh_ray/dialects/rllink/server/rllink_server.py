@@ -1,0 +1,182 @@
+"""RLlinkServer: the port on which external simulators speak RLlink, in either dialect.
+
+Each connection has a task of its own. A frame that has begun must be complete in time, an answer
+must be taken in time, and whoever breaks a rule is told so and cut off: nobody else notices.
+Between two frames a client may take as long as it likes.
+"""
+
+import asyncio
+import logging
+import socket
+from functools import partial
+from typing import Any
+
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.dialects.rllink.server.connection import (
+    ClientSession,
+    ClientSessionFactory,
+    ImmediateOrLaterReply,
+    RLlinkConnection,
+    RLlinkLimits,
+)
+from rlmesh_ray.errors import AddressError
+from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.server.bind_policy import (
+    TlsSource,
+    checked_address,
+    resolve_server_tls,
+    warn_without_token,
+)
+from rlmesh_ray.server.event_loop import shared_loop
+
+__all__ = [
+    "ClientSession",
+    "ClientSessionFactory",
+    "ImmediateOrLaterReply",
+    "RLlinkLimits",
+    "RLlinkServer",
+]
+
+_LOG = logging.getLogger(__name__)
+
+_STOP_S = 5.0
+
+
+class RLlinkServer:
+    """Listens for simulators.
+
+    Args:
+        host: Talks with them.
+        address: ``HOST:PORT``; port 0: a free one.
+        token: What clients must show in their first PING, or the file with such tokens; required
+            unless ``address`` is loopback.
+        tls: Files for TLS; None for plain text.
+        open_to_strangers: Whether it may do without a token where other machines can reach it.
+        limits: What a client may ask of the port.
+
+    Raises:
+        AddressError: ``address`` is malformed, or open to strangers without a token.
+        ConfigurationError: ``token`` is nothing that can be shown, or Ray's own, or a file cannot
+            be used.
+    """
+
+    def __init__(
+        self,
+        host: ClientSessionFactory,
+        *,
+        address: str = "127.0.0.1:0",
+        token: TokenSource | None = None,
+        tls: TlsSource | None = None,
+        open_to_strangers: bool = False,
+        limits: RLlinkLimits | None = None,
+    ) -> None:
+        self._wanted = checked_address(address, token, open_to_strangers=open_to_strangers)
+        if self._wanted.path:
+            raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
+        self._host = host
+        self._known = None if token is None else TokenStore(token)
+        files = resolve_server_tls(tls)
+        self._tls = None if files is None else files.context()
+        self._limits = limits or RLlinkLimits()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Those who have not shown the token, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._bound: Address | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens; before ``start``, where it is to listen."""
+        return str(self._bound or self._wanted)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it listens."""
+        return self._server is not None
+
+    def start(self) -> None:
+        """Listen; clients may come before this returns.
+
+        Raises:
+            AddressError: The address is in use, or not this machine's.
+        """
+        if self._known is None:
+            warn_without_token(self._wanted)
+        try:
+            shared_loop().run(self._start())
+        except OSError as error:
+            raise AddressError(
+                f"cannot listen on {self._wanted}: {error}; give another port, or 0 for a free one"
+            ) from error
+
+    def stop(self) -> None:
+        """Close the port and every connection. Idempotent; blocks."""
+        if self._server is not None:
+            shared_loop().run(self._stop(), _STOP_S)
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._serve,
+            **self._place(),
+            limit=2**18,
+            ssl=self._tls,
+            ssl_handshake_timeout=self._limits.stranger_timeout_s if self._tls else None,
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        self._bound = Address(self._wanted.host, port)
+
+    def _place(self) -> dict[str, Any]:
+        """Return where to listen, as asyncio wants to be told."""
+        host, port = self._wanted.host, self._wanted.port
+        if host != "::" or not socket.has_dualstack_ipv6():
+            return {"host": host, "port": port}
+        # asyncio would leave the other half of the port to somebody else.
+        family = socket.AF_INET6
+        return {"sock": socket.create_server((host, port), family=family, dualstack_ipv6=True)}
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        tasks = [*self._tasks, *self._strangers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connection = RLlinkConnection(reader, writer, self._limits)
+        if self._server is None or not self._has_room(task):
+            writer.close()
+            return
+        try:
+            await connection.serve(self._host, self._known, partial(self._seat, task))
+        except (OSError, EOFError, TimeoutError) as error:
+            _LOG.info("%s has gone: %s", connection.peer, error or type(error).__name__)
+        except asyncio.CancelledError:
+            pass  # the port is closed: asyncio's server would log it
+        finally:
+            self._tasks.discard(task)
+            self._strangers.pop(task, None)
+            writer.transport.abort()
+
+    def _has_room(self, task: "asyncio.Task[None]") -> bool:
+        if self._known is None:
+            return self._seat(task)
+        if len(self._strangers) >= self._limits.max_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[task] = None
+        return True
+
+    def _seat(self, task: "asyncio.Task[None]") -> bool:
+        """Count a client that may stay; return whether there is a place."""
+        self._strangers.pop(task, None)
+        if len(self._tasks) >= self._limits.max_clients:
+            return False
+        self._tasks.add(task)
+        return True

@@ -1,0 +1,1 @@
+"""RLlink's frames and messages, as JSON and as Ray's msgpack."""

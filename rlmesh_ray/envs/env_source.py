@@ -1,0 +1,296 @@
+"""What to run: environments as users give them, made ready to travel to a worker process."""
+
+import importlib
+import pickle
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import gymnasium
+from gymnasium import error as gymnasium_error
+from gymnasium.vector import VectorEnv
+
+from rlmesh_ray.envs.lane_vector_env import LaneVectorEnv
+from rlmesh_ray.envs.multi_agent import MultiAgentEnv, MultiAgentLane, is_multi_agent
+from rlmesh_ray.envs.truncate_on_bad_value import TruncateOnBadValue
+from rlmesh_ray.envs.vector_adapter import autoreset_mode, id_of
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.options import as_int
+from rlmesh_ray.spaces.conformance import ValidationMode
+from rlmesh_ray.spaces.contract import AutoresetMode
+
+
+def explain_start_error(error: BaseException) -> str:
+    """Return cause and remedy of ``error``, raised while an environment was created."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ConfigurationError):
+        return text
+    if isinstance(error, (gymnasium_error.UnregisteredEnv, gymnasium_error.DeprecatedEnv)):
+        return f"{text} (an id that a package registers is written module:Env-v0)"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{text} (install it for {sys.executable}, or put its folder on PYTHONPATH)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+AnyEnv = gymnasium.Env[Any, Any]
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+EnvInstance = AnyEnv | AnyVectorEnv | MultiAgentEnv
+"""An environment, with one lane or several, with one agent or several."""
+EnvLike = str | Callable[..., EnvInstance] | EnvInstance
+"""A Gymnasium id or ``module:factory``, a factory, or an instance."""
+
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+"""``module:factory``; ids of Gymnasium look like that, too, where they have no version."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSource:
+    """What a worker runs."""
+
+    payload: bytes
+    """A pickled callable without arguments that returns an Env or a VectorEnv."""
+    num_envs: int
+    """How many lanes; 1 also stands for the own width of the VectorEnv that a factory returns."""
+    max_sessions: int | None
+    """How many workers it may run in at once; None: any number."""
+    description: str
+    """For people."""
+    autoresets: bool = True
+    """Whether lanes of single environments, if there are several, reset themselves."""
+    truncates_on_bad_value: bool = False
+    """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
+    spin: bool | None = None
+    """Whether short waits for this environment stay awake; see ``polling.should_spin``."""
+
+    @property
+    def can_recreate(self) -> bool:
+        """Whether it can be created anew; an instance that was handed in cannot."""
+        return self.max_sessions is None
+
+
+def make_source(
+    env: EnvLike,
+    num_envs: int = 1,
+    env_kwargs: Mapping[str, object] | None = None,
+    *,
+    autoresets: bool = True,
+) -> EnvSource:
+    """Make ``env`` ready to run in a worker process.
+
+    Args:
+        env: A Gymnasium id, such as ``"CartPole-v1"`` or ``"module:Env-v0"``; a factory that
+            returns a gymnasium Env or VectorEnv, an RLlib MultiAgentEnv or a PettingZoo
+            ParallelEnv, or where to import one, as ``"module:factory"``; or an instance of any of
+            these, of which the worker gets a copy.
+        num_envs: How many lanes.
+        env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
+        autoresets: Whether several lanes reset themselves, on the step after an episode's end,
+            where they are single environments. A VectorEnv knows for itself: only one that does not
+            goes with False.
+
+    Raises:
+        ConfigurationError: ``env`` is nothing of that kind or cannot be sent to another
+            process, or the other arguments do not go with it.
+    """
+    num_envs = as_int("num_envs", num_envs)
+    if num_envs < 1:
+        raise ConfigurationError(f"num_envs is {num_envs}; an environment has at least one lane")
+    kwargs = _keywords(env_kwargs)
+    if isinstance(env, str):
+        _check_name(env)
+        return EnvSource(_pickle(_FromId(env, kwargs), env), num_envs, None, env, autoresets)
+    if isinstance(env, (gymnasium.Env, VectorEnv)) or is_multi_agent(env):
+        if isinstance(env, VectorEnv):
+            _check_mode(env, autoresets)
+        return _instance_source(env, num_envs, kwargs, autoresets)
+    if callable(env):
+        name = str(getattr(env, "__qualname__", None) or repr(env))
+        payload = _pickle(_FromFactory(env, kwargs), name)
+        return EnvSource(payload, num_envs, None, name, autoresets)
+    raise ConfigurationError(
+        f"cannot host {env!r}; give a Gymnasium id, a factory, a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv"
+    )
+
+
+def _keywords(env_kwargs: object) -> dict[str, Any]:
+    if env_kwargs is None:
+        return {}
+    if not isinstance(env_kwargs, Mapping) or not all(isinstance(key, str) for key in env_kwargs):
+        raise ConfigurationError(
+            f"env_kwargs={env_kwargs!r:.80} must be a mapping from names to values, or None"
+        )
+    return dict(env_kwargs)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what cannot name an environment; whether there is one of that name shows later."""
+    module, colon, rest = name.partition(":")
+    is_named = bool(rest) and ":" not in rest and not module.endswith(".py")
+    if not name or (colon and not (is_named and _MODULE.fullmatch(module))):
+        raise ConfigurationError(
+            f"{name!r} names no environment; write module:factory, without folder and without .py, "
+            "or a Gymnasium id, such as CartPole-v1 or module:Env-v0"
+        )
+
+
+def build(
+    payload: bytes,
+    num_envs: int,
+    *,
+    autoresets: bool = True,
+    truncates_at: ValidationMode | None = None,
+) -> AnyVectorEnv:
+    """Create the environment of a source; to be called in the worker.
+
+    Args:
+        payload: ``EnvSource.payload``.
+        num_envs: ``EnvSource.num_envs``.
+        autoresets: ``EnvSource.autoresets``.
+        truncates_at: How the endpoint validates, where an episode is to end at a value that it
+            would refuse; None: nothing is changed.
+
+    Raises:
+        ConfigurationError: What comes out is no environment, or has another width, resets itself
+            although it shall not, or cannot end single lanes although it is to.
+    """
+    builder = pickle.loads(payload)
+    first = builder()
+    if isinstance(first, VectorEnv):
+        _check_vector(first, num_envs)
+        _check_mode(first, autoresets)
+        if truncates_at is not None:
+            raise ConfigurationError(
+                f'on_bad_value="truncate" ends single lanes, and {first} resets its lanes itself; '
+                "give a factory of single environments and num_envs"
+            )
+        return first
+    _check_single(first)
+    envs = _lanes([first, *(builder() for _ in range(num_envs - 1))])
+    if truncates_at is not None and len(set(map(id, envs))) == len(envs):
+        envs = [TruncateOnBadValue(env, truncates_at, lane) for lane, env in enumerate(envs)]
+    return LaneVectorEnv(envs, autoresets=autoresets)
+
+
+def _check_vector(vector: AnyVectorEnv, num_envs: int) -> None:
+    if num_envs not in (1, vector.num_envs):
+        raise ConfigurationError(
+            f"the factory's VectorEnv has {vector.num_envs} lanes, num_envs is {num_envs}; "
+            "leave num_envs out"
+        )
+    if getattr(vector, "is_async", False):
+        raise ConfigurationError(
+            f"{vector} returns the results of some of its lanes at a time, as EnvPool does where "
+            "batch_size is less than num_envs; leave batch_size out"
+        )
+
+
+def _check_single(env: object) -> None:
+    if not isinstance(env, gymnasium.Env) and not is_multi_agent(env):
+        raise ConfigurationError(
+            f"the factory returned {env!r}; it must return a gymnasium.Env, a "
+            "gymnasium.vector.VectorEnv, an RLlib MultiAgentEnv or a PettingZoo ParallelEnv (gym "
+            "and other interfaces need a wrapper)"
+        )
+    if hasattr(env, "all_env_ids"):
+        raise ConfigurationError(
+            f"{env} is an EnvPool whose environments are not yet gymnasium.vector.VectorEnvs; "
+            "upgrade EnvPool: those of its version 1.2.5 are"
+        )
+
+
+def _check_mode(vector: AnyVectorEnv, autoresets: bool) -> None:
+    if not autoresets and autoreset_mode(vector) is not AutoresetMode.DISABLED:
+        raise ConfigurationError(
+            f"{vector} resets its lanes itself, and autoreset was to be disabled; make it with "
+            "AutoresetMode.DISABLED, or give a factory of single environments and num_envs"
+        )
+
+
+def _lanes(envs: list[Any]) -> list[AnyEnv]:
+    # By id: an environment that has come twice must be seen to be the same one.
+    by_id = {id(env): MultiAgentLane(env) if is_multi_agent(env) else env for env in envs}
+    return [by_id[id(env)] for env in envs]
+
+
+@dataclass(frozen=True)
+class _FromId:
+    env_id: str
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> object:
+        factory = _factory_named(self.env_id)
+        if factory is not None:
+            return factory(**self.kwargs)
+        try:
+            return gymnasium.make(self.env_id, **self.kwargs)
+        except gymnasium.error.UnregisteredEnv as error:
+            module_name, _, name = self.env_id.partition(":")
+            if not _OWN_CODE.fullmatch(self.env_id):
+                raise
+            raise ConfigurationError(
+                f"module {module_name} has no function or class {name}, and registers no "
+                "environment of that id"
+            ) from error
+
+
+def _factory_named(name: str) -> Callable[..., object] | None:
+    """Return what ``module:factory`` names; None: it names no function or class of a module."""
+    if not _OWN_CODE.fullmatch(name):
+        return None
+    module_name, _, attributes = name.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for attribute in attributes.split("."):
+        found = getattr(found, attribute, None)
+    return found if callable(found) else None
+
+
+@dataclass(frozen=True)
+class _FromFactory:
+    factory: Callable[..., object]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> object:
+        return self.factory(**self.kwargs)
+
+
+@dataclass(frozen=True)
+class _Instance:
+    env: EnvInstance
+
+    def __call__(self) -> EnvInstance:
+        return self.env
+
+
+def _instance_source(
+    env: EnvInstance, num_envs: int, kwargs: dict[str, object], autoresets: bool
+) -> EnvSource:
+    width = env.num_envs if isinstance(env, VectorEnv) else 1
+    if num_envs not in (1, width):
+        raise ConfigurationError(
+            f"{env} has {width} lane(s), num_envs is {num_envs}; leave num_envs out, or give a "
+            "factory or id instead of an instance"
+        )
+    if kwargs:
+        raise ConfigurationError(
+            f"{env} exists already, so env_kwargs {sorted(kwargs)} come too late; give a factory "
+            "or id instead of an instance"
+        )
+    name = id_of(env) or str(env)
+    return EnvSource(_pickle(_Instance(env), name), width, 1, name, autoresets)
+
+
+def _pickle(builder: object, name: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(builder))
+    except Exception as error:
+        # Whatever the objects inside raise: pickling runs their code.
+        raise ConfigurationError(
+            f"{name} cannot be sent to its worker process ({type(error).__name__}: {error}); "
+            "give a factory that creates it there"
+        ) from error

@@ -1,0 +1,364 @@
+"""Single environments side by side: the vector behind ids, factories and Env instances.
+
+It gives what gymnasium's SyncVectorEnv gives, bit for bit, with three differences: one lane
+alone does not reset itself (gymnasium's Env does not either), the lanes' observations go
+straight into columns that may lie in shared memory, and the last info of every ended episode
+is kept.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConfigurationError, ConformanceError
+from rlmesh_ray.spaces.batch import Column, by_lane, by_leaf, empty_columns, leaves, unflatten
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.columns import write_lane_values
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.step_buffers import StepArrays
+from rlmesh_ray.spaces.vector_infos import lane_info
+
+AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
+"""Gymnasium's own: adds to infos what a lane has given."""
+
+
+def merge_info(
+    add: AddInfo, infos: dict[str, Any], info: dict[str, Any], lane: int, num_lanes: int
+) -> None:
+    """Add ``info`` to ``infos`` as gymnasium does; what it cannot join stays an object.
+
+    It fails for integers beyond int64, for what contains itself, and where lanes have values of
+    different kinds under one key; no info is worth an episode. All keys go at once; only if it
+    fails one after the other, which takes several times as long and overwrites what has been
+    joined before the failure with the same.
+    """
+    try:
+        add(infos, info, lane)
+    except Exception:  # noqa: BLE001  # whatever users put there
+        _merge_one_by_one(add, infos, info, lane, num_lanes)
+
+
+def _merge_one_by_one(
+    add: AddInfo, infos: dict[str, Any], info: dict[str, Any], lane: int, num_lanes: int
+) -> None:
+    for key, value in info.items():
+        try:
+            add(infos, {key: value}, lane)
+        except Exception:  # noqa: BLE001  # whatever users put there
+            array = np.full(num_lanes, None, object)
+            own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
+            for other in np.flatnonzero(infos.get(f"_{key}", ())):
+                array[other] = lane_info(own, int(other))[key]
+            array[lane] = value
+            mask = infos.setdefault(f"_{key}", np.zeros(num_lanes, np.bool_))
+            mask[lane] = True
+            infos[key] = array
+
+
+class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
+    """Steps its environments one after the other.
+
+    Autoreset is ``DISABLED`` with one lane, where a step after the end is passed on to the
+    environment, and with more ``NEXT_STEP``, unless they shall not reset themselves.
+
+    Args:
+        envs: One a lane, all different objects with equal spaces; owned from now on.
+        autoresets: Whether several lanes reset themselves.
+
+    Raises:
+        ConfigurationError: The environments cannot be lanes of one vector.
+        UnsupportedSpaceError: Their spaces have no place in a contract.
+    """
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, autoresets: bool = True) -> None:
+        self.envs = tuple(envs)
+        _check_lanes(envs)
+        first = envs[0]
+        self.num_envs = len(envs)
+        self._autoresets = autoresets and self.num_envs > 1
+        self.metadata = {
+            **first.metadata,
+            "autoreset_mode": (
+                AutoresetMode.NEXT_STEP if self._autoresets else AutoresetMode.DISABLED
+            ),
+        }
+        self.spec = first.spec
+        self.render_mode = first.render_mode
+        self.single_observation_space = first.observation_space
+        self.single_action_space = first.action_space
+        self.observation_space = batch_space(first.observation_space, self.num_envs)
+        self.action_space = batch_space(first.action_space, self.num_envs)
+        self._spec = from_gymnasium(first.observation_space)
+        self._action_spec = from_gymnasium(first.action_space)
+        self._leaves = leaves(self._spec)
+        self._has_ended = [False] * self.num_envs
+        # What the environments in these lanes gave and ``flush`` has not yet looked at.
+        self._fresh_lanes: Sequence[int] = ()
+        self._fresh: list[object] = []
+        self._rewards: list[Any] = []
+        self.final_infos: dict[int, dict[str, Any]] = {}
+        """By lane: the last info of each episode that ended on the last step."""
+        self.observations: list[Column] = empty_columns(self._spec, self.num_envs)
+        """Columns that ``flush`` writes."""
+        self.results = StepArrays(
+            np.zeros(self.num_envs), np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        )
+        """What ``step_lanes`` writes."""
+
+    @property
+    def steps_subsets(self) -> bool:
+        """Whether any of the lanes can be stepped alone: they do not reset themselves."""
+        return not self._autoresets
+
+    @property
+    def lane_in_progress(self) -> int | None:
+        """The lane whose environment is being stepped or reset, or has raised; None: no one's."""
+        done, lanes = len(self._fresh), self._fresh_lanes
+        return lanes[done] if done < len(lanes) else None
+
+    @property
+    def lane_without_reward(self) -> int | None:
+        """The first lane whose environment gave None as its reward, which NumPy makes NaN."""
+        return self._rewards.index(None) if None in self._rewards else None
+
+    def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
+        """Write into these buffers from now on, such as those of a block."""
+        self.observations = observations
+        self.results = results
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Any = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start new episodes; see ``gymnasium.vector.SyncVectorEnv.reset``.
+
+        Args:
+            seed: None, the first lane's (the others count on from it), or one a lane.
+            options: For every lane's environment; ``"reset_mask"``, a boolean array
+                ``(num_envs,)``, selects lanes and is taken out.
+
+        Returns:
+            Fresh batched observations of all lanes, and the infos of those that were reset.
+        """
+        options = dict(options) if options is not None else None
+        mask = options.pop("reset_mask", None) if options else None
+        lanes = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        seeds = [seed + lane for lane in range(self.num_envs)] if isinstance(seed, int) else seed
+        chosen = [seeds[lane] for lane in lanes] if seeds else ()
+        infos = self.reset_lanes(lanes, chosen, options)
+        return self._copied_observation(), infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step every lane; see ``gymnasium.vector.SyncVectorEnv.step``."""
+        infos = self.step_lanes(iterate(self.action_space, actions))
+        return (
+            self._copied_observation(),
+            self.results.rewards.copy(),
+            self.results.terminated.copy(),
+            self.results.truncated.copy(),
+            infos,
+        )
+
+    def reset_lanes(
+        self,
+        lanes: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Mapping[str, object] | None,
+    ) -> dict[str, Any]:
+        """Start new episodes in ``lanes``; ``flush`` then puts the observations into columns.
+
+        Args:
+            lanes: Indices.
+            seeds: Empty, or one for each of ``lanes``.
+            options: For every environment.
+
+        Returns:
+            The infos of these lanes, as gymnasium's vectors give them.
+        """
+        infos: dict[str, Any] = {}
+        fresh: list[object] = []
+        self._fresh_lanes, self._fresh = lanes, fresh
+        self.final_infos = {}
+        for lane, seed in zip(lanes, seeds or [None] * len(lanes), strict=True):
+            own_options = None if options is None else dict(options)
+            observation, info = self.envs[lane].reset(seed=seed, options=own_options)
+            fresh.append(observation)
+            self._has_ended[lane] = False
+            merge_info(self._add_info, infos, info, lane, self.num_envs)
+        return infos
+
+    def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
+        """Step every lane; ``flush`` then puts the observations into columns.
+
+        Args:
+            actions: One a lane, each as the environment wants it.
+
+        Returns:
+            Infos, as gymnasium's vectors give them.
+        """
+        infos: dict[str, Any] = {}
+        fresh: list[object] = []
+        rewards: list[Any] = []
+        terminated, truncated = self.results.terminated, self.results.truncated
+        terminated.fill(False)
+        truncated.fill(False)
+        self._fresh_lanes, self._fresh = range(self.num_envs), fresh
+        self.final_infos = {}
+        due = self._has_ended if self._autoresets else [False] * self.num_envs
+        for env, action, is_due in zip(self.envs, actions, due, strict=True):
+            if not is_due:
+                observation, reward, is_terminated, is_truncated, info = env.step(action)
+                if is_terminated or is_truncated:
+                    lane = len(fresh)
+                    terminated[lane], truncated[lane] = is_terminated, is_truncated
+                    self._has_ended[lane] = True
+                    self.final_infos[lane] = info
+            else:
+                observation, info = env.reset()
+                reward = 0.0
+                self._has_ended[len(fresh)] = False
+            if info:
+                merge_info(self._add_info, infos, info, len(fresh), self.num_envs)
+            fresh.append(observation)
+            rewards.append(reward)
+        self._give(rewards)
+        return infos
+
+    def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
+        """Step every lane with one column of actions a leaf; see ``step_lanes``."""
+        return self.step_lanes(by_lane(self._action_spec, actions))
+
+    def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
+        """Step only ``lanes``; nothing changes in the others, nor in what ``results`` hold of them.
+
+        Args:
+            lanes: Indices, all different.
+            actions: One column a leaf, with one row for each of ``lanes``.
+
+        Returns:
+            Infos of these lanes, as gymnasium's vectors give them.
+
+        Raises:
+            ConfigurationError: The lanes reset themselves, together.
+        """
+        if self._autoresets:
+            raise ConfigurationError(
+                "these lanes reset themselves and are stepped together; make them with "
+                "resets_itself=False"
+            )
+        infos: dict[str, Any] = {}
+        fresh: list[object] = []
+        self._fresh_lanes, self._fresh = lanes, fresh
+        self.final_infos = {}
+        results = self.results
+        self._rewards = [0.0] * self.num_envs
+        for lane, action in zip(lanes, by_lane(self._action_spec, actions), strict=True):
+            observation, reward, is_terminated, is_truncated, info = self.envs[lane].step(action)
+            results.rewards[lane] = self._rewards[lane] = reward
+            results.terminated[lane], results.truncated[lane] = is_terminated, is_truncated
+            if is_terminated or is_truncated:
+                self.final_infos[lane] = info
+            merge_info(self._add_info, infos, info, lane, self.num_envs)
+            fresh.append(observation)
+        return infos
+
+    def flush(self) -> None:
+        """Put the observations of the last step or reset into ``observations``.
+
+        Raises:
+            ConformanceError: An observation has not the structure, shape or kind of its space;
+                the columns may hold some of the others.
+        """
+        try:
+            parts = by_leaf(self._spec, self._fresh)
+            for position, (leaf, values) in enumerate(zip(self._leaves, parts, strict=True)):
+                column = self.observations[position]
+                self.observations[position] = write_lane_values(
+                    leaf, column, self._fresh_lanes, values
+                )
+        except ConformanceError as error:
+            raise self._with_lane(error) from error
+
+    def _with_lane(self, error: ConformanceError) -> ConformanceError:
+        """Return ``error`` with the first lane whose observation is not fit."""
+        for lane, observation in zip(self._fresh_lanes, self._fresh, strict=True):
+            try:
+                for leaf, (value,) in zip(
+                    self._leaves, by_leaf(self._spec, [observation]), strict=True
+                ):
+                    coerce(leaf, value, None)
+            except ConformanceError as own:
+                return ConformanceError(own.kind, own.path, f"{own.reason} (lane {lane})", lane)
+        return error
+
+    def call_lanes(
+        self, name: str, arguments: Sequence[object], lanes: Sequence[int]
+    ) -> list[object]:
+        """Call attribute ``name`` of the environment in each of ``lanes``, or its wrappers'.
+
+        Args:
+            name: Of a method, or with no arguments of something to read.
+            arguments: By position; each lane gets a copy.
+            lanes: Indices.
+
+        Returns:
+            What each gave. If one raises, those before it have been called.
+        """
+        results: list[object] = []
+        for lane in lanes:
+            attribute = self.envs[lane].get_wrapper_attr(name)
+            is_read = not arguments and not callable(attribute)
+            results.append(attribute if is_read else attribute(*copy.deepcopy(arguments)))
+        return results
+
+    def render(self) -> tuple[Any, ...]:
+        """Return one frame a lane."""
+        return tuple(env.render() for env in self.envs)
+
+    def render_lanes(self, lanes: Sequence[int]) -> tuple[Any, ...]:
+        """Return the frames of ``lanes``."""
+        return tuple(self.envs[lane].render() for lane in lanes)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
+
+    def _give(self, rewards: list[Any]) -> None:
+        """Write one reward a lane, converted as NumPy converts a single one."""
+        self._rewards = rewards
+        try:
+            self.results.rewards[...] = rewards
+        except (TypeError, ValueError):  # among them one that NumPy takes for a sequence
+            for lane, reward in enumerate(rewards):
+                self.results.rewards[lane] = reward
+
+    def _copied_observation(self) -> Any:
+        self.flush()
+        copies = [
+            column if isinstance(column, tuple) else column.copy() for column in self.observations
+        ]
+        return unflatten(self._spec, copies)
+
+
+def _check_lanes(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    if len({id(env) for env in envs}) < len(envs):
+        raise ConfigurationError(
+            "the factory returned the same environment for several lanes; it must create a new "
+            "one on every call"
+        )
+    first = envs[0]
+    for lane, env in enumerate(envs):
+        for kind in ("observation_space", "action_space"):
+            if getattr(env, kind) != getattr(first, kind):
+                raise ConfigurationError(
+                    f"lane {lane} has {kind} {getattr(env, kind)}, lane 0 has "
+                    f"{getattr(first, kind)}; the lanes of a vector need equal spaces"
+                )

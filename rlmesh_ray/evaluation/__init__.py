@@ -1,0 +1,26 @@
+"""Evaluation: endpoints of an environment and of a policy, and what the episodes earn."""
+
+from rlmesh_ray.evaluation.episode_schedule import Schedule
+from rlmesh_ray.evaluation.result import (
+    EndpointCounters,
+    EndpointReport,
+    EndpointRole,
+    EpisodeResult,
+    EvaluationResult,
+    Loss,
+)
+from rlmesh_ray.evaluation.run import EvaluationOptions, check_seeds, evaluate, evaluate_indices
+
+__all__ = [
+    "EndpointCounters",
+    "EndpointReport",
+    "EndpointRole",
+    "EpisodeResult",
+    "EvaluationOptions",
+    "EvaluationResult",
+    "Loss",
+    "Schedule",
+    "check_seeds",
+    "evaluate",
+    "evaluate_indices",
+]

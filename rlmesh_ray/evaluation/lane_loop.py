@@ -1,0 +1,178 @@
+"""The episode loop: the lanes of one session, each running one episode after the other."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.evaluation.result import EpisodeResult, success_of
+
+Act = Callable[[Any, Callable[[], Slots]], Any]
+"""Observations, and whose rows they are (if it matters), in; actions out; one a lane."""
+
+_IDLE = -1
+
+
+class EpisodeSource(Protocol):
+    """Where the lanes of one session get their episodes from."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether to drop everything."""
+
+    @property
+    def num_waiting(self) -> int:
+        """About how many episodes could be taken."""
+
+    def begin(self) -> None:
+        """Note that the first reset was answered."""
+
+    def take(self, lanes: Sequence[int]) -> list[int | None]:
+        """Give each of ``lanes`` an episode, as far as there are any."""
+
+    def finish(self, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
+        """Note the episodes that have ended, with their lanes."""
+
+    def await_work(self) -> bool:
+        """Block until an episode can be taken; False when none ever will be."""
+
+
+class LaneLoop:
+    """Runs episodes until there are none left.
+
+    A lane without an episode is reset and stepped along; what happens there counts nowhere.
+
+    Args:
+        env: Whatever its lanes do is forgotten.
+        act: The policy.
+        episodes: Hands out the episodes.
+        seed: Of the episode with index 0; None lets the environment seed itself.
+        model: Address of the policy, for the records.
+        in_rounds: Whether lanes begin together only, for an endpoint that resets all of them or
+            none. Those that have ended wait for the longest episode, and are stepped along.
+    """
+
+    def __init__(
+        self,
+        env: RemoteVectorEnv,
+        act: Act,
+        episodes: EpisodeSource,
+        seed: int | None,
+        model: str,
+        *,
+        in_rounds: bool = False,
+    ) -> None:
+        self._env = env
+        self._act = act
+        self._model = model
+        self._episodes = episodes
+        self._seed = seed
+        self._in_rounds = in_rounds
+        width = env.num_envs
+        self._index: list[int] = [_IDLE] * width
+        self._ids = [""] * width
+        self._num_resets = 0
+        self._returns = np.zeros(width)
+        self._lengths = np.zeros(width, np.int64)
+
+    def run(self) -> None:
+        """Block until no episode is left, or the desk is stopped.
+
+        Raises:
+            RlmeshError: As the environment or the policy raised it; what runs is lost.
+        """
+        env, act, episodes, slots = self._env, self._act, self._episodes, self._slots
+        returns, lengths = self._returns, self._lengths
+        chosen = self._refill(np.ones(env.num_envs, np.bool_))
+        if chosen is None:
+            return
+        observation = self._reset(chosen)
+        episodes.begin()
+        while not episodes.is_stopped:
+            observation, rewards, terminated, truncated, infos = env.step(act(observation, slots))
+            returns += rewards
+            lengths += 1
+            ended = terminated | truncated
+            if ended.any():
+                self._collect(ended, terminated, truncated, infos)
+            elif not (episodes.num_waiting and _IDLE in self._index):
+                continue
+            chosen = self._refill(ended)
+            if chosen is None:
+                return
+            if chosen.any():
+                observation = self._reset(chosen)
+
+    def _collect(
+        self,
+        ended: NDArray[np.bool_],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        infos: dict[str, Any],
+    ) -> None:
+        finished = []
+        for lane in np.flatnonzero(ended).tolist():
+            index = self._index[lane]
+            self._index[lane] = _IDLE
+            if index != _IDLE:
+                episode = EpisodeResult(
+                    index=index,
+                    seed=None if self._seed is None else self._seed + index,
+                    episode_return=float(self._returns[lane]),
+                    length=int(self._lengths[lane]),
+                    terminated=bool(terminated[lane]),
+                    truncated=bool(truncated[lane]),
+                    success=success_of(infos, lane),
+                    endpoint=self._env.address,
+                    model=self._model,
+                )
+                finished.append((lane, episode))
+        self._episodes.finish(finished)
+
+    def _refill(self, ended: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+        """Give idle lanes an episode; return which lanes are to be reset, None at the end."""
+        if self._in_rounds:
+            if any(index != _IDLE for index in self._index):
+                return np.zeros_like(ended)
+            ended = np.ones_like(ended)
+        while True:
+            idle = [lane for lane, index in enumerate(self._index) if index == _IDLE]
+            taken = self._episodes.take(idle)
+            for lane, index in zip(idle, taken, strict=True):
+                if index is not None:
+                    self._index[lane] = index
+                    ended[lane] = True
+            if len(idle) < len(self._index) or any(index is not None for index in taken):
+                return ended
+            if not self._episodes.await_work():
+                return None
+            # A lane that has ended must be reset before the next step, whoever runs there.
+            ended = np.ones(len(self._index), np.bool_)
+
+    def _reset(self, chosen: NDArray[np.bool_]) -> Any:
+        """Begin anew in the ``chosen`` lanes; return all lanes' observations."""
+        self._returns[chosen] = 0.0
+        self._lengths[chosen] = 0
+        for lane in np.flatnonzero(chosen).tolist():
+            index = self._index[lane]
+            self._num_resets += 1
+            self._ids[lane] = f"idle-{self._num_resets}" if index == _IDLE else f"episode-{index}"
+        options = None if chosen.all() else {"reset_mask": chosen}
+        observation, _ = self._env.reset(seed=self._seeds(), options=options)
+        return observation
+
+    def _seeds(self) -> list[int] | None:
+        if self._seed is None:
+            return None
+        return [self._seed + max(index, 0) for index in self._index]
+
+    def _slots(self) -> Slots:
+        return Slots(
+            env_indices=range(len(self._index)),
+            episode_ids=self._ids.copy(),
+            steps=self._lengths.tolist(),
+            resets=(self._lengths == 0).tolist(),
+        )

@@ -1,0 +1,198 @@
+"""What an evaluation gives: episodes, losses, and what they come to."""
+
+import enum
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlmesh_ray.spaces.vector_infos import lane_info
+
+# Gymnasium-Robotics says the one, Meta-World and others the other.
+_SUCCESS_KEYS = ("is_success", "success")
+_FINAL_INFO = "final_info"
+
+
+class EndpointRole(enum.StrEnum):
+    """What an endpoint does in an evaluation."""
+
+    ENV = "env"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeResult:
+    """One finished episode. Where it ran makes no difference: the addresses are not compared."""
+
+    index: int
+    seed: int | None
+    episode_return: float
+    length: int
+    """Steps."""
+    terminated: bool
+    truncated: bool = False
+    success: bool | None = None
+    """What the environment's last infos said (``is_success`` or ``success``); None: nothing."""
+    endpoint: str = field(default="", compare=False)
+    """Address of the environment."""
+    model: str = field(default="", compare=False)
+    """Address of the policy; empty for a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An endpoint that cannot be used, for a while or for good."""
+
+    role: EndpointRole
+    address: str
+    """Where it was dialed last; empty if its fleet could never tell."""
+    cause: str
+    """One line."""
+    episodes: tuple[int, ...]
+    """Indices of the episodes that it has interrupted; they run again from their start."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    """What one endpoint did."""
+
+    role: EndpointRole
+    address: str
+    """An endpoint that was restarted elsewhere counts as two."""
+    episodes: int
+    """That were finished with it."""
+    interruptions: int
+    """How often it broke or hung while episodes ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """What a policy earned."""
+
+    episodes: tuple[EpisodeResult, ...]
+    """In the order of their indices; at least one."""
+    wall_s: float
+    endpoints: tuple[EndpointReport, ...] = ()
+    """Environments first; a function as policy is none."""
+
+    @property
+    def returns(self) -> list[float]:
+        """Each episode's return."""
+        return [episode.episode_return for episode in self.episodes]
+
+    @property
+    def _are_finite(self) -> bool:
+        return all(map(math.isfinite, self.returns))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Each episode's length in steps."""
+        return [episode.length for episode in self.episodes]
+
+    @property
+    def return_mean(self) -> float:
+        """Mean return; nan or infinite where a reward was."""
+        if not self._are_finite:
+            return sum(self.returns) / len(self.returns)
+        return statistics.fmean(self.returns)
+
+    @property
+    def return_stderr(self) -> float:
+        """Standard error of the mean return; nan for one episode, and where one is not finite."""
+        if len(self.episodes) < 2 or not self._are_finite:
+            return math.nan
+        return statistics.stdev(self.returns) / math.sqrt(len(self.episodes))
+
+    @property
+    def return_min(self) -> float:
+        """Lowest return."""
+        return min(self.returns)
+
+    @property
+    def return_max(self) -> float:
+        """Highest return."""
+        return max(self.returns)
+
+    @property
+    def length_mean(self) -> float:
+        """Mean length in steps."""
+        return statistics.fmean(self.lengths)
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of successes among the episodes that told; None if none did."""
+        told = [episode.success for episode in self.episodes if episode.success is not None]
+        return statistics.fmean(told) if told else None
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of all finished episodes together."""
+        return sum(self.lengths)
+
+    @property
+    def interruptions(self) -> int:
+        """How often an endpoint was lost while it was in use."""
+        return sum(report.interruptions for report in self.endpoints)
+
+
+class EndpointCounters:
+    """Counts by endpoint."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[EndpointRole, str], list[int]] = {}
+
+    def note(self, news: EpisodeResult | Loss) -> None:
+        """Count what happened."""
+        if isinstance(news, Loss):
+            self._of(news.role, news.address)[1] += bool(news.episodes)
+            return
+        self._of(EndpointRole.ENV, news.endpoint)[0] += 1
+        if news.model:
+            self._of(EndpointRole.MODEL, news.model)[0] += 1
+
+    def reports(self) -> tuple[EndpointReport, ...]:
+        """Return the counts, environments first."""
+        return tuple(
+            EndpointReport(role, address, *counts)
+            for (role, address), counts in sorted(self._counts.items())
+        )
+
+    def _of(self, role: EndpointRole, address: str) -> list[int]:
+        return self._counts.setdefault((role, address), [0, 0])
+
+
+def success_of(infos: Mapping[str, object], lane: int) -> bool | None:
+    """Return whether the last step of ``lane``'s episode was a success; None: not told.
+
+    Args:
+        infos: Of the vector step that ended the episode, in gymnasium's form. Under autoreset
+            mode SAME_STEP the episode's own are in ``final_info``.
+        lane: Index.
+    """
+    final = infos.get(_FINAL_INFO)
+    if isinstance(final, Mapping):
+        told = success_of(final, lane)
+        if told is not None:
+            return told
+    for key in _SUCCESS_KEYS:
+        if key in infos:
+            own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
+            told = _as_flag(lane_info(own, lane).get(key), lane)
+            if told is not None:
+                return told
+    return None
+
+
+def _as_flag(value: object, lane: int) -> bool | None:
+    """Return a flag or the numbers 0 and 1 as a flag; anything else is no answer."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        # Without a mask: one entry a lane.
+        entries = value.reshape(-1) if isinstance(value, np.ndarray) else value
+        value = entries[lane] if lane < len(entries) else None
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (bool, int, float)) and value in (0, 1):
+        return bool(value)
+    return None

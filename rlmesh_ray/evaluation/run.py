@@ -1,0 +1,311 @@
+"""evaluate: drive environments with a policy and count what it earns."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.remote_model import RemoteModel
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator, EndpointGroup, News
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult, EvaluationResult, Loss
+from rlmesh_ray.evaluation.session_sources import (
+    EndpointFleet,
+    EndpointPlace,
+    SessionSource,
+    session_sources,
+)
+from rlmesh_ray.evaluation.worker import (
+    ActionSource,
+    EndpointWorker,
+    FunctionActionSource,
+    RemoteActionSource,
+)
+from rlmesh_ray.options import as_int, require_seconds
+
+# The wire has 64 bits for a seed, and gymnasium takes none below 0.
+_LAST_SEED = 2**63 - 1
+
+
+def check_seeds(episodes: int, seed: int | None) -> None:
+    """Refuse what no evaluation can run.
+
+    Args:
+        episodes: How many.
+        seed: Of the first one; episode i starts with ``seed + i``. None: there are no seeds.
+
+    Raises:
+        ConfigurationError: One is no whole number, there are no episodes, or a seed is below 0 or
+            above 2**63 - 1.
+    """
+    count = as_int("episodes", episodes)
+    if count < 1:
+        raise ConfigurationError(f"episodes={count} must be at least 1")
+    if seed is None:
+        return
+    first = as_int("seed", seed)
+    most = _LAST_SEED - (count - 1)
+    if not 0 <= first <= most:
+        raise ConfigurationError(
+            f"seed={first} cannot seed {count} episodes, which start with {first} to "
+            f"{first + count - 1}; give one from 0 to {most}, or none"
+        )
+
+
+ActionFn = Callable[[Any], Any]
+"""A batch of observations in, a batch of actions out."""
+
+Env = str | ConnectOptions | RemoteVectorEnv
+"""One endpoint of an environment."""
+
+Model = str | ConnectOptions | RemoteModel
+"""One endpoint of a policy."""
+
+_POLL_S = 0.5
+_END_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """How to evaluate; see ``evaluate``."""
+
+    seed: int | None = None
+    token: TokenSource | None = None
+    model_token: TokenSource | None = None
+    on_episode: Callable[[EpisodeResult], None] | None = None
+    on_loss: Callable[[Loss], None] | None = None
+    env_timeout_s: float = 60.0
+    model_timeout_s: float = 60.0
+    reconnect_timeout_s: float = 30.0
+    max_interruptions: int = 5
+    is_known: bool = False
+    """Whether the endpoints have worked before: then the first try may fail, too."""
+
+    def __post_init__(self) -> None:
+        require_seconds("env_timeout_s", self.env_timeout_s)
+        require_seconds("model_timeout_s", self.model_timeout_s)
+        require_seconds("reconnect_timeout_s", self.reconnect_timeout_s, allow_zero=True)
+        for name in ("on_episode", "on_loss"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise ConfigurationError(f"{name}={getattr(self, name)!r:.40} cannot be called")
+        if as_int("max_interruptions", self.max_interruptions) < 0:
+            raise ConfigurationError(
+                f"max_interruptions={self.max_interruptions} must be 0 or more"
+            )
+        if self.seed is not None:
+            # Plain from here on: numpy's integers overflow, and no episode could be written down.
+            object.__setattr__(self, "seed", as_int("seed", self.seed))
+
+
+def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
+    env: Env | Sequence[Env] | EndpointFleet,
+    model: Model | Sequence[Model] | EndpointFleet | ActionFn,
+    *,
+    episodes: int,
+    seed: int | None = None,
+    token: TokenSource | None = None,
+    model_token: TokenSource | None = None,
+    on_episode: Callable[[EpisodeResult], None] | None = None,
+    on_loss: Callable[[Loss], None] | None = None,
+    env_timeout_s: float = 60.0,
+    model_timeout_s: float = 60.0,
+    reconnect_timeout_s: float = 30.0,
+    max_interruptions: int = 5,
+) -> EvaluationResult:
+    """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
+
+    Episode i always starts with ``seed + i``, in whatever lane and at whatever endpoint it runs,
+    so that the result does not depend on widths, on the number of endpoints or on who died.
+    Every started episode counts: many lanes do not favour short episodes.
+
+    All endpoints work at once: each environment's endpoint with a session of its own, on a route
+    of its own at one of the models' endpoints. When an endpoint dies, hangs or loses its worker,
+    the episodes that it interrupts run again from their start, there or elsewhere; no
+    finished one is lost. It is dialed again for as long as any other endpoint is at work.
+
+    Args:
+        env: An endpoint's address, a ``ConnectOptions`` (an address with TLS or another edition
+            text), an open RemoteVectorEnv (left open), a list of those, or a fleet, which is asked
+            for its addresses each time one is dialed.
+        model: The same, with open RemoteModels; or a function of a batch of observations, which
+            is called once at a time, for several environments from several threads.
+        episodes: How many; at least 1.
+        seed: Of the first episode, 0 or more; None lets the environment seed itself.
+        token: For the addresses that are given; a fleet brings its own.
+        model_token: For those of models; default: ``token``.
+        on_episode: Called with each episode as it ends, in the caller's thread.
+        on_loss: Called when an endpoint fails, in the caller's thread.
+        env_timeout_s: How long to wait for any answer of a dialed environment.
+        model_timeout_s: How long to wait for any answer of a dialed model.
+        reconnect_timeout_s: How long to wait for endpoints to come back when none is left.
+        max_interruptions: How often the same episode may be interrupted: one that kills every
+            endpoint that tries it must end somewhere.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+        ContractMismatchError: The endpoints serve different environments.
+        EvaluationInterruptedError: No endpoint is left to run the rest, or the same episode was
+            interrupted too often; holds the finished episodes.
+        EndpointError: An endpoint could not be reached in the first place, or wants another
+            token.
+        RemoteError: An environment or a policy failed by its own fault, or cannot act there.
+    """
+    check_seeds(episodes, seed)
+    options = EvaluationOptions(
+        seed=seed,
+        token=token,
+        model_token=token if model_token is None else model_token,
+        on_episode=on_episode,
+        on_loss=on_loss,
+        env_timeout_s=env_timeout_s,
+        model_timeout_s=model_timeout_s,
+        reconnect_timeout_s=reconnect_timeout_s,
+        max_interruptions=max_interruptions,
+    )
+    return evaluate_indices(env, model, range(episodes), options)
+
+
+def evaluate_indices(
+    env: object, model: object, indices: Sequence[int], options: EvaluationOptions
+) -> EvaluationResult:
+    """Run the episodes with these indices; as ``evaluate`` otherwise."""
+    return _Evaluation(env, model, indices, options).run()
+
+
+class _Evaluation:
+    """A worker for each environment's endpoint, and the board between them."""
+
+    def __init__(
+        self, env: object, model: object, indices: Sequence[int], options: EvaluationOptions
+    ) -> None:
+        self._options = options
+        envs = session_sources(env, options.token, RemoteVectorEnv, self._connect_env)
+        self._is_threaded = len(envs) > 1
+        self._function = model if callable(model) else None
+        self._function_lock = threading.Lock() if self._is_threaded else None
+        models = None
+        self._models: list[SessionSource[RemoteModel]] = []
+        if not callable(model):
+            self._models = session_sources(
+                model, options.model_token, RemoteModel, self._connect_model
+            )
+            models = self._group(EndpointRole.MODEL, self._models)
+        self._news: queue.SimpleQueue[News | _End] = queue.SimpleQueue()
+        self._coordinator = Coordinator(
+            indices,
+            self._group(EndpointRole.ENV, envs),
+            models,
+            options.max_interruptions,
+            self._news.put if self._is_threaded else self._deliver,
+        )
+        self._workers = [
+            EndpointWorker(place, source, self._make_action_source, self._coordinator, options.seed)
+            for place, source in enumerate(envs)
+        ]
+
+    def _group(self, role: EndpointRole, sources: Sequence[EndpointPlace]) -> EndpointGroup:
+        is_known = self._options.is_known or all(source.is_known for source in sources)
+        return EndpointGroup(role, sources, self._options.reconnect_timeout_s, is_known=is_known)
+
+    def run(self) -> EvaluationResult:
+        """Block until all episodes are finished."""
+        if self._is_threaded:
+            self._run_threads()
+        else:
+            # In the caller's thread: a function may depend on it (torch's grad mode does).
+            self._workers[0].run()
+        return self._coordinator.result()
+
+    def _run_threads(self) -> None:
+        threads = [
+            threading.Thread(
+                target=self._work, args=(worker,), name="rlmesh-ray-evaluate", daemon=True
+            )
+            for worker in self._workers
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            self._deliver_all(len(threads))
+        finally:
+            self._coordinator.stop()
+            self._join_threads(threads)
+
+    def _work(self, worker: EndpointWorker) -> None:
+        error: BaseException | None = None
+        try:
+            worker.run()
+        except BaseException as caught:  # noqa: BLE001  # raised again in the caller's thread
+            error = caught
+        self._news.put(_End(error))
+
+    def _deliver_all(self, num_workers: int) -> None:
+        """Hand on what happens until all workers have ended."""
+        while num_workers:
+            try:
+                news = self._news.get(timeout=_POLL_S)  # on Windows no signal ends a wait
+            except queue.Empty:
+                continue
+            if not isinstance(news, _End):
+                self._deliver(news)
+            elif news.error is not None:
+                raise news.error
+            else:
+                num_workers -= 1
+
+    def _join_threads(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for the workers; cut short what they wait for, if need be."""
+        for is_last in (False, True):
+            end_s = time.monotonic() + _END_S
+            for thread in threads:
+                thread.join(max(0.0, end_s - time.monotonic()))
+            for worker, thread in zip(self._workers, threads, strict=True):
+                if thread.is_alive() and not is_last:
+                    # In threads of their own: each of those that hang takes seconds.
+                    threading.Thread(target=worker.end_session, daemon=True).start()
+
+    def _deliver(self, news: News) -> None:
+        if isinstance(news, Loss):
+            if self._options.on_loss is not None:
+                self._options.on_loss(news)
+        elif self._options.on_episode is not None:
+            self._options.on_episode(news)
+
+    def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
+        if attempt.model is not None:
+            return RemoteActionSource(self._models[attempt.model], f"evaluation-{attempt.key}", env)
+        assert self._function is not None, "without a function every turn has a model"
+        return FunctionActionSource(self._function, self._function_lock)
+
+    def _connect_env(self, connect_options: ConnectOptions) -> RemoteVectorEnv:
+        return RemoteVectorEnv(
+            connect_options.address,
+            token=connect_options.token,
+            tls=connect_options.tls,
+            connect_timeout_s=connect_options.timeout_s,
+            step_timeout_s=self._options.env_timeout_s,
+            edition_text=connect_options.edition_text,
+            dm_env_rpc=connect_options.dm_env_rpc,
+        )
+
+    def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:
+        return RemoteModel(
+            connect_options.address,
+            token=connect_options.token,
+            tls=connect_options.tls,
+            connect_timeout_s=connect_options.timeout_s,
+            predict_timeout_s=self._options.model_timeout_s,
+            edition_text=connect_options.edition_text,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A worker has ended."""
+
+    error: BaseException | None

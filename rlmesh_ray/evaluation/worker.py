@@ -1,0 +1,249 @@
+"""One worker: keeps an environment's endpoint busy, and opens sessions anew when they break."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rlmesh_ray.client.remote_model import RemoteModel, Slots
+from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
+from rlmesh_ray.errors import AccessDeniedError, EndpointError, RemoteError, RlmeshError
+from rlmesh_ray.evaluation.coordinator import Attempt, Coordinator
+from rlmesh_ray.evaluation.lane_loop import LaneLoop
+from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult
+from rlmesh_ray.evaluation.session_sources import SessionSource
+from rlmesh_ray.spaces.contract import AutoresetMode
+
+# What an endpoint answers when it has stopped working, as opposed to having worked and failed.
+_BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
+
+
+class ActionSource(Protocol):
+    """A policy for one worker's turn."""
+
+    address: str
+    """Of its endpoint; empty where it has none."""
+    failure: Exception | None
+    """What it has raised; the environment is innocent of that."""
+
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        """Return a batch of actions."""
+
+    def close(self) -> None:
+        """Give everything back. Never raises."""
+
+
+MakeActionSource = Callable[[Attempt, RemoteVectorEnv], ActionSource]
+"""Get the policy for a turn; raises EndpointError where its endpoint fails."""
+
+
+class FunctionActionSource:
+    """A function in this process.
+
+    Args:
+        function: Observations in, actions out.
+        lock: Held while it runs, where several workers share it.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], lock: contextlib.AbstractContextManager[Any] | None
+    ) -> None:
+        self.address = ""
+        self.failure: Exception | None = None
+        self._function = function
+        self._lock = lock
+
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        """Call it."""
+        try:
+            if self._lock is None:
+                return self._function(observation)
+            with self._lock:
+                return self._function(observation)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RemoteActionSource:
+    """A route at a model's endpoint.
+
+    Args:
+        source: The endpoint.
+        route_id: Never used twice.
+        env: Whose route it is.
+
+    Raises:
+        EndpointError: It cannot be reached, or broke.
+        RemoteModelError: The policy cannot act there.
+    """
+
+    def __init__(
+        self, source: SessionSource[RemoteModel], route_id: str, env: RemoteVectorEnv
+    ) -> None:
+        self.failure: Exception | None = None
+        self._source = source
+        self._route_id = route_id
+        self._model = source.open()
+        self.address = source.address
+        try:
+            self._model.configure_route(env, route_id=route_id)
+        except BaseException:
+            source.release(self._model)
+            raise
+
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        """Ask for a prediction."""
+        try:
+            return self._model.predict(observation, route_id=self._route_id, slots=slots())
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def close(self) -> None:
+        """Close the route, where it still answers, and give the session back."""
+        if self.failure is None:
+            with contextlib.suppress(RlmeshError):
+                self._model.close_route(self._route_id)
+        self._source.release(self._model)
+
+
+class AttemptEpisodes:
+    """The board, as the lanes of one turn see it."""
+
+    def __init__(self, coordinator: Coordinator, attempt: Attempt) -> None:
+        self._coordinator = coordinator
+        self._attempt = attempt
+        self.await_work = coordinator.await_work
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether to drop everything."""
+        return self._coordinator.is_stopped
+
+    @property
+    def num_waiting(self) -> int:
+        """About how many episodes could be taken."""
+        return self._coordinator.num_waiting
+
+    def begin(self) -> None:
+        """Note that the first reset was answered."""
+        self._coordinator.begin(self._attempt)
+
+    def take(self, lanes: Sequence[int]) -> list[int | None]:
+        """Give each of ``lanes`` an episode, as far as there are any."""
+        return self._coordinator.take(self._attempt, lanes)
+
+    def finish(self, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
+        """Note the episodes that have ended, with their lanes."""
+        self._coordinator.finish(self._attempt, ended)
+
+
+class EndpointWorker:
+    """Drives one environment's endpoint until no episode is left.
+
+    Args:
+        place: Of the endpoint.
+        source: The endpoint.
+        make_action_source: Gets the policy.
+        coordinator: Shared with the other workers.
+        seed: Of the episode with index 0.
+    """
+
+    def __init__(
+        self,
+        place: int,
+        source: SessionSource[RemoteVectorEnv],
+        make_action_source: MakeActionSource,
+        coordinator: Coordinator,
+        seed: int | None,
+    ) -> None:
+        self._place = place
+        self._source = source
+        self._make_action_source = make_action_source
+        self._coordinator = coordinator
+        self._seed = seed
+        # Kept while only the policy's endpoint breaks.
+        self._env: RemoteVectorEnv | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Block until all episodes are finished, here or elsewhere.
+
+        Raises:
+            RlmeshError: What no other endpoint could do better.
+            EvaluationInterruptedError: No endpoint is left.
+        """
+        try:
+            while (attempt := self._coordinator.await_attempt(self._place)) is not None:
+                try:
+                    self._run_attempt(attempt)
+                finally:
+                    self._coordinator.leave(attempt)
+        finally:
+            self.end_session()
+
+    def end_session(self) -> None:
+        """End the session with the environment, also one that another thread waits for."""
+        with self._lock:
+            env, self._env = self._env, None
+        if env is not None:
+            self._source.release(env)
+
+    def _run_attempt(self, attempt: Attempt) -> None:
+        actor: ActionSource | None = None
+        role = EndpointRole.ENV
+        try:
+            env = self._open()
+            role = EndpointRole.MODEL
+            actor = self._make_action_source(attempt, env)
+            role = EndpointRole.ENV
+            self._coordinator.note_open()
+            desk = AttemptEpisodes(self._coordinator, attempt)
+            LaneLoop(
+                env, actor.act, desk, self._seed, actor.address, in_rounds=_needs_rounds(env)
+            ).run()
+        except (EndpointError, RemoteError) as error:
+            if actor is not None and actor.failure is error:
+                role = EndpointRole.MODEL
+            if not self._is_breakdown(attempt, role, error):
+                raise
+            self._coordinator.lose(attempt, role, error)
+            if role is EndpointRole.ENV:
+                self.end_session()
+        finally:
+            if actor is not None:
+                actor.close()
+
+    def _open(self) -> RemoteVectorEnv:
+        env = self._env
+        if env is None:
+            env = self._source.open()
+            with self._lock:
+                self._env = env
+            self._coordinator.agree(env)
+        return env
+
+    def _is_breakdown(
+        self, attempt: Attempt, role: EndpointRole, error: EndpointError | RemoteError
+    ) -> bool:
+        """Tell whether the endpoint has failed, and the same may go well elsewhere or later."""
+        if self._coordinator.is_stopped or error is self._coordinator.refusal:
+            return False
+        if role is EndpointRole.MODEL and attempt.model is None:
+            return False  # the function's own affair
+        if isinstance(error, RemoteError):
+            return error.code in _BREAKDOWNS
+        if isinstance(error, AccessDeniedError):
+            # Later on another endpoint may have taken over the port.
+            return self._coordinator.was_reached(attempt, role)
+        return True
+
+
+def _needs_rounds(env: RemoteVectorEnv) -> bool:
+    """Tell whether lanes can only begin together; ended ones may be stepped along meanwhile."""
+    resets_itself = env.contract.autoreset_mode is not AutoresetMode.DISABLED
+    return resets_itself and not env.resets_single_lanes

@@ -1,0 +1,162 @@
+"""An RLModule's forward pass, without what torch and RLlib do round it each time.
+
+RLlib switches every part of the module to evaluation and back, twice for each forward pass, and
+torch looks for hooks at each part. With small networks that takes longer than the network.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.models.torch.encoder import TorchActorCriticEncoder, TorchMLPEncoder
+from ray.rllib.core.models.torch.heads import TorchFreeLogStdMLPHead, TorchMLPHead
+from ray.rllib.core.models.torch.primitives import TorchMLP
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+from torch import nn
+
+from rlmesh_ray.models.fast_path.sequential import (
+    Layer,
+    hooks_on,
+    is_sequential,
+    layers_in,
+    parts_of,
+)
+
+_TENSORS_AS_THEY_ARE = (np.dtype(np.float32), np.dtype(np.uint8))
+_HEADS = (TorchMLPHead, TorchFreeLogStdMLPHead)
+
+
+def batch_of(observations: Any, device: Any) -> dict[str, Any]:
+    """Return a forward pass's input, as RLlib's NumpyToTensor makes it.
+
+    Args:
+        observations: Batched; an array may be shared by the tensor.
+        device: Of the connector; None for the CPU.
+    """
+    if (
+        type(observations) is np.ndarray
+        and observations.dtype in _TENSORS_AS_THEY_ARE
+        and observations.flags.writeable
+        and _is_cpu(device)
+    ):
+        return {Columns.OBS: torch.from_numpy(observations)}
+    batch: dict[str, Any] = convert_to_torch_tensor({Columns.OBS: observations}, device=device)
+    return batch
+
+
+@lru_cache(maxsize=16)
+def _is_cpu(device: Any) -> bool:
+    return device is None or torch.device(device).type == "cpu"
+
+
+class FastForward:
+    """The forward pass of a module that nobody looks at between two passes.
+
+    It leaves the module in evaluation mode; whoever has called it last calls ``module.train()``
+    if it was in training mode before, as RLlib does each time.
+
+    Args:
+        module: A TorchRLModule; what it consists of stays the same.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._layers = _layers_of(module)
+        if self._layers is not None:
+            self._hooks = hooks_on(module.encoder, module.pi)
+        self._is_switched_as_usual = _is_switched_as_usual(module)
+
+    def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
+        """Do what ``module.forward_exploration`` does."""
+        if self._layers is not None and not any(self._hooks):
+            return _straight(self._layers, batch)
+        forward = self._module.forward_exploration
+        if self._is_switched_as_usual:
+            self._evaluate()
+            forward = self._module._forward_exploration
+        output: dict[str, Any] = forward(batch, t=t)
+        return output
+
+    def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Do what ``module.forward_inference`` does."""
+        if self._layers is not None and not any(self._hooks):
+            return _straight(self._layers, batch)
+        forward = self._module.forward_inference
+        if self._is_switched_as_usual:
+            self._evaluate()
+            forward = self._module._forward_inference
+        output: dict[str, Any] = forward(batch)
+        return output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FastForward, (self._module,)
+
+    def _evaluate(self) -> None:
+        # A forward pass may have switched a part of the module, for its dropout perhaps.
+        if not _is_evaluating(self._module):
+            self._module.eval()
+
+
+def _is_switched_as_usual(module: Any) -> bool:
+    """Tell whether nothing but its mode is changed round the module's forward pass."""
+    return _has_rllibs(module, TorchRLModule, "forward_exploration", "forward_inference") and all(
+        _has_rllibs(part, nn.Module, "train", "eval") for part in parts_of(module)
+    )
+
+
+def _has_rllibs(module: Any, kind: type[Any], *names: str) -> bool:
+    """Tell whether a module has not got methods of its own in place of those of ``kind``."""
+    return all(
+        getattr(type(module), name) is getattr(kind, name) and name not in vars(module)
+        for name in names
+    )
+
+
+def _is_evaluating(module: nn.Module) -> bool:
+    return not module.training and all(
+        _is_evaluating(part) for part in module._modules.values() if part is not None
+    )
+
+
+# --- RLlib's default networks of dense layers ----------------------------------------------
+
+
+def _straight(layers: Sequence[Layer], batch: dict[str, Any]) -> dict[str, Any]:
+    values = batch[Columns.OBS]
+    with torch.no_grad():
+        for layer in layers:
+            values = layer(values)
+    return {Columns.ACTION_DIST_INPUTS: values}
+
+
+def _layers_of(module: Any) -> list[Layer] | None:
+    """Return what an RLlib default module's actor does, one after the other; None: not known.
+
+    That is the module of PPO, IMPALA and APPO, with dense layers and without hooks. Its critic,
+    if it is there at all, changes nothing about the actions.
+    """
+    if not (
+        _has_rllibs(module, TorchRLModule, "forward_exploration", "forward_inference")
+        and _has_rllibs(module, TorchRLModule, "_forward_exploration", "_forward_inference")
+        and _has_rllibs(module, DefaultPPOTorchRLModule, "_forward")
+        and type(module.encoder) is TorchActorCriticEncoder
+        and type(module.pi) in _HEADS
+    ):
+        return None
+    encoder = module.encoder
+    actor = encoder.encoder if encoder.config.shared else encoder.actor_encoder
+    if type(actor) is not TorchMLPEncoder:
+        return None
+    if type(actor.net) is not TorchMLP or type(module.pi.net) is not TorchMLP:
+        return None  # somebody has put another network there
+    known = (*_HEADS, TorchActorCriticEncoder, TorchMLP, TorchMLPEncoder)
+    if not is_sequential(encoder, *known) or not is_sequential(module.pi, *known):
+        return None
+    is_net_only = type(module.pi) is TorchMLPHead and not module.pi.clip_log_std
+    head = layers_in(module.pi.net.mlp) if is_net_only else [module.pi.forward]
+    return [*layers_in(actor.net.mlp), *head]

@@ -1,0 +1,1 @@
+"""Policies with memory: one state for the running episode of each lane."""

@@ -1,0 +1,159 @@
+"""A policy that is a torch module with memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlmesh_ray.errors import PolicyError
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.models.recurrent.state_table import StateTable
+from rlmesh_ray.models.torch.actions import action_layout, zero_observations
+from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+class RecurrentTorchPolicy:
+    """Runs a module that passes a state on from step to step, one for each lane's episode.
+
+    The module has two methods::
+
+        initial_state() -> state                          # of one lane, without batch dimension
+        forward(observations, state) -> (outputs, state)  # both states batched, N rows
+
+    A state is a tensor, or a dict or tuple of tensors (nested as well). ``forward`` gets and
+    returns it with one batch dimension first, in the structure, shapes and dtypes of
+    ``initial_state`` (an LSTM of torch wants layers first: transpose). Observations and outputs
+    are those of ``TorchPolicy``. A state must not depend on other rows than its own.
+
+    Args:
+        module: It is switched to evaluation mode.
+        device: See ``TorchPolicy``.
+        buckets: See ``TorchPolicy``; rows of padding have states of zeros, which are thrown away.
+        compile: See ``TorchPolicy``.
+
+    Raises:
+        ConfigurationError: See ``torch_module.TorchModule``; or ``initial_state`` returns no
+            state.
+        PolicyError: ``initial_state`` raised.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        device: str | None = None,
+        buckets: Sequence[int] = (),
+        compile: bool = False,
+    ) -> None:
+        self._initial_state: Any = module.initial_state
+        self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
+        self.traits = PolicyTraits(
+            is_repeatable=True,
+            only_computes=self._module.only_computes,
+            kind=self._module.kind,
+        )
+        self._table = StateTable(self._initial, self._module.device)
+        self._lanes = SlotStates(self._table.allocate, self._table.release)
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Run the module on zeros: one row or two, or each size that is to be compiled.
+
+        Raises:
+            ContractMismatchError: The module does not take the contract's observations, or
+                returns other states than it begins with, or its output is nothing that the
+                action space could take.
+        """
+        for part in self._module.trial_parts(contract.num_envs):
+            observations = zero_observations(contract, part.num_rows)
+            row = self._table.allocate()
+            try:
+                states = self._table.gather(self._table.index([row] * part.num_rows, part))
+                result, after = self._run(self._module.tensors(observations, part), states)
+                action_layout(contract.action_space).check(result, part)
+                self._table.kept(after, part)
+            except PolicyError as error:
+                raise self._module.misfit(error, contract, part) from error
+            finally:
+                self._table.release(row)
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Choose the greedy actions, in one forward pass a part, and keep the new states.
+
+        Raises:
+            PolicyError: A lane occurs twice, the module raised, or its output is not what the
+                class promises. The lanes' states are what they were; so are those of a route for
+                one of whose rows there is NaN in the output, which nobody will act on.
+        """
+        form = action_layout(contract.action_space)
+        lanes = self._lanes.of(rows)
+        actions, changes = [], []
+        is_refused = np.zeros(len(lanes), np.bool_)
+        for part in self._module.parts(len(lanes)):
+            index = self._table.index(lanes, part)
+            result, after = self._run(
+                self._module.tensors(rows.observations, part), self._table.gather(index)
+            )
+            actions.append(form.actions(result, part))
+            is_nan = nan_rows(output.tensor for output in form.outputs(result, part.size))
+            if is_nan is not None:
+                is_refused[part.rows] = is_nan[: part.num_rows]
+            changes.append((part, index, self._table.kept(after, part)))
+        if is_refused.any():
+            _spread(is_refused, rows)
+        # Only now: a part that fails leaves the states of the others as they were, too.
+        for part, index, states in changes:
+            self._keep(index, states, is_refused[part.rows])
+        return form.joined(actions)
+
+    def _keep(self, index: torch.Tensor, states: Sequence[torch.Tensor], is_refused: IsNan) -> None:
+        if is_refused.any():
+            answered = torch.from_numpy(np.flatnonzero(~is_refused)).to(index.device)
+            index, states = index[answered], [leaf[answered] for leaf in states]
+        self._table.scatter(index, states)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free the state of a lane, or of all lanes of a route."""
+        self._lanes.forget(route_key, env_index)
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return a copy of the state dict; see ``TorchPolicy``."""
+        return self._module.get_weights()
+
+    def set_weights(self, weights: object) -> None:
+        """Replace all weights in place; running episodes keep their states.
+
+        Raises:
+            PolicyError: A name, shape or dtype is not the module's; nothing has changed.
+        """
+        self._module.set_weights(weights)
+
+    def _initial(self) -> Any:
+        try:
+            with torch.inference_mode():
+                return self._initial_state()
+        except Exception as error:
+            raise PolicyError(
+                f"the module's initial_state() raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _run(self, observations: Any, states: Any) -> tuple[Any, Any]:
+        returned = self._module.run(observations, states)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise PolicyError(
+                "the module's forward(observations, state) must return (outputs, state), not a "
+                f"{type(returned).__name__}"
+            )
+        return returned
+
+
+def _spread(is_refused: IsNan, rows: Rows) -> None:
+    """Mark all rows of a request of which one is refused: it is answered as a whole."""
+    first = 0
+    for route in rows.routes:
+        own = is_refused[first : first + len(route.slots)]
+        own[:] = own.any()
+        first += len(route.slots)

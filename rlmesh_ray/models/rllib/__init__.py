@@ -1,0 +1,1 @@
+"""Policies from RLlib checkpoints."""

@@ -1,0 +1,271 @@
+"""How an RLlib policy acts: on whole arrays where that comes to the same, else on episodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from ray.rllib.connectors import env_to_module as to_module
+from ray.rllib.connectors import module_to_env as to_env
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.spaces.space_utils import (
+    clip_action,
+    get_base_struct_from_space,
+    unbatch,
+    unsquash_action,
+)
+from tree import flatten, map_structure
+
+from rlmesh_ray.models.fast_path.action_sampling import ActionSampler, as_arrays
+from rlmesh_ray.models.fast_path.module_forward import batch_of
+from rlmesh_ray.models.nan_rows import IsNan, nan_rows, zeroed
+from rlmesh_ray.models.policy import Rows
+from rlmesh_ray.models.recurrent.slot_states import SlotStates
+from rlmesh_ray.models.rllib.checkpoint import CheckpointParts
+from rlmesh_ray.models.rllib.forward import BucketedForward
+from rlmesh_ray.models.rllib.weights import RllibWeights
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, TupleSpec
+
+# Episodes grow by one step a row; cutting costs as much as a few steps.
+_STEPS_BETWEEN_CUTS = 16
+# What of a module's output becomes actions, or is remembered.
+_ACTED_ON = {
+    Columns.ACTION_DIST_INPUTS,
+    Columns.ACTIONS,
+    Columns.ACTIONS_FOR_ENV,
+    Columns.STATE_OUT,
+}
+
+_DEFAULT_ENV_TO_MODULE = (
+    to_module.AddObservationsFromEpisodesToBatch,
+    to_module.AddTimeDimToBatchAndZeroPad,
+    to_module.AddStatesFromEpisodesToBatch,
+    to_module.BatchIndividualItems,
+    to_module.NumpyToTensor,
+)
+_DEFAULT_MODULE_TO_ENV = (
+    to_env.GetActions,
+    to_env.TensorToNumpy,
+    to_env.UnBatchToIndividualItems,
+    to_env.RemoveSingleTsTimeRankFromBatch,
+    to_env.NormalizeAndClipActions,
+    to_env.ListifyDataForVectorEnv,
+)
+
+
+class InferenceResult(NamedTuple):
+    """What an actor did."""
+
+    actions: object
+    """Batched, one a row."""
+    is_nan: IsNan | None
+    """Rows for which the module's output was no number: their actions mean nothing, and nothing
+    is remembered of them. None: there are no such rows."""
+
+
+class RllibInference(Protocol):
+    """Acts on batches of rows."""
+
+    def act(self, rows: Rows) -> InferenceResult:
+        """Choose one action a row. Whatever it raises, its lanes are what they were."""
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free what is remembered about a lane, or about all lanes of a route."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRunner:
+    """How an actor runs the module."""
+
+    forward: BucketedForward
+    weights: RllibWeights
+    explore: bool
+
+    def __call__(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
+        """Return the module's outputs, and the rows that were NaN in them, which are zeros now.
+
+        Nothing can be sampled for any row while there is NaN in one.
+        """
+        outputs = self.forward(batch, self.weights.env_steps)
+        acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
+        is_nan = nan_rows(flatten(acted_on))
+        if is_nan is not None:
+            outputs |= map_structure(lambda output: zeroed(output, is_nan), acted_on)
+        return outputs, is_nan
+
+
+def allows_arrays(parts: CheckpointParts) -> bool:
+    """Whether arrays may go past the episodes, with the same result."""
+    return (
+        not parts.module.is_stateful()
+        and _types(parts.env_to_module.connectors) == _DEFAULT_ENV_TO_MODULE
+        and _types(parts.module_to_env.connectors) == _DEFAULT_MODULE_TO_ENV
+    )
+
+
+def _types(pieces: Sequence[Any]) -> tuple[type, ...]:
+    return tuple(type(piece) for piece in pieces)
+
+
+class ArrayInference:
+    """RLlib's default connectors round a module without state, on whole arrays.
+
+    Only for what ``allows_arrays``; the connectors that take a batch apart and put it together
+    again are left out, and what is left is done with fewer looks where it comes to the same.
+    """
+
+    def __init__(self, parts: CheckpointParts, run: ModuleRunner) -> None:
+        self._run = run
+        self._device = parts.env_to_module.connectors[-1]._device
+        get_actions = parts.module_to_env.connectors[0]._get_actions
+        self._drawing = ActionSampler(parts.module, get_actions)
+        final = parts.module_to_env.connectors[4]
+        self._action_struct = get_base_struct_from_space(parts.spaces[1])
+        # RLlib looks for a Box in each batch, and leaves all other actions as they are.
+        spec = from_gymnasium(parts.spaces[1])
+        self._is_never_fitted = not isinstance(spec, (BoxSpec, DictSpec, TupleSpec))
+        self._fit: Any = None
+        if final.normalize_actions:
+            self._fit = unsquash_action
+        elif final.clip_actions:
+            self._fit = clip_action
+
+    def act(self, rows: Rows) -> InferenceResult:
+        """See ``RllibInference``."""
+        given = rows.observations
+        is_array = isinstance(given, np.ndarray)
+        observations = _writable(given) if is_array else map_structure(_writable, given)
+        outputs, is_nan = self._run(batch_of(observations, self._device))
+        self._drawing.add_to(outputs, explore=self._run.explore)
+        kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & outputs.keys()
+        arrays = as_arrays({key: outputs[key] for key in kept})
+        if self._fit is None:
+            return InferenceResult(
+                arrays.get(Columns.ACTIONS_FOR_ENV, arrays[Columns.ACTIONS]), is_nan
+            )
+        actions = arrays[Columns.ACTIONS]
+        if self._is_never_fitted and type(actions) is np.ndarray:
+            return InferenceResult(actions, is_nan)
+        return InferenceResult(self._fit(actions, self._action_struct), is_nan)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Nothing is remembered."""
+
+
+def _writable(column: Any) -> Any:
+    """Return a copy where need be: values from the wire are read-only, which a tensor cannot be."""
+    return np.require(column, requirements=["C", "W"])
+
+
+@dataclass(slots=True)
+class _LaneEpisode:
+    """The running episode of a lane, and what the module said last."""
+
+    episode: Any
+    num_kept: int | None = None
+    """Steps of the episode that have been acted on; None: not even its first observation has."""
+    action: Any = None
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+    def advance(self, observation: Any) -> None:
+        """Add the observation to act on, and the action that led to it."""
+        if not self.episode.is_reset:
+            self.episode.add_env_reset(observation=observation, infos={})
+        else:
+            self.episode.add_env_step(
+                observation=observation,
+                action=self.action,
+                reward=0.0,
+                infos={},
+                extra_model_outputs=self.outputs,
+            )
+
+    def keep(self, action: Any, outputs: dict[str, Any], lookback: int) -> None:
+        """Note how it was acted on the observation."""
+        self.action, self.outputs = action, outputs
+        if len(self.episode) >= _STEPS_BETWEEN_CUTS:
+            self.episode = self.episode.cut(len_lookback_buffer=lookback)
+        self.num_kept = len(self.episode)
+
+    def undo(self) -> None:
+        """Take back an observation that was not acted on, if there is one."""
+        now = self.episode
+        if self.num_kept is None:
+            self.episode = _fresh_episode(now.observation_space, now.action_space)
+        else:
+            self.episode = now.slice(slice(0, self.num_kept))
+            self.episode._custom_data = now.custom_data
+
+
+class EpisodeInference:
+    """Any pipeline and any module, on episodes, as RLlib's EnvRunner calls them."""
+
+    def __init__(self, parts: CheckpointParts, run: ModuleRunner) -> None:
+        self._parts = parts
+        self._run = run
+        self._shared_data: dict[str, Any] = {}
+        self._lanes = SlotStates(self._fresh_lane)
+
+    def act(self, rows: Rows) -> InferenceResult:
+        """See ``RllibInference``; connectors with a memory of their own may have moved on.
+
+        Raises:
+            PolicyError: A lane occurs twice.
+        """
+        lanes = self._lanes.of(rows)
+        try:
+            return self._act(lanes, unbatch(rows.observations))
+        except Exception:
+            for lane in lanes:
+                lane.undo()
+            raise
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """See ``RllibInference``."""
+        self._lanes.forget(route_key, env_index)
+
+    def _act(self, lanes: Sequence[_LaneEpisode], observations: list[Any]) -> InferenceResult:
+        for lane, observation in zip(lanes, observations, strict=True):
+            lane.advance(observation)
+        outputs, is_nan = self._outputs([lane.episode for lane in lanes], observations)
+        actions = outputs.pop(Columns.ACTIONS)
+        actions_for_env = outputs.pop(Columns.ACTIONS_FOR_ENV, actions)
+        of_lanes = [
+            (action, {key: column[row] for key, column in outputs.items()})
+            for row, action in enumerate(unbatch(actions))
+        ]
+        is_lost = np.zeros(len(lanes), np.bool_) if is_nan is None else is_nan
+        # Nothing may be kept of a lane before all that can fail has gone well for all of them.
+        for lane, of_lane, is_undone in list(zip(lanes, of_lanes, is_lost, strict=True)):
+            if is_undone:
+                lane.undo()
+            else:
+                lane.keep(*of_lane, self._parts.lookback)
+        return InferenceResult(actions_for_env, is_nan)
+
+    def _fresh_lane(self) -> _LaneEpisode:
+        return _LaneEpisode(_fresh_episode(*self._parts.spaces))
+
+    def _outputs(
+        self, episodes: list[Any], observations: list[Any]
+    ) -> tuple[dict[str, Any], IsNan | None]:
+        context = {
+            "rl_module": self._parts.module,
+            "episodes": episodes,
+            "explore": self._run.explore,
+            "shared_data": self._shared_data,
+            "metrics": None,
+        }
+        infos: list[dict[str, Any]] = [{} for _ in episodes]
+        # Batched pieces take the observations from the arguments, not from the episodes.
+        batch = self._parts.env_to_module(
+            batch={}, **context, **{Columns.OBS: observations, Columns.INFOS: infos}
+        )
+        batch, is_nan = self._run(batch)
+        return dict(self._parts.module_to_env(batch=batch, **context)), is_nan
+
+
+def _fresh_episode(observation_space: Any, action_space: Any) -> Any:
+    return SingleAgentEpisode(observation_space=observation_space, action_space=action_space)

@@ -1,0 +1,211 @@
+"""A policy from an RLlib checkpoint that acts as RLlib's own evaluation does.
+
+What runs is what an RLlib EnvRunner runs: the env-to-module pipeline, the RLModule and the
+module-to-env pipeline (RLlib 2.60, ``SingleAgentEnvRunner._sample`` is the model for the sequence
+of calls). ``rllib_checkpoint`` loads them.
+
+Three things differ on purpose, because a server is not an evaluation:
+
+* ``explore`` is False unless asked for, whatever the training said;
+* observation filters stand still: what one client sends must not change how others are served
+  (RLlib's evaluation goes on updating them, unless they have ``update_stats=False``);
+* rewards are 0.0 and infos empty, since the wire carries neither to a model. A pipeline that
+  reads them acts on zeros; a warning is logged for RLlib's own piece that does.
+
+**Loading a checkpoint runs code**; see ``rllib_checkpoint``.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlmesh_ray.errors import ContractMismatchError, PolicyError, UnsupportedSpaceError
+from rlmesh_ray.models.batch_buckets import BatchBuckets
+from rlmesh_ray.models.nan_rows import refusable
+from rlmesh_ray.models.policy import PolicyTraits, RouteRows, Rows
+from rlmesh_ray.models.rllib.checkpoint import load_checkpoint, pieces
+from rlmesh_ray.models.rllib.forward import BucketedForward
+from rlmesh_ray.models.rllib.inference import (
+    ArrayInference,
+    EpisodeInference,
+    ModuleRunner,
+    RllibInference,
+    allows_arrays,
+)
+from rlmesh_ray.models.rllib.weights import RllibWeights
+from rlmesh_ray.models.torch.module import torch_device
+from rlmesh_ray.models.trusted_code import is_trusted, only_computes
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.spaces.batch import empty_columns, unflatten
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
+from rlmesh_ray.spaces.space_description import describe_difference
+from rlmesh_ray.spaces.spec import SpaceSpec
+
+# No route of a server has such a name.
+_TRIAL = "\0"
+
+
+class RllibPolicy:
+    """Acts as the Algorithm in a checkpoint does when it is evaluated.
+
+    One forward pass serves all rows of a batch. For a module without state behind RLlib's default
+    connectors the rows stay arrays all the way, and nothing is remembered about lanes. Otherwise
+    RLlib's pipelines run on one ``SingleAgentEpisode`` for each lane, as in RLlib's EnvRunner,
+    cut short so that it does not grow.
+
+    Args:
+        checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune), ``RLModule.save_to_path`` or
+            ``MultiRLModule.save_to_path`` wrote; new API stack, single agent.
+        explore: Whether to sample actions instead of taking the likeliest.
+        device: Where the module runs, as torch names it.
+        buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors see no
+            padding.
+        compile: Whether to run the module through ``torch.compile``; the first batch of each size
+            waits for it.
+
+    Raises:
+        ConfigurationError: The folder is no such checkpoint, or an option cannot be had.
+        PolicyError: It could not be unpickled, or built.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        explore: bool = False,
+        device: str = "cpu",
+        buckets: Sequence[int] = (),
+        compile: bool = False,
+    ) -> None:
+        of_device, sizes = torch_device(device), BatchBuckets(buckets)
+        parts = load_checkpoint(checkpoint, device)
+        self._spaces = parts.spaces
+        forward = BucketedForward(parts.module, explore, sizes, of_device if compile else None)
+        self._weights = RllibWeights(
+            parts.module,
+            {
+                "env_to_module_connector": parts.env_to_module,
+                "module_to_env_connector": parts.module_to_env,
+            },
+            parts.env_steps,
+            self._try,
+        )
+        run = ModuleRunner(forward, self._weights, explore)
+        is_array = allows_arrays(parts)
+        self._actor: RllibInference = (
+            ArrayInference(parts, run) if is_array else EpisodeInference(parts, run)
+        )
+        self.traits = PolicyTraits(
+            # Connectors of somebody else may move on before they fail.
+            is_repeatable=all(map(is_trusted, map(type, pieces(parts)))),
+            only_computes=is_array
+            and not compile
+            and only_computes(parts.module, of_device)
+            and _samples_as_known(parts.module),
+            observation_space=_spec_of(self._spaces[0]),
+            action_space=_spec_of(self._spaces[1]),
+            kind="RLlib checkpoint",
+            algorithm=parts.algorithm,
+            checks_concurrently=True,
+        )
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Compare the environment's spaces with those that the policy was trained on.
+
+        Raises:
+            ContractMismatchError: They differ.
+        """
+        theirs = {
+            "observation_space": contract.observation_space,
+            "action_space": contract.action_space,
+        }
+        differences = [
+            f"{name}: {_difference(ours, spec)}"
+            for (name, spec), ours in zip(theirs.items(), self._spaces, strict=True)
+            if to_gymnasium(spec) != ours
+        ]
+        if differences:
+            raise ContractMismatchError(
+                f"the checkpoint was trained on other spaces than {contract.id} has: "
+                f"{'; '.join(differences)}; serve a checkpoint that was trained on this environment"
+            )
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Choose actions, unsquashed and clipped as the checkpoint's pipeline does it.
+
+        A row for which the module's output has NaN in it gets an action that is outside its
+        space, which whoever checks the actions refuses for this row alone, and its lane stays
+        what it was.
+
+        Raises:
+            PolicyError: A lane occurs twice, a connector or the module raised, or there is NaN
+                for all rows. The rows' lanes are what they were; those whose episodes have ended
+                begin anew.
+        """
+        try:
+            actions, is_nan = self._actor.act(rows)
+        except PolicyError:
+            raise
+        except Exception as error:
+            raise PolicyError(
+                f"the RLlib module or one of its connectors raised {type(error).__name__}: {error}"
+            ) from error
+        if is_nan is None:
+            return actions
+        return refusable(from_gymnasium(self._spaces[1]), actions, is_nan)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Free the episode of a lane, or of all lanes of a route."""
+        self._actor.forget(route_key, env_index)
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return a copy of the module's and the connectors' state, as an EnvRunner has it."""
+        return self._weights.get()
+
+    def set_weights(self, weights: object) -> None:
+        """Replace the module's weights, in place, and the connectors' states.
+
+        Filters use the statistics that they are given, and still learn nothing from clients.
+        Running episodes go on.
+
+        Args:
+            weights: The state of an EnvRunner; see ``RllibWeights.set``.
+
+        Raises:
+            PolicyError: Something in it does not fit; nothing has changed.
+        """
+        self._weights.set(weights)
+
+    def _try(self) -> None:
+        """Act on one row of zeros, as a lane that nobody has."""
+        spec = from_gymnasium(self._spaces[0])
+        observations = unflatten(spec, empty_columns(spec, 1))
+        try:
+            self._actor.act(
+                Rows(observations, [RouteRows(_TRIAL, [PredictSlot(0, "", 0, reset=True)])])
+            )
+        finally:
+            self._actor.forget(_TRIAL, None)
+
+
+def _spec_of(space: Space) -> SpaceSpec | None:
+    """Return the spec of a space; None: no contract can express it, so that no route fits."""
+    try:
+        return from_gymnasium(space)
+    except UnsupportedSpaceError:
+        return None
+
+
+def _difference(trained_on: Space, found: SpaceSpec) -> str:
+    known = _spec_of(trained_on)
+    in_detail = describe_difference(known, found) if known is not None else ""
+    return in_detail or f"{to_gymnasium(found)} where {trained_on} is expected"
+
+
+def _samples_as_known(module: Any) -> bool:
+    try:
+        kinds = module.get_inference_action_dist_cls(), module.get_exploration_action_dist_cls()
+    except (NotImplementedError, ValueError):
+        return False  # it has none, and chooses its actions itself
+    return all(map(is_trusted, kinds))

@@ -1,0 +1,1 @@
+"""Policies that are torch modules, TorchScript or exported programs."""

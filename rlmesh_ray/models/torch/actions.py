@@ -1,0 +1,193 @@
+"""A module's outputs as actions, by the rules in ``TorchPolicy``."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.batch_buckets import PaddedBatch
+from rlmesh_ray.models.torch.module import describe
+from rlmesh_ray.spaces.batch import Leaf, empty_columns, flatten, leaves, unflatten
+from rlmesh_ray.spaces.conformance import has_nan
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
+
+
+def zero_observations(contract: EnvContract, num_rows: int) -> Any:
+    """Return observations to try a module with: zeros.
+
+    Raises:
+        ContractMismatchError: The contract has text in it, which no tensor can hold.
+    """
+    for leaf in (*leaves(contract.observation_space), *leaves(contract.action_space)):
+        if leaf.dtype is None:
+            raise ContractMismatchError(
+                f"a torch module cannot act in {contract.id}: {leaf.name or 'its space'} is "
+                "text; serve a Python callable instead"
+            )
+    spec = contract.observation_space
+    return unflatten(spec, empty_columns(spec, num_rows))
+
+
+class ActionOutput(NamedTuple):
+    """What a module returned for one leaf of the action space."""
+
+    leaf: Leaf
+    tensor: torch.Tensor
+    num_choices: int
+    """How many logits a row has; 0: the tensor holds the actions themselves."""
+
+
+@lru_cache(maxsize=256)
+def action_layout(spec: SpaceSpec) -> "ActionLayout":
+    """Return the form of a space's actions; the same one each time."""
+    return ActionLayout(spec)
+
+
+class ActionLayout:
+    """What a module returns for the actions of one space.
+
+    Args:
+        spec: The action space.
+    """
+
+    def __init__(self, spec: SpaceSpec) -> None:
+        self._spec = spec
+        self._leaves = leaves(spec)
+
+    def outputs(self, result: Any, size: int) -> list[ActionOutput]:
+        """Return one output a leaf of the action space.
+
+        Args:
+            result: What the module returned.
+            size: Rows that it was given.
+
+        Raises:
+            PolicyError: It is nothing that the action space could take.
+        """
+        try:
+            parts = flatten(self._spec, result)
+        except ConformanceError as error:
+            raise PolicyError(
+                f"the module's output has not the structure of the action space: {error}"
+            ) from error
+        return [_output(leaf, part, size) for leaf, part in zip(self._leaves, parts, strict=True)]
+
+    def check(self, result: Any, part: PaddedBatch) -> None:
+        """Make sure that a module's output for a trial is of a kind that can be actions.
+
+        Zeros may be nothing that the module was made for: infinite, undefined and negative numbers
+        prove nothing. Halves prove that it does not choose whole numbers.
+
+        Args:
+            result: What the module returned.
+            part: The rows that it was given.
+
+        Raises:
+            PolicyError: It is nothing that the action space could take.
+        """
+        for leaf, tensor, num_choices in self.outputs(result, part.size):
+            try:
+                column = _column(tensor, part)
+            except (RuntimeError, TypeError) as error:
+                raise _impossible(leaf, tensor, str(error)) from error
+            obstacle = "" if num_choices else _obstacle(leaf, column)
+            if obstacle:
+                raise _impossible(leaf, tensor, obstacle)
+
+    def actions(self, result: Any, part: PaddedBatch) -> list[NDArray[Any]]:
+        """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf, without padding.
+
+        A row whose logits have NaN in them gets an action that is outside its Discrete, which
+        whoever checks the actions refuses for this row alone.
+
+        Args:
+            result: What the module returned.
+            part: The rows that it was given.
+
+        Raises:
+            PolicyError: It is nothing that the action space could take, or all rows' logits have
+                NaN in them.
+        """
+        return [_actions(output, part) for output in self.outputs(result, part.size)]
+
+    def joined(self, parts: Sequence[Sequence[NDArray[Any]]]) -> Any:
+        """Return the actions of all parts as one batched value."""
+        if len(parts) == 1:
+            return unflatten(self._spec, parts[0])
+        return unflatten(self._spec, [np.concatenate(own) for own in zip(*parts, strict=True)])
+
+
+def _output(leaf: Leaf, tensor: Any, size: int) -> ActionOutput:
+    if not isinstance(tensor, torch.Tensor):
+        raise PolicyError(
+            f"the module returned a {type(tensor).__name__} where a tensor of actions or "
+            "logits is needed; wrap it in a module that returns just that"
+        )
+    spec, is_float = leaf.spec, tensor.is_floating_point()
+    if isinstance(spec, DiscreteSpec) and is_float and tensor.shape == (size, spec.n):
+        return ActionOutput(leaf, tensor, spec.n)
+    if tensor.shape == (size, *leaf.shape) and (isinstance(spec, BoxSpec) or not is_float):
+        return ActionOutput(leaf, tensor, 0)
+    raise _misfit(leaf, tensor, size)
+
+
+def _actions(output: ActionOutput, part: PaddedBatch) -> NDArray[Any]:
+    leaf, tensor, num_choices = output
+    column = _column(tensor, part)
+    if not num_choices:
+        return column
+    # For small arrays NumPy is several times quicker than torch, and breaks ties alike.
+    choices: NDArray[Any] = column.argmax(axis=1)
+    if has_nan(column):
+        # argmax would make an action of it, and nobody would ever know.
+        is_nan = np.isnan(column).any(axis=1)
+        if is_nan.all():
+            raise PolicyError("the module's output has NaN in it; are its weights sound?")
+        choices[is_nan] = num_choices
+    start = leaf.spec.start if isinstance(leaf.spec, DiscreteSpec) else 0
+    return choices + start if start else choices
+
+
+def _column(tensor: torch.Tensor, part: PaddedBatch) -> NDArray[Any]:
+    # NumPy has no bfloat16.
+    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    column: NDArray[Any] = tensor.detach().cpu().numpy()[: part.num_rows]
+    return column
+
+
+def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
+    """Return why no numbers of such a column are in the leaf's space; empty: some may be."""
+    assert leaf.dtype is not None, "text is refused before anything runs"
+    kind = column.dtype.kind
+    if kind not in "biuf":
+        return f"{column.dtype} cannot become {leaf.dtype}"
+    if kind == "f" and leaf.dtype.kind != "f":
+        fractions = column[np.isfinite(column) & (column != np.trunc(column))]
+        if fractions.size:
+            return f"{fractions[0]} is no whole number"
+    return ""
+
+
+def _impossible(leaf: Leaf, tensor: torch.Tensor, why: str) -> PolicyError:
+    return PolicyError(
+        f"the module returned {describe(tensor)} for {leaf.name or 'the action'}, which cannot be "
+        f"actions: {why}"
+    )
+
+
+def _misfit(leaf: Leaf, tensor: torch.Tensor, size: int) -> PolicyError:
+    spec, actions_shape = leaf.spec, (size, *leaf.shape)
+    wanted = f"actions {actions_shape}"
+    if isinstance(spec, DiscreteSpec):
+        wanted = f"float logits {(size, spec.n)} or integer actions {actions_shape}"
+    elif not isinstance(spec, BoxSpec):
+        wanted = f"integer {wanted}"
+    return PolicyError(
+        f"the module returned {describe(tensor)} for {leaf.name or 'the action'}; "
+        f"{type(spec).__name__.removesuffix('Spec')} takes {wanted}"
+    )

@@ -1,0 +1,212 @@
+"""A torch module on its device, asked in batches of few sizes."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError, PolicyError
+from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
+from rlmesh_ray.models.fast_path.sequential import SequentialFastPath, is_sequential
+from rlmesh_ray.models.torch.weights import check_weights, replace, weights_of
+from rlmesh_ray.models.trusted_code import only_computes
+from rlmesh_ray.spaces.contract import EnvContract
+
+# Torch compiles as many versions of a function by default, and then runs it uncompiled.
+_MOST_COMPILED_SIZES = 8
+
+
+class TorchModule:
+    """Runs a module without gradients.
+
+    Args:
+        module: Switched to evaluation mode; what it consists of stays the same.
+        device: Where it is moved, as torch names it; None: it stays where its parameters are.
+        buckets: Row counts that the module is run with; see ``buckets.BatchBuckets``.
+        compile: Whether to run it through ``torch.compile``, once a bucket; on CUDA the graphs
+            are captured, too.
+
+    Raises:
+        ConfigurationError: The device is not there, the buckets are not ascending or too many to
+            compile, or the module cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        device: str | None = None,
+        buckets: Sequence[int] = (),
+        compile: bool = False,
+    ) -> None:
+        # A program from torch.export was traced in one mode and cannot switch.
+        with contextlib.suppress(NotImplementedError):
+            module.eval()
+        if device is not None:
+            module.to(torch_device(device))
+        self._module = module
+        first = next(iter([*module.parameters(), *module.buffers()]), None)
+        self.device = torch.device(device or "cpu") if first is None else first.device
+        """Where inputs are moved."""
+        self.only_computes = not compile and only_computes(module, self.device)
+        """Whether a run waits for nothing but the processor, see ``known_code``."""
+        self.kind = _kind(module)
+        """What it is, for people."""
+        self._buckets = BatchBuckets(buckets)
+        self._is_compiled = compile
+        if compile and isinstance(module, torch.jit.ScriptModule):
+            raise ConfigurationError("TorchScript is compiled already; leave compile out")
+        self._call: Callable[..., Any] = (
+            SequentialFastPath(module) if is_sequential(module) else module
+        )
+        if compile:
+            self._call = compiled(module, self.device, self._buckets)
+
+    def parts(self, num_rows: int) -> list[PaddedBatch]:
+        """Return what runs at once of a batch of ``num_rows``."""
+        return self._buckets.parts(num_rows)
+
+    def trial_parts(self, num_lanes: int) -> list[PaddedBatch]:
+        """Return what to run before the first batch of a route.
+
+        One row; two as well, where the route can ask for several and nothing is padded: a program
+        may have been exported for one. Or all sizes to be compiled.
+        """
+        sizes = self._buckets.sizes if self._is_compiled else ()
+        if not sizes:
+            sizes = (1,) if num_lanes == 1 or self._buckets.sizes else (1, 2)
+        return [part for size in sizes for part in self.parts(size)]
+
+    def misfit(
+        self, error: PolicyError, contract: EnvContract, part: PaddedBatch
+    ) -> ContractMismatchError:
+        """Return what to tell of a part of the trial that has failed."""
+        remedy = (
+            "; one row it takes: export it for any number of rows, or have batches cut to one "
+            "(buckets=[1], --bucket 1)"
+            if part.size > 1 and not self._buckets.sizes
+            else ""
+        )
+        return ContractMismatchError(
+            f"the torch module cannot act in {contract.id}: {error}{remedy}"
+        )
+
+    def tensors(self, value: Any, part: PaddedBatch) -> Any:
+        """Return a part of a batch as tensors ``(part.size, ...)``, padded with zeros.
+
+        Args:
+            value: A batched value: an array, or a dict or tuple of such.
+            part: Of the batch.
+        """
+        if isinstance(value, np.ndarray):
+            return self._tensor(value, part)
+        if isinstance(value, Mapping):
+            return {key: self.tensors(inner, part) for key, inner in value.items()}
+        return tuple(self.tensors(inner, part) for inner in value)
+
+    def run(self, *inputs: Any) -> Any:
+        """Run the module on what ``tensors`` made.
+
+        What it returns may be overwritten by the next run.
+
+        Raises:
+            PolicyError: The module raised; its own error is the cause.
+        """
+        try:
+            with torch.inference_mode():
+                return self._call(*inputs)
+        except Exception as error:
+            raise PolicyError(
+                f"the module raised {type(error).__name__} on observations "
+                f"{describe(inputs[0])}: {error}"
+            ) from error
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return a copy of the module's state dict; see ``weights.weights_of``."""
+        return weights_of(self._module)
+
+    def set_weights(self, weights: object) -> None:
+        """Replace all weights, in place.
+
+        Raises:
+            PolicyError: They are not this module's; nothing has changed.
+        """
+        replace(check_weights(self._module, weights))
+
+    def _tensor(self, array: np.ndarray[Any, Any], part: PaddedBatch) -> torch.Tensor:
+        if part.size == len(array):
+            # Values from the wire are read-only, which a tensor cannot be.
+            flags = array.flags
+            if not (flags.c_contiguous and flags.writeable):
+                array = array.copy()
+        else:
+            padded = np.zeros((part.size, *array.shape[1:]), array.dtype)
+            padded[: part.num_rows] = array[part.rows]
+            array = padded
+        tensor = torch.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device of that name, if it is there.
+
+    Raises:
+        ConfigurationError: It is not; says which are.
+    """
+    there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device={name} is none that policies run on; here are {there}")
+    is_there = device.type == "cpu" or (
+        torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    )
+    if not is_there:
+        reason = "torch finds no such GPU" if torch.version.cuda else "this torch knows no CUDA"
+        raise ConfigurationError(
+            f"device={name} is not available: {reason}; use one of {there}, or install a torch "
+            "with CUDA and its driver"
+        )
+    return device
+
+
+def _kind(module: torch.nn.Module) -> str:
+    if isinstance(module, torch.jit.ScriptModule):
+        return "TorchScript"
+    if isinstance(module, torch.fx.GraphModule):
+        return "torch.export"
+    return f"torch module {type(module).__name__}"
+
+
+def compiled(function: Any, device: torch.device, buckets: BatchBuckets) -> Any:
+    """Compile for the bucket sizes, or for any size where there are none.
+
+    Raises:
+        ConfigurationError: There are more buckets than torch compiles.
+    """
+    if len(buckets.sizes) > _MOST_COMPILED_SIZES:
+        raise ConfigurationError(
+            f"{len(buckets.sizes)} buckets are more than torch compiles of one module; give "
+            f"{_MOST_COMPILED_SIZES} at most"
+        )
+    return torch.compile(
+        function,
+        dynamic=not buckets.sizes,
+        # On CUDA: graphs that are captured once and replayed.
+        mode="reduce-overhead" if device.type == "cuda" and buckets.sizes else None,
+    )
+
+
+def describe(value: Any) -> str:
+    """Name dtypes and shapes of a batched value."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(describe(part) for part in value) + ")"
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__

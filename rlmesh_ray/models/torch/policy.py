@@ -1,0 +1,105 @@
+"""A policy that is a torch module without memory: a module, TorchScript, a torch.export program."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rlmesh_ray.errors import PolicyError
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.models.torch.actions import action_layout, zero_observations
+from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+class TorchPolicy:
+    """Runs a module on batches of observations, greedily.
+
+    The module gets the observations as tensors of their declared dtypes, one batch dimension
+    first, in the structure of the observation space (a tensor, a dict of them, a tuple of them).
+    For every leaf of the action space it returns, for N rows,
+
+    * Discrete: logits ``(N, n)`` of a float dtype, of which the largest wins (plus ``start``),
+      or the actions themselves, ``(N,)`` integers;
+    * everything else: the actions themselves, ``(N, *shape)``; of an integer (or bool) dtype
+      unless the leaf is a Box.
+
+    On a CPU a module that is made of torch's own layers alone counts as one that only computes
+    (``PolicyTraits``), and so does a program of TorchScript or torch.export without loops. Whoever
+    writes a ``forward`` may wait in it.
+
+    Such layers in a row are called one after the other, without torch's looks in between. Weights
+    may change and hooks be registered at any time; parts must not be exchanged.
+
+    Args:
+        module: It is switched to evaluation mode.
+        device: Where it is moved, such as ``"cuda:0"``; None: it stays where its parameters are.
+        buckets: Row counts, ascending. A batch is padded with rows of zeros up to the next one,
+            and a larger one runs in several parts, so that the module sees no other sizes.
+        compile: Whether to run the module through ``torch.compile``. Each size is compiled when a
+            contract is checked, not when the first client waits for it.
+
+    Raises:
+        ConfigurationError: See ``torch_module.TorchModule``.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        device: str | None = None,
+        buckets: Sequence[int] = (),
+        compile: bool = False,
+    ) -> None:
+        self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
+        only_computes = self._module.only_computes
+        self.traits = PolicyTraits(
+            is_repeatable=True,
+            only_computes=only_computes,
+            # A trial of what remembers nothing between two calls disturbs none of them.
+            checks_concurrently=only_computes,
+            kind=self._module.kind,
+        )
+
+    def check_contract(self, contract: EnvContract) -> None:
+        """Run the module on zeros: one row or two, or each size that is to be compiled.
+
+        Raises:
+            ContractMismatchError: The module does not take the contract's observations, or its
+                output is nothing that the action space could take.
+        """
+        for part in self._module.trial_parts(contract.num_envs):
+            observations = zero_observations(contract, part.num_rows)
+            try:
+                result = self._module.run(self._module.tensors(observations, part))
+                action_layout(contract.action_space).check(result, part)
+            except PolicyError as error:
+                raise self._module.misfit(error, contract, part) from error
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        """Choose the greedy actions, in one forward pass a part.
+
+        Raises:
+            PolicyError: The module raised, or its output is not what the class promises.
+        """
+        form = action_layout(contract.action_space)
+        actions = []
+        for part in self._module.parts(rows.num_rows):
+            result = self._module.run(self._module.tensors(rows.observations, part))
+            actions.append(form.actions(result, part))
+        return form.joined(actions)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        """Do nothing: the module is asked row by row and remembers nothing."""
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return a copy of the state dict: name -> NumPy array (a tensor for bfloat16)."""
+        return self._module.get_weights()
+
+    def set_weights(self, weights: object) -> None:
+        """Replace all weights in place; takes what ``get_weights`` returns, tensors as well.
+
+        Raises:
+            PolicyError: A name, shape or dtype is not the module's; nothing has changed.
+        """
+        self._module.set_weights(weights)

@@ -1,0 +1,1 @@
+"""What configure does on the driver: endpoints, layout, validation and warnings."""

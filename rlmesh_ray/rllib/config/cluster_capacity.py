@@ -1,0 +1,266 @@
+"""Whether the actors of an algorithm find room in the Ray cluster, beside its endpoints.
+
+RLlib waits without a word, and without end, for actors that Ray cannot place.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from rlmesh_ray.actors.cluster_resources import Resources, fits, may_grow, node_resources
+from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.config.tune_params import is_tune_param
+
+_SETTLE_S = 2.0
+"""How long resources may take to come free after an algorithm or a fleet has been stopped."""
+_LOOK_EVERY_S = 0.2
+_ROUNDING = 1e-4
+
+_SETTINGS = (
+    "num_env_runners",
+    "num_cpus_per_env_runner",
+    "num_gpus_per_env_runner",
+    "custom_resources_per_env_runner",
+    "evaluation_num_env_runners",
+    "evaluation_config",
+    "num_learners",
+    "num_cpus_per_learner",
+    "num_gpus_per_learner",
+    "custom_resources_per_learner",
+    "num_aggregator_actors_per_learner",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorGroup:
+    """Actors that need the same resources, each on one node."""
+
+    name: str
+    count: int
+    each: Resources
+    settings: str
+    """What sets the number and the resources, for messages."""
+
+    def __str__(self) -> str:
+        amounts = " and ".join(f"{amount:g} {name}" for name, amount in self.each.items())
+        return f"{self.count} {self.name} with {amounts}" + (" each" if self.count > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityShortage:
+    """Why actors do not all find room."""
+
+    reason: str
+    is_certain: bool
+    """False: another distribution over the nodes might do."""
+
+
+def find_shortage(
+    groups: Iterable[ActorGroup], nodes: Sequence[Resources]
+) -> CapacityShortage | None:
+    """Return why these actors do not fit onto nodes with these resources; None: they fit.
+
+    Args:
+        groups: All that run at the same time.
+        nodes: What each node has.
+    """
+    wanted = [group for group in groups if group.count and group.each]
+    listed = ", ".join(map(str, wanted))
+    for name in dict.fromkeys(name for group in wanted for name in group.each):
+        needed = sum(group.count * group.each.get(name, 0.0) for group in wanted)
+        there = sum(node.get(name, 0.0) for node in nodes)
+        if needed > there + _ROUNDING:
+            return CapacityShortage(
+                f"{listed} need {needed:g} {name}, and there are {there:g}", True
+            )
+    for group in wanted:
+        places = sum(_places(group.each, node) for node in nodes)
+        if places < group.count:
+            reason = f"of {group}, only {places} find room, since each needs it on one node"
+            return CapacityShortage(reason, True)
+    if not _can_pack(wanted, nodes):
+        return CapacityShortage(
+            f"{listed} hardly fit onto {len(nodes)} nodes, each on one of them", False
+        )
+    return None
+
+
+def _places(each: Resources, node: Resources) -> int:
+    """Return how many actors that need this a node takes."""
+    return min(
+        math.floor((node.get(name, 0.0) + _ROUNDING) / amount) for name, amount in each.items()
+    )
+
+
+def _can_pack(groups: Iterable[ActorGroup], nodes: Sequence[Resources]) -> bool:
+    """Try to place the actors one by one, those that need most first."""
+    free = [dict(node) for node in nodes]
+    for group in sorted(groups, key=lambda group: max(group.each.values()), reverse=True):
+        for _ in range(group.count):
+            node = next((node for node in free if fits(group.each, node)), None)
+            if node is None:
+                return False
+            for name, amount in group.each.items():
+                node[name] -= amount
+    return True
+
+
+def actor_groups(config: AlgorithmConfig) -> Iterator[ActorGroup]:
+    """Yield the actors that RLlib starts for a config; what runs in the driver needs none."""
+    yield ActorGroup(
+        "EnvRunner(s)",
+        int(config.num_env_runners or 0),
+        _runner_needs(config),
+        f"num_env_runners, {_options('env_runner', _runner_needs(config))}",
+    )
+    if config.evaluation_num_env_runners:
+        needs = _runner_needs(config.get_evaluation_config_object())
+        yield ActorGroup(
+            "evaluation EnvRunner(s)",
+            int(config.evaluation_num_env_runners),
+            needs,
+            f"evaluation_num_env_runners, {_options('env_runner', needs)} in evaluation_config",
+        )
+    cpus = config.num_cpus_per_learner
+    if cpus == "auto":
+        cpus = 0 if config.num_gpus_per_learner else 1
+    num_learners = int(config.num_learners or 0)
+    needs = _positive(
+        {
+            "CPU": cpus,
+            "GPU": config.num_gpus_per_learner,
+            **(config.custom_resources_per_learner or {}),
+        }
+    )
+    settings = f"num_learners, {_options('learner', needs)}"
+    yield ActorGroup("Learner(s)", num_learners, needs, settings)
+    yield ActorGroup(
+        "aggregator actor(s)",
+        max(num_learners, 1) * int(config.num_aggregator_actors_per_learner or 0),
+        {"CPU": 1.0},
+        "num_aggregator_actors_per_learner",
+    )
+
+
+def _runner_needs(config: AlgorithmConfig) -> dict[str, float]:
+    return _positive(
+        {
+            "CPU": config.num_cpus_per_env_runner,
+            "GPU": config.num_gpus_per_env_runner,
+            **(config.custom_resources_per_env_runner or {}),
+        }
+    )
+
+
+def _options(kind: str, needs: Resources) -> str:
+    """Return the options that set what an actor of a kind needs."""
+    options = {"CPU": f"num_cpus_per_{kind}", "GPU": f"num_gpus_per_{kind}"}
+    names = (options.get(name, f"custom_resources_per_{kind}") for name in needs)
+    return ", ".join(dict.fromkeys(names))
+
+
+def _positive(needs: Resources) -> dict[str, float]:
+    return {name: float(amount) for name, amount in needs.items() if amount > 0}
+
+
+def endpoint_groups(fleets: Iterable[EnvFleet]) -> Iterator[ActorGroup]:
+    """Yield the endpoints of fleets, those together that need the same."""
+    every = [each for fleet in fleets for each in fleet.resources]
+    for index, each in enumerate(every):
+        if every.index(each) == index:
+            yield ActorGroup("endpoint(s)", every.count(each), each, "EnvFleet(num_cpus=...)")
+
+
+def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) -> Iterator[str]:
+    """Compare what an algorithm and its endpoints need with what the cluster has.
+
+    Nothing is said before Ray runs, of settings that Tune has yet to choose, and within a
+    placement group, which is what its actors have.
+
+    Args:
+        config: Complete.
+        fleets: Those it samples from, which hold their resources as long as it trains.
+
+    Yields:
+        A sentence, if the actors do not find room now.
+
+    Raises:
+        ConfigurationError: They never will, and no nodes come by themselves.
+    """
+    if not ray.is_initialized() or is_tune_param(config, *_SETTINGS):
+        return
+    if ray.util.get_current_placement_group() is not None:
+        return
+    groups = list(actor_groups(config))
+    if not any(group.count for group in groups):
+        return
+    endpoints, nodes = list(endpoint_groups(fleets)), node_resources()
+    shortage = find_shortage([*groups, *endpoints], nodes)
+    if shortage is not None:
+        remedy = remedy_for(groups, endpoints, nodes)
+        if shortage.is_certain and not may_grow():
+            raise ConfigurationError(
+                f"build_algo would wait for ever: {shortage.reason} in the cluster; {remedy}"
+            )
+        yield (
+            f"{shortage.reason} in the cluster now: build_algo waits without a word until nodes "
+            f"have come; {remedy}"
+        )
+        return
+    shortage = _shortage_now(groups)
+    if shortage is not None:
+        yield (
+            f"{shortage.reason} free in the cluster just now: build_algo waits without a word "
+            "until what holds the rest (another algorithm, trial or fleet) ends; end it first, or "
+            f"lower {_settings(groups)}"
+        )
+
+
+def remedy_for(
+    groups: Sequence[ActorGroup], endpoints: Sequence[ActorGroup], nodes: Sequence[Resources]
+) -> str:
+    """Say how the actors of an algorithm would find room beside its endpoints.
+
+    Args:
+        groups: Of the algorithm, the EnvRunners first.
+        endpoints: Of its fleets.
+        nodes: What each node has.
+    """
+    runners, *others = groups
+    fitting = next(
+        (
+            count
+            for count in range(runners.count - 1, 0, -1)
+            if find_shortage([replace(runners, count=count), *others, *endpoints], nodes) is None
+        ),
+        None,
+    )
+    first = "" if fitting is None else f"env_runners(num_env_runners={fitting}) fits, else "
+    cpus = sum(each.count * each.each.get("CPU", 0.0) for each in [*groups, *endpoints])
+    remedy = f"{first}lower {_settings([*groups, *endpoints])}, or add nodes"
+    if cpus <= sum(node.get("CPU", 0.0) for node in nodes):
+        return remedy
+    return (
+        f"{remedy}; a Ray of this machine alone takes as many CPUs as it is told: "
+        f"ray.init(num_cpus={math.ceil(cpus)})"
+    )
+
+
+def _settings(groups: Iterable[ActorGroup]) -> str:
+    return ", ".join(dict.fromkeys(group.settings for group in groups if group.count))
+
+
+def _shortage_now(groups: Sequence[ActorGroup]) -> CapacityShortage | None:
+    """Return what is missing of the resources that are free, or come free within a moment."""
+    deadline_s = time.monotonic() + _SETTLE_S
+    # What is free on which node is not told to every driver; the sum is.
+    while shortage := find_shortage(groups, [ray.available_resources()]):
+        if time.monotonic() > deadline_s:
+            return shortage
+        time.sleep(_LOOK_EVERY_S)
+    return None

@@ -1,0 +1,128 @@
+"""What cannot work, told on the driver instead of by runners that drop data or die."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.options import require_seconds
+from rlmesh_ray.rllib.config.module_check import incompatibilities
+from rlmesh_ray.rllib.config.runner_choice import RunnerChoice
+from rlmesh_ray.spaces.contract import EnvContract
+
+
+def require_config(config: object, env: object = None) -> None:
+    """Make sure that ``configure`` has got an AlgorithmConfig.
+
+    Args:
+        config: Its first argument.
+        env: Its second one, which may be the config.
+
+    Raises:
+        ConfigurationError: It has not, or one of RLlib's old API stack.
+    """
+    if not isinstance(config, AlgorithmConfig):
+        if isinstance(env, AlgorithmConfig):
+            raise ConfigurationError("the arguments are swapped: write configure(config, env)")
+        if isinstance(config, type) and issubclass(config, AlgorithmConfig):
+            name = config.__name__
+            raise ConfigurationError(f"{name} is a class, and no config; give {name}()")
+        raise ConfigurationError(
+            f"{config!r:.80} is no AlgorithmConfig of RLlib; give one, such as PPOConfig()"
+        )
+    if not config.enable_env_runner_and_connector_v2:
+        raise ConfigurationError(
+            "this config is of RLlib's old API stack; leave api_stack() at its defaults"
+        )
+
+
+def is_evaluated(config: AlgorithmConfig) -> bool:
+    """Return whether RLlib makes evaluation runners for this config."""
+    return bool(config.evaluation_interval) or config.evaluation_num_env_runners > 0
+
+
+def sample_limits(config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
+    """Yield the settings after whose seconds RLlib drops what a runner samples, and the seconds.
+
+    It waits for local runners without end, and for those of IMPALA and APPO.
+    """
+    is_asynchronous = isinstance(config, IMPALAConfig)
+    if config.num_env_runners and not is_asynchronous and config.sample_timeout_s is not None:
+        yield "sample_timeout_s", float(config.sample_timeout_s)
+    limit_s = config.evaluation_sample_timeout_s
+    if config.evaluation_num_env_runners and limit_s is not None:
+        yield "evaluation_sample_timeout_s", float(limit_s)
+
+
+def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
+    """See to it that an endpoint that hangs is given up before RLlib gives up its runner.
+
+    Raises:
+        ConfigurationError: It would not be; RLlib would drop the runner's sample and ask a
+            runner that is stuck for another one.
+    """
+    require_seconds("step_timeout_s", step_timeout_s)
+    for setting, limit_s in sample_limits(config):
+        if step_timeout_s >= limit_s:
+            raise ConfigurationError(
+                f"step_timeout_s={step_timeout_s:g} is not below {setting}={limit_s:g}, after "
+                "which RLlib drops what a runner samples; lower step_timeout_s, or first set "
+                f"{setting} to a multiple of it"
+            )
+
+
+def require_spaces(config: AlgorithmConfig, choice: RunnerChoice) -> None:
+    """Compare the spaces that the user has set with those of the endpoints.
+
+    Raises:
+        ContractMismatchError: They differ.
+    """
+    for name in ("observation_space", "action_space"):
+        ours, theirs = getattr(config, name), getattr(choice, name)
+        if ours is not None and ours != theirs:
+            raise ContractMismatchError(
+                f"environment({name}={ours}) is not what the endpoints serve: {theirs}; leave it "
+                "out, configure takes it from them"
+            )
+
+
+def require_module(config: AlgorithmConfig, contract: EnvContract, choice: RunnerChoice) -> None:
+    """Make RLlib's default modules for these spaces, as its runners will.
+
+    Modules and connectors of the user's are left to RLlib, except for its FlattenObservations. So
+    are settings of the module that Tune has yet to choose.
+
+    Raises:
+        ConfigurationError: RLlib has no default module for these spaces, or one that would act
+            outside the action space, or FlattenObservations would not take an observation.
+    """
+    for misfit in incompatibilities(config, choice):
+        observation, action = map(_short, misfit.spaces)
+        owner = f" ({misfit.owner})" if misfit.owner else ""
+        raise ConfigurationError(
+            f"RLlib's {misfit.part} does not fit {contract.id}{owner}, with observations "
+            f"{observation} and actions {action}: {misfit.reason}; {misfit.remedy}"
+        )
+
+
+def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
+    """See to it that evaluation runners sample from the endpoints, too.
+
+    Raises:
+        ConfigurationError: ``evaluation_config`` names an environment or EnvRunner, or is a whole
+            config, which does so.
+    """
+    for name in ("env", "env_runner_cls", "observation_space", "action_space"):
+        if name in (config.evaluation_config or {}):
+            raise ConfigurationError(
+                f"evaluation_config sets {name}={config.evaluation_config[name]}, but evaluation "
+                "runners sample from the endpoints; put only what differs there, as in "
+                "evaluation_config=PPOConfig.overrides(explore=False)"
+            )
+
+
+def _short(space: Any) -> str:
+    text = str(space)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,174 @@
+"""Settings that work, but hardly as meant: each function tells what it finds in a config."""
+
+import re
+from collections.abc import Iterator
+
+import gymnasium
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.sac import SACConfig
+
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.rllib.config.config_validation import is_evaluated, sample_limits
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, RolloutPlan
+from rlmesh_ray.rllib.config.tune_params import is_tune_param
+from rlmesh_ray.spaces.contract import EnvContract
+
+ASSUMED_MAX_SESSIONS = 16
+"""How many sessions an endpoint allows that has not been told otherwise."""
+
+_GYMNASIUM_ID = re.compile(r"[\w./-]+-v\d+")
+_WITHOUT_ID = "UnknownEnv-v1"
+"""What servers of the released rlmesh call an environment that has no id."""
+
+_OF_FRAGMENTS = (
+    "rollout_fragment_length",
+    "train_batch_size",
+    "_train_batch_size_per_learner",
+    "num_learners",
+    "n_step",
+    "training_intensity",
+)
+
+
+def config_warnings(
+    config: AlgorithmConfig, plan: RolloutPlan, *, max_sessions: int = ASSUMED_MAX_SESSIONS
+) -> Iterator[str]:
+    """Yield a sentence for each setting of ``config`` that is probably not meant so.
+
+    Args:
+        config: Configured for endpoints.
+        plan: For the same endpoints.
+        max_sessions: How many sessions an endpoint allows.
+    """
+    yield from _about_seeds(config)
+    yield from _about_order(config, plan)
+    yield from _about_fragments(config)
+    yield from _about_deadlines(config, plan.step_timeout_s)
+    yield from _about_sessions(config, plan, max_sessions)
+    yield from _about_what_does_nothing(config)
+
+
+def environment_warnings(config: AlgorithmConfig, contract: EnvContract) -> Iterator[str]:
+    """Yield a sentence if the config names another environment than the endpoints serve.
+
+    Only ids of Gymnasium are compared: what is registered with Ray, and classes, have any names.
+
+    Args:
+        config: Not yet configured for endpoints.
+        contract: Theirs.
+    """
+    named, served = (env_id.rpartition(":")[2] for env_id in (str(config.env or ""), contract.id))
+    if served in (named, _WITHOUT_ID):
+        return
+    if _GYMNASIUM_ID.fullmatch(named) and _GYMNASIUM_ID.fullmatch(served):
+        yield (
+            f"environment({config.env!r}) is not what the endpoints serve, which is {contract.id}: "
+            "training is on theirs; leave environment() out, or serve the other one"
+        )
+
+
+def _about_seeds(config: AlgorithmConfig) -> Iterator[str]:
+    if config.seed is not None and config.batch_mode == "complete_episodes":
+        yield (
+            f"debugging(seed={config.seed}) with batch_mode='complete_episodes' begins every "
+            "sample() with the same seeds, so that training sees the same episodes again and "
+            "again; leave the seed out, or use batch_mode='truncate_episodes'"
+        )
+    if not is_evaluated(config) or config.custom_evaluation_function:
+        return
+    evaluation = config.get_evaluation_config_object()
+    is_by_episode = (
+        config.evaluation_duration_unit == "episodes" and config.evaluation_duration != "auto"
+    )
+    if evaluation.seed is not None and is_by_episode:
+        yield (
+            f"debugging(seed={evaluation.seed}) with evaluation_duration_unit='episodes' begins "
+            "every evaluation with the same seeds, so that each one replays the same episodes; "
+            "for new ones set evaluation(evaluation_config={'seed': None}) or "
+            "evaluation_duration_unit='timesteps'"
+        )
+
+
+def _about_order(config: AlgorithmConfig, plan: RolloutPlan) -> Iterator[str]:
+    num_sessions = plan.training.sessions_per_runner
+    goes_together = plan.lockstep or capabilities.MULTI_AGENT in plan.contract.metadata
+    if config.seed is not None and num_sessions > 1 and not goes_together:
+        yield (
+            f"debugging(seed={config.seed}) does not make training repeatable while each of a "
+            f"runner's {num_sessions} sessions goes at its own pace; pass lockstep=True to "
+            "configure for that, or leave the seed out"
+        )
+
+
+def _about_fragments(config: AlgorithmConfig) -> Iterator[str]:
+    if is_tune_param(config, *_OF_FRAGMENTS):
+        return
+    if config.batch_mode != "truncate_episodes" or config.get_rollout_fragment_length() != 1:
+        return
+    num_lanes = config.num_envs_per_env_runner * max(config.num_env_runners, 1)
+    if isinstance(config, DQNConfig | SACConfig):
+        remedy = "set it to 8, for instance"
+        if not config.training_intensity:
+            # RLlib counts one runner more than there are.
+            share = config.num_envs_per_env_runner * (config.num_env_runners + 1)
+            intensity = config.total_train_batch_size / share
+            remedy += f", with training_intensity={intensity:g} to learn as much a step as now"
+    elif config.rollout_fragment_length == "auto":
+        remedy = (
+            f"{num_lanes} lanes share a train batch of {config.total_train_batch_size} steps; "
+            "raise train_batch_size_per_learner, or use fewer lanes"
+        )
+    else:
+        remedy = "raise it"
+    yield (
+        f"rollout_fragment_length={config.rollout_fragment_length!r} makes each sample() 1 step a "
+        f"lane, so that the call costs more than the step: {remedy}"
+    )
+
+
+def _about_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> Iterator[str]:
+    for setting, limit_s in sample_limits(config):
+        if step_timeout_s > limit_s / 2:
+            yield (
+                f"step_timeout_s={step_timeout_s:g} leaves a runner whose endpoint hangs less "
+                f"than half of {setting}={limit_s:g} for a new session, and RLlib drops what comes "
+                f"later; set {setting} to twice step_timeout_s or more"
+            )
+
+
+def _about_sessions(config: AlgorithmConfig, plan: RolloutPlan, max_sessions: int) -> Iterator[str]:
+    if plan.max_sessions_per_endpoint > max_sessions:
+        yield (
+            f"the runners open up to {plan.max_sessions_per_endpoint} sessions with one endpoint, "
+            f"which allows {max_sessions} unless it was started with a larger max_sessions; start "
+            "more endpoints, or wider ones (num_envs)"
+        )
+    if config.num_env_runners and config.create_env_on_local_worker:
+        yield (
+            "create_env_on_local_worker=True opens "
+            f"{plan.training.sessions_per_runner} session(s) more, for the local runner, from "
+            f"which training does not sample while num_env_runners={config.num_env_runners}; "
+            "leave it out"
+        )
+
+
+def _about_what_does_nothing(config: AlgorithmConfig) -> Iterator[str]:
+    own = config.get_evaluation_config_object().env_config if is_evaluated(config) else {}
+    keys = sorted({*config.env_config, *own} - {PLAN_KEY})
+    if keys:
+        yield (
+            f"env_config ({', '.join(keys)}) does not reach environments behind endpoints; give "
+            "it to them: EnvFleet(env_kwargs=...), EnvServer(env_kwargs=...) or a factory"
+        )
+    if gymnasium.VectorizeMode(config.gym_env_vectorize_mode) is not gymnasium.VectorizeMode.SYNC:
+        yield (
+            f"gym_env_vectorize_mode={config.gym_env_vectorize_mode} does nothing: an endpoint "
+            "steps the lanes of a session one after the other, and sessions side by side; for "
+            "more at a time set num_envs_per_env_runner to a multiple of num_envs"
+        )
+    if config.remote_worker_envs:
+        yield (
+            "remote_worker_envs=True does nothing: every session has a process of its own "
+            "already, at its endpoint"
+        )

@@ -1,0 +1,255 @@
+"""configure(): switch an RLlib AlgorithmConfig over to endpoints."""
+
+import logging
+import secrets
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.auth.client_tls import ClientTlsSource
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.rllink.runner.configure import configure_listener, is_rllink_address
+from rlmesh_ray.errors import ConfigurationWarning
+from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
+from rlmesh_ray.rllib.config.config_validation import (
+    is_evaluated,
+    require_config,
+    require_deadlines,
+    require_evaluation_at_endpoints,
+    require_module,
+    require_spaces,
+)
+from rlmesh_ray.rllib.config.config_warnings import config_warnings, environment_warnings
+from rlmesh_ray.rllib.config.endpoint_sources import (
+    FleetRequest,
+    RolloutSource,
+    common_contract,
+    find_endpoints,
+)
+from rlmesh_ray.rllib.config.learner_threads import thread_warnings
+from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
+from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
+from rlmesh_ray.rllib.config.session_layout import RunnerSpec, assign_sessions
+from rlmesh_ray.rllib.fast_path.eligibility import config_ineligibility
+from rlmesh_ray.rllib.runner.sample_recording import require_recordable
+from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
+
+_LOG = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
+
+
+def configure(  # noqa: PLR0913  # the public surface; every option stands alone
+    config: ConfigT,
+    env: RolloutSource,
+    *,
+    num_endpoints: int | None = None,
+    num_envs: int | None = None,
+    num_evaluation_endpoints: int | None = None,
+    env_kwargs: Mapping[str, object] | None = None,
+    on_bad_value: str | None = None,
+    token: TokenSource | None = None,
+    tls: ClientTlsSource | None = None,
+    step_timeout_s: float = 30.0,
+    edition_text: str | None = None,
+    lockstep: bool = False,
+    dm_env_rpc: DmEnvRpcSettings | None = None,
+) -> ConfigT:
+    """Let ``config`` sample from endpoints; everything else in it stays as it is.
+
+    Call it last: what the endpoints serve (width, spaces, autoreset mode) is asked for here, on
+    the driver, and checked against the settings, and a ``ConfigurationWarning`` names each one
+    that is hardly meant so.
+
+    ``num_envs_per_env_runner`` must be a multiple of the endpoints' width: each EnvRunner opens
+    as many sessions as that takes, spread evenly over its endpoints. Left at 1, it becomes what
+    one session gives on each of ``num_endpoints / num_env_runners`` endpoints (one at least; the
+    local runner, with ``num_env_runners=0``, takes every endpoint). Evaluation runners open
+    sessions of their own, in the same number, unless ``evaluation_config`` says otherwise.
+
+    Where nothing looks at single episodes between two steps (connectors other than
+    FlattenObservations, callbacks on episodes, a module with a state), runners treat all lanes as
+    arrays, which gives the same samples in a fraction of the time. Whether this config lets them,
+    and what does not, is logged here at INFO.
+    What is set afterwards counts, too: so a runner logs likewise what it really does, has the
+    reason in ``RLMeshEnvRunner.fast_path_disabled_reason``, and reports 1.0 or 0.0 as the metric
+    ``lanes_as_arrays`` beside its other ones.
+
+    Where Ray runs already, what the config's actors and the fleets in ``env`` need is compared
+    with what the cluster has, since RLlib waits without a word for actors that find no room. What
+    never fits is refused, unless nodes come by themselves; what does not fit now is warned of. A
+    learner in this process is warned of if torch has more threads than there are idle cores and
+    nobody has chosen their number (``torch.set_num_threads``, ``OMP_NUM_THREADS``). It is not set
+    here, since it is the whole process's.
+
+    ``config.offline_data(output=...)`` is honoured with its options, as by RLlib's own recording
+    runner (``RecordingEnvRunner``).
+
+    What makes RLlib's connectors and modules is called once more here, to see whether they take
+    the spaces; connectors get ``env=None`` and the spaces.
+
+    Args:
+        config: Of the new API stack.
+        env: A Gymnasium id, a factory or where to import one, as ``"module:factory"`` (a fleet of
+            endpoints is started on Ray and lives as long as this driver), an ``EnvFleet``, an
+            ``EnvPool`` of endpoints that have registered themselves, the address of an endpoint
+            that somebody else has started (``"rlmesh://HOST:PORT"``), or a list of fleets, pools
+            and addresses, which may be mixed. All endpoints must serve the same spaces at the same
+            width; what they run on, and with which packages, may differ. Or
+            ``"rllink://HOST:PORT"``: where to listen for simulators that run their own loop; see
+            ``configure_rllink``, to which this hands over.
+        num_endpoints: For an id or factory: how many to start for training. Default: one a
+            runner.
+        num_envs: For an id or factory: lanes of each session. Default: so many that one session
+            with each endpoint gives ``num_envs_per_env_runner``.
+        num_evaluation_endpoints: How many endpoints only evaluation runners use. For an id or
+            factory they are started besides the others, by default one an evaluation runner if
+            ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
+            of those given, in the list's order, by default none. With none, the sessions of
+            evaluation runners are with the endpoints of training.
+        env_kwargs: For an id or factory: keyword arguments of ``gymnasium.make``, or of the
+            factory.
+        on_bad_value: For an id or factory: what its endpoints do with an observation that would be
+            refused, such as NaN, and a reward that is not finite: ``"error"`` (the default) or
+            ``"truncate"``; see ``EnvServer``.
+        token: For addresses: what the endpoints want to see; fleets and pools have their own, and
+            none is shown another's endpoints. What lets in to endpoints becomes part of the
+            config, and so of the algorithm's checkpoints.
+        tls: For addresses whose endpoints speak TLS.
+        step_timeout_s: Longest wait for any answer of an endpoint; at most half of the config's
+            ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
+        edition_text: For addresses: the edition's text that the endpoints implement, where it is
+            not this package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
+        lockstep: Step all sessions of a runner together, in RLlib's own order, so that a seed
+            gives the same episodes each time. Otherwise each session goes on as soon as its own
+            answer is there: faster, but which session brings how many of a batch's steps then
+            depends on the moment. A runner with one session is reproducible in either case.
+        dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): what to
+            create and to join there, with which lanes, and how to read what they tell.
+
+    Returns:
+        ``config``.
+
+    Raises:
+        ConfigurationError: An argument does not fit the kind of ``env``, or a setting cannot work
+            with endpoints, or RLlib's default module does not take the spaces, or the cluster can
+            never place all actors.
+        ContractMismatchError: The endpoints differ from each other or from the settings, or
+            cannot be spread evenly.
+        EndpointError: An endpoint cannot be reached.
+    """
+    require_config(config, env)
+    if is_rllink_address(env):
+        unused = {
+            "num_endpoints": num_endpoints,
+            "num_envs": num_envs,
+            "num_evaluation_endpoints": num_evaluation_endpoints,
+            "env_kwargs": env_kwargs,
+            "on_bad_value": on_bad_value,
+            "tls": tls,
+            "edition_text": edition_text,
+            "dm_env_rpc": dm_env_rpc,
+        }
+        return configure_listener(config, str(env), token, unused)
+    require_deadlines(config, step_timeout_s)
+    require_evaluation_at_endpoints(config)
+    runner_spec = _runner_spec(config)
+    request = FleetRequest(
+        num_endpoints, num_envs, num_evaluation_endpoints, env_kwargs, on_bad_value
+    )
+    access = Access(token, tls, edition_text, dm_env_rpc)
+    endpoints = find_endpoints(config, env, request, runner_spec, access)
+    fleets = [each for each in endpoints.fleets if isinstance(each, EnvFleet)]
+    warned = list(capacity_warnings(config, fleets))
+    contract = common_contract(endpoints)
+    warned += environment_warnings(config, contract)
+    training, evaluation = assign_sessions(
+        runner_spec,
+        width=contract.num_envs,
+        num_endpoints=endpoints.num_training,
+        num_evaluation_endpoints=endpoints.num_evaluation,
+    )
+    plan = RolloutPlan(
+        resolver=endpoints.resolver,
+        contract=contract,
+        training=training,
+        evaluation=evaluation,
+        lanes_asked=runner_spec.lanes,
+        access=endpoints.access,
+        step_timeout_s=step_timeout_s,
+        lockstep=lockstep,
+        plan_id=secrets.token_hex(4),
+    )
+    choice = choose_runner(config, contract)
+    # With several agents, policies may say later what each agent sees.
+    if not choice.is_multi_agent and _former_plan(config) is None:
+        require_spaces(config, choice)
+    require_module(config, contract, choice)
+    require_recordable(config, is_multi_agent=choice.is_multi_agent)
+    _apply(config, plan, choice)
+    warned += [
+        *config_warnings(config, plan, max_sessions=endpoints.max_sessions),
+        *thread_warnings(config),
+    ]
+    for sentence in warned:
+        warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
+    _log_fast_path_eligibility(config, choice)
+    endpoints.keep()
+    return config
+
+
+def _log_fast_path_eligibility(config: AlgorithmConfig, choice: RunnerChoice) -> None:
+    why: str | None = "there are several agents"
+    if not choice.is_multi_agent:
+        why = config_ineligibility(config, choice.observation_space, choice.action_space)
+    if why:
+        _LOG.info("runners will treat lanes one by one, as RLlib's own runner does, since %s", why)
+    else:
+        _LOG.info("runners will treat lanes as arrays, as far as this config tells by now")
+
+
+def _apply(config: AlgorithmConfig, plan: RolloutPlan, choice: RunnerChoice) -> None:
+    config.environment(
+        # The endpoints are the environment: RLlib must not make one of its own.
+        env=None,
+        env_config={**config.env_config, PLAN_KEY: plan},
+        # The spaces of several agents are those of their policies: RLlib asks the runners.
+        observation_space=None if choice.is_multi_agent else choice.observation_space,
+        action_space=None if choice.is_multi_agent else choice.action_space,
+    )
+    config.env_runners(
+        env_runner_cls=choice.runner_class, num_envs_per_env_runner=plan.lanes_per_runner
+    )
+    former = config.callbacks_on_train_result or []
+    callbacks = [former] if callable(former) else list(former)
+    if raise_for_broken_environment not in callbacks:
+        config.callbacks(on_train_result=[*callbacks, raise_for_broken_environment])
+
+
+def _former_plan(config: AlgorithmConfig) -> RolloutPlan | None:
+    """Return the plan of a config that has been configured before."""
+    plan = config.env_config.get(PLAN_KEY)
+    return plan if isinstance(plan, RolloutPlan) else None
+
+
+def _runner_spec(config: AlgorithmConfig) -> RunnerSpec:
+    lanes: int | None = int(config.num_envs_per_env_runner)
+    former = _former_plan(config)
+    if former is not None and lanes == former.lanes_per_runner:
+        lanes = former.lanes_asked
+    runner_spec = RunnerSpec(
+        max(1, int(config.num_env_runners or 0)), None if lanes == 1 else lanes
+    )
+    if not is_evaluated(config):
+        return runner_spec
+    own_lanes = (config.evaluation_config or {}).get("num_envs_per_env_runner")
+    return replace(
+        runner_spec,
+        num_evaluation_runners=max(1, int(config.evaluation_num_env_runners)),
+        evaluation_lanes=None if own_lanes is None else int(own_lanes),
+    )

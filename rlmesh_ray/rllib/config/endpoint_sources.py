@@ -1,0 +1,264 @@
+"""The endpoints that ``configure`` is given, or starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+
+from rlmesh_ray.actors.env_fleet import EnvFleet
+from rlmesh_ray.actors.pool import EnvPool, tokens_of
+from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
+from rlmesh_ray.auth.ray_credentials import RayTls
+from rlmesh_ray.client.lane_client import probe_endpoint
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.protocol.address import is_dm_env_rpc_address, looks_like_address
+from rlmesh_ray.rllib.config.cluster_capacity import actor_groups
+from rlmesh_ray.rllib.config.config_warnings import ASSUMED_MAX_SESSIONS
+from rlmesh_ray.rllib.config.rollout_plan import (
+    Access,
+    CombinedResolver,
+    EndpointResolver,
+    FixedAddressResolver,
+    require_next_step,
+)
+from rlmesh_ray.rllib.config.session_layout import (
+    RunnerSpec,
+    assign_sessions,
+    max_sessions_per_endpoint,
+    num_envs_for,
+)
+from rlmesh_ray.spaces.contract import EnvContract, require_same_contract
+
+Rollouts = str | EnvFleet | EnvPool
+"""An address, a fleet or a pool."""
+RolloutSource = Rollouts | Sequence[Rollouts] | Callable[[], Any]
+"""A Gymnasium id, a factory, a fleet, a pool, an address, or a list of the last three."""
+
+# Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
+# ends its endpoints when nobody holds it. The same goes for pools and their registrars.
+_FLEETS: list[EnvFleet | EnvPool] = []
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """What ``configure`` was asked to start; None: what fits."""
+
+    num_endpoints: int | None = None
+    num_envs: int | None = None
+    num_evaluation_endpoints: int | None = None
+    env_kwargs: Mapping[str, object] | None = None
+    on_bad_value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSet:
+    """Where they are, and what is known about them before they are asked."""
+
+    resolver: CombinedResolver
+    access: tuple[Access, ...]
+    """One an endpoint."""
+    num_evaluation: int
+    """How many, the last ones, only evaluation uses."""
+    max_sessions: int = ASSUMED_MAX_SESSIONS
+    fleets: tuple[EnvFleet | EnvPool, ...] = ()
+
+    @property
+    def num_training(self) -> int:
+        """How many there are for training."""
+        return len(self.resolver) - self.num_evaluation
+
+    def keep(self) -> None:
+        """Let the fleets and pools live as long as this process."""
+        _FLEETS.extend(self.fleets)
+
+
+def find_endpoints(
+    config: AlgorithmConfig,
+    env: RolloutSource,
+    request: FleetRequest,
+    runner_spec: RunnerSpec,
+    access: Access,
+) -> EndpointSet:
+    """Start endpoints, or take those that run already; see ``configure``.
+
+    Args:
+        config: Which the endpoints are for.
+        env: What ``configure`` was given.
+        request: What it was asked to start.
+        runner_spec: Of the config's runners.
+        access: To the endpoints that are named by their addresses, and to no others.
+
+    Raises:
+        ConfigurationError: An argument does not fit the kind of ``env``.
+        ContractMismatchError: Endpoints cannot be started so that they are spread evenly.
+    """
+    if isinstance(env, EnvFleet | EnvPool) or (isinstance(env, str) and looks_like_address(env)):
+        env = [env]
+    _require_use(env, access)
+    if isinstance(env, str) or callable(env):
+        return _new_fleet(config, env, request, runner_spec)
+    if request.num_endpoints is not None or request.num_envs is not None:
+        raise ConfigurationError(
+            "num_endpoints and num_envs are for a Gymnasium id or a factory; endpoints that run "
+            "already have their own"
+        )
+    for name in ("env_kwargs", "on_bad_value"):
+        if getattr(request, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigurationError(
+                f"{name} is for a Gymnasium id or a factory, whose endpoints are started here; "
+                f"endpoints that run already have their own: EnvFleet({name}=...), "
+                f"EnvServer({name}=...), serve-env {option}"
+            )
+    num_evaluation = request.num_evaluation_endpoints or 0
+    endpoints = _from_running(env, num_evaluation, access)
+    if num_evaluation < 0 or endpoints.num_training < 1:
+        raise ConfigurationError(
+            f"num_evaluation_endpoints={num_evaluation} of {len(endpoints.resolver)} endpoint(s) "
+            "must be 0 or more, and leave at least one for training"
+        )
+    return endpoints
+
+
+def _new_fleet(
+    config: AlgorithmConfig,
+    env: str | Callable[[], Any],
+    request: FleetRequest,
+    runner_spec: RunnerSpec,
+) -> EndpointSet:
+    num_endpoints = (
+        runner_spec.num_runners if request.num_endpoints is None else request.num_endpoints
+    )
+    num_evaluation = request.num_evaluation_endpoints
+    if num_evaluation is None:
+        is_parallel = config.evaluation_parallel_to_training
+        num_evaluation = (runner_spec.num_evaluation_runners or 0) if is_parallel else 0
+    _require_at_least("num_endpoints", num_endpoints, 1)
+    _require_at_least("num_evaluation_endpoints", num_evaluation, 0)
+    width = (
+        num_envs_for(runner_spec, num_endpoints) if request.num_envs is None else request.num_envs
+    )
+    _require_at_least("num_envs", width, 1)
+    shares = assign_sessions(
+        runner_spec,
+        width=width,
+        num_endpoints=num_endpoints,
+        num_evaluation_endpoints=num_evaluation,
+    )
+    max_sessions = max(ASSUMED_MAX_SESSIONS, max_sessions_per_endpoint(*shares))
+    total = num_endpoints + num_evaluation
+    fleet = EnvFleet(
+        env,
+        num_endpoints=total,
+        num_envs=width,
+        env_kwargs=request.env_kwargs,
+        num_cpus=endpoint_cpus(config, total),
+        max_sessions=max_sessions,
+        on_bad_value=request.on_bad_value or "error",
+    )
+    return replace(_from_running([fleet], num_evaluation, Access()), max_sessions=max_sessions)
+
+
+def _require_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigurationError(f"{name}={value} must be at least {least}")
+
+
+def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
+    """Return what Ray shall set aside for an endpoint: a CPU, if the runners then find room.
+
+    A laptop's two cores are spoken for by two runners already; endpoints that took anything of
+    them would leave RLlib waiting for ever.
+    """
+    if not ray.is_initialized():
+        ray.init()
+    others = sum(group.count * group.each.get("CPU", 0.0) for group in actor_groups(config))
+    left = float(ray.cluster_resources().get("CPU", 0.0)) - others
+    return min(1.0, max(left / max(num_endpoints, 1), 0.0))
+
+
+def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) -> EndpointSet:
+    """Join fleets and pools, each endpoint with its own token, and addresses with ``access``."""
+    if not isinstance(env, Sequence) or len(env) == 0:
+        raise ConfigurationError(
+            f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an EnvPool, an address or "
+            "a list of fleets, pools and addresses; an environment that exists already is served "
+            "by EnvServer"
+        )
+    resolvers: list[EndpointResolver] = []
+    accesses: list[Access] = []
+    for index, each in enumerate(env):
+        if isinstance(each, EnvFleet):
+            resolvers.append(each.resolver)
+            accesses += [Access(token, RayTls()) for token in each.tokens]
+        elif isinstance(each, EnvPool):
+            resolver = each.resolver
+            resolvers.append(resolver)
+            accesses += [Access(token, each.endpoint_tls) for token in tokens_of(resolver)]
+        elif isinstance(each, str) and looks_like_address(each):
+            resolvers.append(FixedAddressResolver((each,)))
+            accesses.append(_access_for(each, access))
+        else:
+            raise ConfigurationError(
+                f"env[{index}]={each!r}: a list holds fleets, pools and addresses (HOST:PORT); for "
+                "a Gymnasium id or a factory start an EnvFleet, and give that"
+            )
+    return EndpointSet(
+        CombinedResolver.of(_reserve_evaluation_endpoints(resolvers, num_evaluation)),
+        tuple(accesses),
+        num_evaluation,
+        fleets=tuple(each for each in env if isinstance(each, EnvFleet | EnvPool)),
+    )
+
+
+def _reserve_evaluation_endpoints(
+    resolvers: Sequence[EndpointResolver], num_evaluation: int
+) -> list[EndpointResolver]:
+    """Have those fleets that train and evaluate keep the two apart when sessions move."""
+    reserving: list[EndpointResolver] = []
+    for each in reversed(resolvers):
+        own = max(0, min(num_evaluation, len(each)))
+        num_evaluation -= own
+        if isinstance(each, FleetResolver) and 0 < own < len(each):
+            each = replace(each, reserved=each.endpoint_ids[-own:])
+        reserving.insert(0, each)
+    return reserving
+
+
+def _access_for(address: str, access: Access) -> Access:
+    """Return what of ``access`` is for the protocol that is spoken at ``address``."""
+    return access if is_dm_env_rpc_address(address) else replace(access, dm_env_rpc=None)
+
+
+def _require_use(env: object, access: Access) -> None:
+    if access.dm_env_rpc is None:
+        return
+    given = env if isinstance(env, Sequence) and not isinstance(env, str) else ()
+    if not any(isinstance(each, str) and is_dm_env_rpc_address(each) for each in given):
+        raise ConfigurationError(
+            "dm_env_rpc=... is for servers of that protocol, and no address given begins with "
+            "dm_env_rpc://"
+        )
+
+
+def common_contract(endpoints: EndpointSet) -> EnvContract:
+    """Ask every endpoint what it serves; they must agree.
+
+    Raises:
+        ContractMismatchError: They do not, or RLlib cannot use what they serve.
+        EndpointError: One cannot be reached.
+    """
+    first: EnvContract | None = None
+    for index, access in enumerate(endpoints.access):
+        address = endpoints.resolver.address(index)
+        answer = probe_endpoint(access.connect_options(address))
+        contract = answer.contract
+        if not isinstance(contract, EnvContract):
+            raise ContractMismatchError(f"{address} tells no environment contract")
+        require_next_step(contract, answer.capabilities, address)
+        first = first or contract
+        require_same_contract(first, contract, address)
+    assert first is not None, "there is at least one endpoint"
+    return first

@@ -1,0 +1,277 @@
+"""Whether RLlib's default modules, and its connectors, take the spaces of an environment."""
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.connectors.common.flatten_observations import FlattenObservations
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
+from ray.rllib.utils.spaces.space_utils import get_dummy_batch_for_space
+from ray.rllib.utils.torch_utils import convert_to_torch_tensor
+
+from rlmesh_ray.rllib.config.runner_choice import RunnerChoice
+from rlmesh_ray.rllib.config.tune_params import is_tune_param
+
+Space = gymnasium.Space[Any]
+Spaces = tuple[Space, Space]
+"""Of observations and of actions."""
+
+_FROM_ZERO = "wrap the environment so that its Discrete spaces begin at 0"
+_OWN_ACTIONS = "env_runners(module_to_env_connector=...)"
+_OWN_MODULE = "rl_module(rl_module_spec=...)"
+_OWN_OBSERVATIONS = "env_runners(env_to_module_connector=...)"
+_AS_FLOATS = (
+    "if the observations are integers, wrap the environment in "
+    "gymnasium.wrappers.DtypeObservation(env, numpy.float32); else, before configure, set "
+    f"{_OWN_MODULE} or {_OWN_OBSERVATIONS}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Incompatibility:
+    """Something of RLlib's that does not take what the environment has."""
+
+    part: str
+    """Of RLlib: what does not fit."""
+    owner: str
+    """Of the spaces: an agent or a policy; nothing where there is one agent."""
+    spaces: Spaces
+    reason: str
+    remedy: str
+
+
+def incompatibilities(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
+    """Yield what RLlib would do wrong, or would refuse in words of its own.
+
+    Modules and connectors of the user's are left to RLlib: what they take only they know. So are
+    settings of the module that Tune has yet to choose.
+    """
+    if choice.is_multi_agent and not config.is_multi_agent:
+        return  # RLlib says so, clearly
+    if _uses_default_module(config):
+        if not config._module_to_env_connector:
+            yield from _wrong_actions(config, choice)
+        if not config._env_to_module_connector and not config._module_to_env_connector:
+            yield from _refused_modules(config, choice)
+    if config._env_to_module_connector:
+        yield from _refused_connectors(config, choice)
+
+
+def _uses_default_module(config: AlgorithmConfig) -> bool:
+    name = "get_default_rl_module_spec"
+    owner = next(kind for kind in type(config).__mro__ if name in vars(kind))
+    if owner is AlgorithmConfig or not owner.__module__.startswith("ray.rllib."):
+        return False
+    if is_tune_param(config, "_model_config", "_rl_module_spec"):
+        return False
+    spec = config._rl_module_spec
+    return spec is None or (
+        isinstance(spec, RLModuleSpec)
+        and spec.module_class is None
+        and spec.catalog_class is None
+        and spec.observation_space is None
+        and spec.action_space is None
+    )
+
+
+# --- actions that RLlib would choose outside their space ----------------------------------
+
+
+def _wrong_actions(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
+    part = f"default module for {config.algo_class.__name__}"
+    for owner, spaces in _by_agent(choice):
+        if isinstance(config, DQNConfig) and not isinstance(spaces[1], gymnasium.spaces.Discrete):
+            remedy = f"wrap the environment, or, before configure, set {_OWN_MODULE}"
+            yield Incompatibility(part, owner, spaces, "it takes Discrete actions only", remedy)
+        for leaf in _leaves(spaces[1]):
+            if isinstance(leaf, gymnasium.spaces.Discrete) and leaf.start:
+                first, count = int(leaf.start), int(leaf.n)
+                reason = (
+                    f"it numbers actions from 0, not from {first}, and would send 0 to "
+                    f"{count - 1} where the environment takes {first} to {first + count - 1}"
+                )
+                remedy = f"{_FROM_ZERO}, or, before configure, set {_OWN_ACTIONS} or {_OWN_MODULE}"
+                yield Incompatibility(part, owner, spaces, reason, remedy)
+            if isinstance(leaf, gymnasium.spaces.Text):
+                remedy = "wrap the environment so that it takes numbers"
+                yield Incompatibility(part, owner, spaces, "RLlib has no actions of Text", remedy)
+
+
+# --- observations that RLlib does not take ------------------------------------------------
+
+
+def _refused_modules(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
+    """Make the modules for these spaces, as RLlib's runners will."""
+    part = f"default module for {config.algo_class.__name__}"
+    whole = (choice.observation_space, choice.action_space)
+    try:
+        by_module = _by_module(config, choice)
+        specs = config.get_multi_rl_module_spec(spaces=by_module, inference_only=True)
+    except Exception as error:  # noqa: BLE001  # whatever RLlib raises, it will raise it again
+        remedy = "see to it in multi_agent(policies=..., policy_mapping_fn=...)"
+        yield Incompatibility(part, "", whole, _in_one_line(error), remedy)
+        return
+    for module_id, spec in specs.rl_module_specs.items():
+        spaces = (spec.observation_space, spec.action_space)
+        owner = f"policy {module_id!r}" if choice.is_multi_agent else ""
+        try:
+            # What the user has seeded shall not depend on this check.
+            with torch.random.fork_rng(devices=[]):
+                module = spec.build()
+        except Exception as error:  # noqa: BLE001  # likewise
+            yield Incompatibility(part, owner, spaces, _in_one_line(error), _remedy(spaces[0]))
+            continue
+        try:
+            _show_zeros(module, spaces[0])
+        except Exception as error:  # noqa: BLE001  # likewise
+            yield Incompatibility(part, owner, spaces, _in_one_line(error), _AS_FLOATS)
+
+
+def _show_zeros(module: RLModule, observation: Space) -> None:
+    """Let a module see an observation, if it needs nothing else."""
+    if module.is_stateful():
+        return
+    zeros = get_dummy_batch_for_space(observation, fill_value=0, batch_size=1)
+    with torch.inference_mode():
+        module.forward_inference(convert_to_torch_tensor({Columns.OBS: zeros}))
+
+
+def _refused_connectors(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
+    """Find a FlattenObservations that would end the runners with its first observation."""
+    whole = (choice.observation_space, choice.action_space)
+    try:
+        made = config._env_to_module_connector(None, _env_spaces(choice), None)
+    except Exception:  # noqa: BLE001  # it wants an environment, which only runners have
+        return
+    pieces = made if isinstance(made, list | tuple) else [made]
+    if not any(isinstance(piece, FlattenObservations) for piece in pieces):
+        return
+    part = "FlattenObservations"
+    try:
+        pipeline = EnvToModulePipeline(
+            input_observation_space=whole[0],
+            input_action_space=whole[1],
+            connectors=list(pieces),
+        )
+    except Exception as error:  # noqa: BLE001  # the user's connectors raise whatever they like
+        if _is_raised_in(FlattenObservations, error):
+            # It tries a random observation: what it stumbles over, if at all, is chance.
+            leaf = next(filter(_why_not, _leaves(whole[0])), whole[0])
+            yield Incompatibility(
+                part, "", whole, _why_not(leaf) or _in_one_line(error), _remedy(leaf)
+            )
+        return
+    for piece in pipeline.connectors:
+        for leaf in filter(_why_not, _flattened(piece)):
+            yield Incompatibility(part, "", whole, _why_not(leaf), _remedy(leaf))
+
+
+def _is_raised_in(kind: type[object], error: Exception) -> bool:
+    return any(
+        frame.f_globals.get("__name__") == kind.__module__
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _flattened(piece: ConnectorV2) -> Iterator[Space]:
+    """Yield the leaves of what a connector flattens, if that is what it does."""
+    if not isinstance(piece, FlattenObservations):
+        return
+    seen = [piece.input_observation_space]
+    if piece._multi_agent:
+        chosen = piece._agent_ids
+        seen = [part for agent, part in seen[0].items() if not chosen or agent in chosen]
+    for space in seen:
+        is_dict = isinstance(space, gymnasium.spaces.Dict)
+        for key, part in space.items() if is_dict else [(None, space)]:
+            if key not in piece._keys_to_remove:
+                yield from _leaves(part)
+
+
+def _why_not(leaf: Space) -> str:
+    """Return why this is not flattened; nothing where it is."""
+    if isinstance(leaf, gymnasium.spaces.Text):
+        return "it makes no numbers of Text"
+    if not _is_index(leaf):
+        return f"it makes one-hot vectors of indices, and {leaf} holds others"
+    return ""
+
+
+def _is_index(leaf: Space) -> bool:
+    """Return whether RLlib makes distinct one-hot vectors of all values; from the end counts."""
+    if not isinstance(leaf, gymnasium.spaces.Discrete):
+        return True
+    return -int(leaf.n) <= int(leaf.start) <= 0
+
+
+def _remedy(observation: Space) -> str:
+    parts = list(_leaves(observation))
+    if any(isinstance(part, gymnasium.spaces.Text) for part in parts):
+        return (
+            "RLlib has no encoder for Text: wrap the environment so that it gives numbers, or, "
+            f"before configure, set {_OWN_OBSERVATIONS} to a connector that makes numbers of it"
+        )
+    if not all(map(_is_index, parts)):
+        return (
+            f"{_FROM_ZERO}, as RLlib's FlattenObservations takes them, or, before configure, set "
+            f"{_OWN_OBSERVATIONS} to a connector that takes the start away"
+        )
+    return (
+        f"wrap the environment, or, before configure, set {_OWN_MODULE} or {_OWN_OBSERVATIONS}, "
+        "such as RLlib's FlattenObservations"
+    )
+
+
+# --- spaces -------------------------------------------------------------------------------
+
+
+def _by_agent(choice: RunnerChoice) -> Iterator[tuple[str, Spaces]]:
+    observations, actions = choice.observation_space, choice.action_space
+    if not choice.is_multi_agent:
+        yield "", (observations, actions)
+        return
+    assert isinstance(observations, gymnasium.spaces.Dict)
+    assert isinstance(actions, gymnasium.spaces.Dict)
+    for agent, observation in observations.items():
+        yield f"agent {agent!r}", (observation, actions[agent])
+
+
+def _by_module(config: AlgorithmConfig, choice: RunnerChoice) -> dict[str, Spaces]:
+    """Return the spaces of each module, without connectors of the user's."""
+    if not choice.is_multi_agent:
+        return {DEFAULT_MODULE_ID: (choice.observation_space, choice.action_space)}
+    pipeline = config.build_env_to_module_connector(spaces=_env_spaces(choice))
+    actions = pipeline.action_space
+    return {
+        module_id: (observation, actions[module_id])
+        for module_id, observation in pipeline.observation_space.items()
+    }
+
+
+def _env_spaces(choice: RunnerChoice) -> dict[str, Spaces]:
+    return {INPUT_ENV_SINGLE_SPACES: (choice.observation_space, choice.action_space)}
+
+
+def _leaves(space: Space) -> Iterator[Space]:
+    if isinstance(space, gymnasium.spaces.Dict):
+        for part in space.values():
+            yield from _leaves(part)
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        for part in space:
+            yield from _leaves(part)
+    else:
+        yield space
+
+
+def _in_one_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

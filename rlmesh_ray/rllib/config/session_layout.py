@@ -1,0 +1,159 @@
+"""How many sessions runners open, and with which endpoints: arithmetic, without Ray."""
+
+import math
+from dataclasses import dataclass
+
+from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSpec:
+    """What a config asks of the endpoints."""
+
+    num_runners: int
+    """At least 1: a local runner that samples counts."""
+    lanes: int | None
+    """Of each runner; None: as many as the endpoints give, one session each."""
+    num_evaluation_runners: int | None = None
+    """At least 1, likewise; None: nothing is evaluated."""
+    evaluation_lanes: int | None = None
+    """Of each evaluation runner; None: as many sessions as the others have."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLayout:
+    """The endpoints of one group of runners, and how its sessions are dealt out over them.
+
+    The sessions of all runners, counted runner by runner, go to the endpoints in order, to each
+    as many as to the others, or one more. So a runner has as few endpoints as possible, and no
+    two runners share one as long as there are enough.
+    """
+
+    num_endpoints: int
+    num_runners: int
+    sessions_per_runner: int
+    first_endpoint: int = 0
+
+    @property
+    def num_sessions(self) -> int:
+        """Of all runners together."""
+        return self.num_runners * self.sessions_per_runner
+
+    def endpoints_of(self, worker_index: int) -> tuple[int, ...]:
+        """Return the endpoints of a runner: one entry a session.
+
+        Args:
+            worker_index: As RLlib counts: remote runners from 1, the local one is 0. Runners
+                beyond the planned ones begin again at the first.
+        """
+        first = max(worker_index - 1, 0) % self.num_runners * self.sessions_per_runner
+        return tuple(
+            self.first_endpoint + (first + session) * self.num_endpoints // self.num_sessions
+            for session in range(self.sessions_per_runner)
+        )
+
+
+def assign_sessions(
+    runner_spec: RunnerSpec, *, width: int, num_endpoints: int, num_evaluation_endpoints: int = 0
+) -> tuple[SessionLayout, SessionLayout | None]:
+    """Deal endpoints out: to the runners that train, and to those that evaluate, if any.
+
+    Args:
+        runner_spec: What the config asks for.
+        width: Lanes of a session.
+        num_endpoints: Of the runners that train, at least 1.
+        num_evaluation_endpoints: The ones after these, which only evaluation uses; 0: evaluation
+            runners open their sessions with the others' endpoints.
+
+    Raises:
+        ContractMismatchError: Lanes are not a multiple of ``width``, or some endpoints would be
+            idle; without ``lanes``: the endpoints cannot be spread evenly.
+        ConfigurationError: There are endpoints for evaluation, but nothing is evaluated.
+    """
+    sessions = _sessions_per_runner(runner_spec, num_endpoints, width)
+    training = SessionLayout(num_endpoints, runner_spec.num_runners, sessions)
+    if runner_spec.num_evaluation_runners is None:
+        if num_evaluation_endpoints:
+            raise ConfigurationError(
+                f"num_evaluation_endpoints={num_evaluation_endpoints}, but nothing is evaluated; "
+                "call config.evaluation(evaluation_interval=...) first"
+            )
+        return training, None
+    if runner_spec.evaluation_lanes is not None:
+        setting = "num_envs_per_env_runner in evaluation_config"
+        sessions = _sessions_for(runner_spec.evaluation_lanes, width, setting)
+    evaluation = SessionLayout(
+        num_endpoints=num_evaluation_endpoints or num_endpoints,
+        num_runners=runner_spec.num_evaluation_runners,
+        sessions_per_runner=sessions,
+        first_endpoint=num_endpoints if num_evaluation_endpoints else 0,
+    )
+    if num_evaluation_endpoints > evaluation.num_sessions:
+        raise ContractMismatchError(
+            f"num_evaluation_endpoints={num_evaluation_endpoints}, but {evaluation.num_runners} "
+            f"evaluation runner(s) open only {evaluation.num_sessions} session(s); use at most "
+            "as many"
+        )
+    return training, evaluation
+
+
+def max_sessions_per_endpoint(training: SessionLayout, evaluation: SessionLayout | None) -> int:
+    """Return how many sessions the busiest endpoint has when all runners have opened theirs."""
+    counts = [math.ceil(s.num_sessions / s.num_endpoints) for s in (training, evaluation) if s]
+    has_own = evaluation is not None and evaluation.first_endpoint > 0
+    return max(counts) if has_own else sum(counts)
+
+
+def num_envs_for(runner_spec: RunnerSpec, num_endpoints: int) -> int:
+    """Return how wide endpoints must be, so that one session each gives a runner its lanes.
+
+    Raises:
+        ContractMismatchError: It does not come out even.
+    """
+    if runner_spec.lanes is None:
+        return 1
+    sessions = _spread(num_endpoints, runner_spec.num_runners)
+    if runner_spec.lanes % sessions:
+        raise ContractMismatchError(
+            f"num_envs_per_env_runner={runner_spec.lanes} cannot be spread evenly over the "
+            f"{sessions} endpoints of a runner; set it to a multiple of {sessions}, or say "
+            "num_envs, the lanes of each session, and leave num_envs_per_env_runner out"
+        )
+    return runner_spec.lanes // sessions
+
+
+def _sessions_per_runner(runner_spec: RunnerSpec, num_endpoints: int, width: int) -> int:
+    if runner_spec.lanes is None:
+        return _spread(num_endpoints, runner_spec.num_runners)
+    sessions = _sessions_for(runner_spec.lanes, width, "num_envs_per_env_runner")
+    if num_endpoints > sessions * runner_spec.num_runners:
+        needed = width * math.ceil(num_endpoints / runner_spec.num_runners)
+        raise ContractMismatchError(
+            f"num_envs_per_env_runner={runner_spec.lanes} is {sessions} session(s) of {width} "
+            f"lane(s) for each of {runner_spec.num_runners} runner(s), which leaves some of "
+            f"{num_endpoints} endpoints idle; use {sessions * runner_spec.num_runners} endpoints, "
+            f"or set num_envs_per_env_runner={needed}, or leave it out to take what they give"
+        )
+    return sessions
+
+
+def _spread(num_endpoints: int, num_runners: int) -> int:
+    """Return how many endpoints each runner has to itself, or 1 where there are too few."""
+    if num_endpoints > num_runners and num_endpoints % num_runners:
+        raise ContractMismatchError(
+            f"{num_endpoints} endpoints cannot be spread evenly over {num_runners} EnvRunners; "
+            f"use a multiple of {num_runners} endpoints, set num_env_runners to a divisor of "
+            f"{num_endpoints}, or say with num_envs_per_env_runner how many lanes a runner has"
+        )
+    return max(1, num_endpoints // num_runners)
+
+
+def _sessions_for(lanes: int, width: int, setting: str) -> int:
+    sessions, rest = divmod(lanes, width)
+    if rest:
+        near = " or ".join(str(width * count) for count in (sessions, sessions + 1) if count)
+        raise ContractMismatchError(
+            f"{setting} is {lanes}, which is no multiple of {width}, the lanes that a session with "
+            f"these endpoints has; set it to {near}, or leave it out to take what they give"
+        )
+    return sessions

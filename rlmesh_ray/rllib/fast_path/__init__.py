@@ -1,0 +1,1 @@
+"""Array processing in the runner: all lanes of a slot at once, where that is equivalent."""

@@ -1,0 +1,324 @@
+"""What the lanes of a slot go through, as arrays; RLlib's episodes are made of them at the end."""
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray.rllib.fast_path.episode_factory import EpisodeFactory
+from rlmesh_ray.rllib.runner.lane_infos import NoInfos
+from rlmesh_ray.rllib.runner.truncation import truncate
+
+_FIRST_CAPACITY = 32
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class EndedEpisode:
+    """An episode that is over, or its last chunk."""
+
+    at_s: float
+    """When it ended, by ``time.perf_counter``."""
+    episode: SingleAgentEpisode
+
+
+class EpisodeBuffer:
+    """Takes one batch a vector step, at a cost that hardly depends on the number of lanes.
+
+    The step after a lane's end begins its next episode (NEXT_STEP): what it was given to do then is
+    no part of either. Episodes own what they hold.
+
+    Args:
+        observation: With which all lanes begin: one row a lane.
+        infos: One a lane.
+        lookback: So many steps before a chunk it brings along.
+        observation_space: Of one lane.
+        action_space: Likewise.
+    """
+
+    def __init__(
+        self,
+        observation: NDArray[Any],
+        infos: Sequence[dict[str, Any]],
+        *,
+        lookback: int,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+    ) -> None:
+        self._num_lanes = len(observation)
+        self._lookback = lookback
+        self._spaces = (observation_space, action_space)
+        self._episodes = EpisodeFactory(observation_space, action_space)
+        self._capacity = _FIRST_CAPACITY
+        self._since = self._last = 0
+        """Positions: of the latest cut, and the current one. A step leads from one to the next."""
+        self._ids = [_new_id() for _ in range(self._num_lanes)]
+        self._steps_before = [0] * self._num_lanes
+        """Of the running episodes, at the latest cut."""
+        self._starts = [0] * self._num_lanes
+        """Positions where they began, or of the latest cut. Where a lane has an end in ``_ends``,
+        these three tell of the first of its episodes that nothing has been made of."""
+        self._ends: deque[tuple[int, int]] = deque()
+        """Lane and position of each end that nothing has been made of, in time."""
+        self._ended: list[EndedEpisode] = []
+        self._causes: dict[tuple[int, int], str] = {}
+        """Why an end in ``_ends`` lies one position earlier than it stands there, if it does."""
+        self._interrupted: dict[str, SingleAgentEpisode | None] = {}
+        self._observations = self._empty(observation)
+        self._observations[:, 0] = observation
+        # By step, that is, by the position it leads to; the first position has none.
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._rewards = np.zeros((self._num_lanes, self._capacity), np.float64)
+        self._terminated = np.zeros((self._capacity, self._num_lanes), np.bool_)
+        self._truncated = np.zeros_like(self._terminated)
+        # None: no lane had any.
+        self._infos: list[Sequence[dict[str, Any]] | None] = [_kept(infos)]
+        self._times_s = [time.perf_counter()]
+        self.is_over: NDArray[np.bool_] = np.zeros(self._num_lanes, np.bool_)
+        """By lane, whether its episode ended with the latest step. To be read only."""
+        self.num_over = 0
+        """How many lanes that is true of."""
+
+    @property
+    def running_ids(self) -> list[str]:
+        """Ids of the episodes that go on; to be asked right after ``cut``."""
+        over = self.is_over.tolist()
+        return [id_ for id_, is_over in zip(self._ids, over, strict=True) if not is_over]
+
+    def takes(self, columns: Mapping[str, Any]) -> bool:
+        """Tell whether ``columns`` are arrays of one row a lane, and of the kinds that came before.
+
+        What changes its kind in the middle of an episode would be given another dtype here than
+        RLlib gives it.
+        """
+        if not self._kinds:
+            return all(
+                isinstance(column, np.ndarray) and column.shape[:1] == (self._num_lanes,)
+                for column in columns.values()
+            )
+        if columns.keys() != self._kinds.keys():
+            return False
+        for name, (dtype, shape) in self._kinds.items():
+            column = columns[name]
+            is_array = isinstance(column, np.ndarray)
+            if not is_array or column.dtype != dtype or column.shape != shape:
+                return False
+        return True
+
+    def add(  # noqa: PLR0913  # what a step gives, an array each
+        self,
+        observation: NDArray[Any],
+        rewards: NDArray[np.float64],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        infos: Sequence[dict[str, Any]],
+        columns: Mapping[str, NDArray[Any]],
+        discarded: Mapping[int, str] = _NOTHING,
+    ) -> None:
+        """Add a step of all lanes. Arrays have one row a lane, and are copied.
+
+        Args:
+            observation: After the step.
+            rewards: By lane.
+            terminated: By lane.
+            truncated: Likewise.
+            infos: Likewise.
+            columns: ``actions``, and what else is kept of a step; see ``takes``.
+            discarded: By lane: why its episode ends before this step, as truncated.
+        """
+        if self._last + 1 >= self._capacity:
+            self._grow()
+        self._last = last = self._last + 1
+        self._observations[:, last] = observation
+        self._rewards[:, last] = rewards
+        if not self._kinds:
+            self._columns = {name: self._empty(column) for name, column in columns.items()}
+            self._kinds = {name: (column.dtype, column.shape) for name, column in columns.items()}
+        for name, column in columns.items():
+            self._columns[name][:, last] = column
+        goes_on = ~self.is_over
+        terminated = np.logical_and(terminated, goes_on, out=self._terminated[last])
+        truncated = np.logical_and(truncated, goes_on, out=self._truncated[last])
+        self.is_over = terminated | truncated
+        for lane, cause in discarded.items():
+            self.is_over[lane] = True
+            self._causes[lane, last] = cause
+        self.num_over = int(np.count_nonzero(self.is_over))
+        if self.num_over:
+            self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
+        self._infos.append(_kept(infos))
+        self._times_s.append(time.perf_counter())
+
+    def take_interrupted(self) -> dict[str, SingleAgentEpisode | None]:
+        """Return what has ended before a discarded step since this was asked last, by its id.
+
+        None: nothing was left of the episode that a cut has not returned. To be asked after
+        ``cut`` or ``hand_over``.
+        """
+        taken, self._interrupted = self._interrupted, {}
+        return taken
+
+    def make_one(self) -> bool:
+        """Make an episode of what has ended, while there is time; False: nothing is left to make.
+
+        ``cut`` and ``hand_over`` make what has not been made by then.
+        """
+        if not self._ends or self._ends[0][1] == self._last:
+            return False  # the latest step's may be all that their lanes have
+        self._end(*self._ends.popleft())
+        return True
+
+    def cut(self) -> tuple[list[EndedEpisode], list[SingleAgentEpisode]]:
+        """Return what has come since the latest cut: what has ended, and chunks of what goes on."""
+        ended = self._all_ended()
+        chunks: list[SingleAgentEpisode] = []
+        for lane, start in enumerate(self._starts):
+            if start < self._last:
+                chunks.append(self._episode(lane, start, self._last))
+                self._steps_before[lane] += self._last - start
+        self._carry_on()
+        return ended, chunks
+
+    def hand_over(self) -> tuple[list[EndedEpisode], list[SingleAgentEpisode]]:
+        """Return what has ended since the latest cut, and what goes on, one a lane, as lists.
+
+        So RLlib's own runner can go on with it; the record is of no use any more. A lane whose
+        episode has just ended has it among these, too, with the last observation and no step.
+        """
+        ended = self._all_ended()
+        return ended, [
+            self._as_lists(lane, min(start, self._last)) for lane, start in enumerate(self._starts)
+        ]
+
+    def _all_ended(self) -> list[EndedEpisode]:
+        """Return what has ended since the latest cut, in time."""
+        while self._ends:
+            self._end(*self._ends.popleft())
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _end(self, lane: int, end: int) -> None:
+        """Make the episode of a lane that ended at a position, unless a cut has returned it."""
+        cause = self._causes.pop((lane, end), None)
+        if cause is not None:
+            episode = None
+            if self._starts[lane] < end - 1:
+                episode = self._episode(lane, self._starts[lane], end - 1)
+                truncate(episode, cause)
+            self._interrupted[self._ids[lane]] = episode
+        elif end > self._since:
+            episode = self._episode(lane, self._starts[lane], end)
+            episode.is_terminated = bool(self._terminated[end, lane])
+            episode.is_truncated = bool(self._truncated[end, lane])
+            self._ended.append(EndedEpisode(self._times_s[end], episode))
+        if end < self._last:
+            self._ids[lane] = _new_id()
+            self._steps_before[lane] = 0
+        self._starts[lane] = end + 1
+
+    def _episode(self, lane: int, start: int, end: int) -> SingleAgentEpisode:
+        """Return the part of a lane's episode between two positions; they are not the same."""
+        steps_before = self._steps_before[lane]
+        lookback = min(self._lookback, steps_before, start)
+        first = start - lookback
+        # Copies: a view would keep what all the other lanes have seen for as long as it lives.
+        columns = {
+            name: column[lane, first + 1 : end + 1].copy() for name, column in self._columns.items()
+        }
+        episode = self._episodes.make(
+            self._ids[lane],
+            observations=self._observations[lane, first : end + 1].copy(),
+            infos=self._infos_of(lane, first, end + 1),
+            actions=columns.pop(Columns.ACTIONS),
+            rewards=self._rewards[lane, first + 1 : end + 1].copy(),
+            extras=columns,
+            lookback=lookback,
+            t_started=steps_before,
+        )
+        episode._start_time = self._times_s[start]
+        episode._last_step_time = self._times_s[end]
+        return episode
+
+    def _as_lists(self, lane: int, start: int) -> SingleAgentEpisode:
+        """Return the running part of a lane's episode, of no step perhaps, for more to be added."""
+        steps_before = self._steps_before[lane]
+        lookback = min(self._lookback, steps_before, start)
+        first, end = start - lookback, self._last + 1
+        columns = {
+            name: list(column[lane, first + 1 : end].copy())
+            for name, column in self._columns.items()
+        }
+        episode = SingleAgentEpisode(
+            self._ids[lane],
+            observations=list(self._observations[lane, first:end].copy()),
+            observation_space=self._spaces[0],
+            infos=self._infos_of(lane, first, end),
+            actions=columns.pop(Columns.ACTIONS, []),
+            action_space=self._spaces[1],
+            rewards=list(self._rewards[lane, first + 1 : end].copy()),
+            extra_model_outputs=columns,
+            t_started=steps_before,
+            len_lookback_buffer=lookback,
+        )
+        episode._start_time = self._times_s[start]
+        episode._last_step_time = self._times_s[self._last]
+        return episode
+
+    def _infos_of(self, lane: int, start: int, stop: int) -> list[dict[str, Any]]:
+        return [{} if by_lane is None else by_lane[lane] for by_lane in self._infos[start:stop]]
+
+    # --- arrays -----------------------------------------------------------------------------
+
+    def _empty(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return room for such rows at each position: ``(num_lanes, capacity, *shape)``."""
+        return np.empty((self._num_lanes, self._capacity, *rows.shape[1:]), rows.dtype)
+
+    def _carry_on(self) -> None:
+        """Use the arrays again; keep as much as the next chunks look back to."""
+        first = max(self._last - self._lookback, 0)
+        count = self._last + 1 - first
+        for array in (self._observations, self._rewards, *self._columns.values()):
+            array[:, :count] = array[:, first : first + count]
+        for flags in (self._terminated, self._truncated):
+            flags[:count] = flags[first : first + count]
+        self._infos = self._infos[first:]
+        self._times_s = self._times_s[first:]
+        self._since = self._last = last = count - 1
+        self._starts = [last] * self._num_lanes
+        # Their lanes' next episodes have no ids yet.
+        self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
+
+    def _grow(self) -> None:
+        former = self._capacity
+        self._capacity *= 2
+        self._observations = self._grown(self._observations, former)
+        self._rewards = self._grown(self._rewards, former)
+        self._columns = {
+            name: self._grown(column, former) for name, column in self._columns.items()
+        }
+        self._terminated = np.concatenate([self._terminated, np.zeros_like(self._terminated)])
+        self._truncated = np.concatenate([self._truncated, np.zeros_like(self._truncated)])
+
+    def _grown(self, column: NDArray[Any], former: int) -> NDArray[Any]:
+        grown = self._empty(column[:, 0])
+        grown[:, :former] = column
+        return grown
+
+
+def _kept(infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
+    return None if isinstance(infos, NoInfos) else infos
+
+
+def _new_id() -> str:
+    """Return what RLlib calls an episode by."""
+    return uuid.uuid4().hex

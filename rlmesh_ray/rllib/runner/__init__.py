@@ -1,0 +1,1 @@
+"""The EnvRunners: slots of sessions, the sampling loop, retries and recovery."""

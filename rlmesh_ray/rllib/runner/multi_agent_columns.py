@@ -1,0 +1,209 @@
+"""Columns of lanes with several agents to dicts by agent, as RLlib has them, and back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import ConformanceError
+from rlmesh_ray.rllib.runner.multi_agent_contract import AgentSpec
+from rlmesh_ray.spaces.batch import flatten, unflatten
+from rlmesh_ray.spaces.coercion import coerce
+from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
+from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId, filler_of_leaf
+from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
+
+COMMON_INFO = "__common__"
+"""Where RLlib has the infos that are of no agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDicts:
+    """What a step or a reset gave; one entry a lane everywhere, each by agent."""
+
+    observations: list[dict[AgentId, Any]]
+    """Of those who are present."""
+    rewards: list[dict[AgentId, float]]
+    """Of those who have acted, and of others if they are not 0."""
+    terminated: list[dict[AgentId, bool]]
+    """Of those who are present, and of others if they have ended; with ``__all__``."""
+    truncated: list[dict[AgentId, bool]]
+    """Likewise."""
+    acting: NDArray[np.bool_]
+    """Who is to act next: ``(num_lanes, num_agents)``; nobody where the episode is over."""
+
+
+class AgentColumns:
+    """Converts what the lanes of a vector exchange.
+
+    Args:
+        agents: Of each lane.
+    """
+
+    def __init__(self, agents: Sequence[AgentSpec]) -> None:
+        self._ids = [agent.agent_id for agent in agents]
+        self._keys = [agent.key for agent in agents]
+        self._observations = _parts(agents, [agent.observation for agent in agents])
+        self._actions = _parts(agents, [agent.action for agent in agents])
+
+    def dicts(
+        self,
+        columns: Sequence[Column],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        acted: NDArray[np.bool_],
+    ) -> AgentDicts:
+        """Read observations.
+
+        Args:
+            columns: Over all lanes, of the lanes' observation space; arrays are kept.
+            terminated: Of the whole environments, one flag a lane.
+            truncated: Likewise.
+            acted: Who had to act before: ``(num_lanes, num_agents)``.
+        """
+        *observed, presences, rewards, terminations, truncations = columns
+        present = np.asarray(presences, np.bool_)
+        ended = np.asarray(terminations, np.bool_), np.asarray(truncations, np.bool_)
+        observations: list[dict[AgentId, Any]] = [{} for _ in terminated]
+        for position, part in enumerate(self._observations):
+            for lane in np.flatnonzero(present[:, position]).tolist():
+                observations[lane][part.agent_id] = part.value(observed, lane)
+        is_told = present | ended[0] | ended[1]
+        values = np.asarray(rewards)
+        is_over = terminated | truncated
+        return AgentDicts(
+            observations,
+            self._by_agent(values, acted | (values != 0.0)),
+            self._with_all(ended[0], is_told, terminated),
+            self._with_all(ended[1], is_told, truncated),
+            present & ~ended[0] & ~ended[1] & ~is_over[:, np.newaxis],
+        )
+
+    def actions(
+        self,
+        actions: Sequence[Mapping[AgentId, Any]],
+        acting: NDArray[np.bool_],
+        is_ignored: NDArray[np.bool_],
+    ) -> list[Column]:
+        """Return the columns of a batch of actions, with fillers for all who do not act.
+
+        Args:
+            actions: One entry a lane, each by agent.
+            acting: Who is to act: ``(num_lanes, num_agents)``.
+            is_ignored: By lane: whether it does not look at actions.
+
+        Raises:
+            ConformanceError: An agent that is to act has no action, or one that does not fit its
+                space, or an agent that is not to act has one.
+        """
+        for lane in np.flatnonzero(~is_ignored).tolist():
+            self._require(actions[lane], acting[lane], lane)
+        columns: list[Column] = []
+        for part, acts in zip(self._actions, acting.T, strict=True):
+            lanes = np.flatnonzero(acts).tolist()
+            values = [flatten(part.spec, actions[lane][part.agent_id]) for lane in lanes]
+            columns += [
+                _column(leaf, len(actions), lanes, [leaf_values[index] for leaf_values in values])
+                for index, leaf in enumerate(part.leaves)
+            ]
+        return columns
+
+    def infos(self, infos: Mapping[str, Any]) -> dict[AgentId, Any]:
+        """Return the infos of a lane by agent; what belongs to none stands in ``__common__``."""
+        keys = {key for key in self._keys if isinstance(infos.get(key), Mapping)}
+        own: dict[AgentId, Any] = {
+            agent: infos[key]
+            for agent, key in zip(self._ids, self._keys, strict=True)
+            if key in keys
+        }
+        given = infos.get(COMMON_INFO)
+        common = {key: value for key, value in infos.items() if key not in {*keys, COMMON_INFO}}
+        common |= given if isinstance(given, Mapping) else {}
+        return {**own, COMMON_INFO: common} if common else own
+
+    def for_all(self, value: Any) -> dict[AgentId, Any]:
+        """Return ``value`` for each agent."""
+        return dict.fromkeys(self._ids, value)
+
+    def _require(self, given: Mapping[AgentId, Any], acts: NDArray[np.bool_], lane: int) -> None:
+        """Refuse what would be made up for an agent, and what would be lost."""
+        expected = [self._ids[position] for position in np.flatnonzero(acts)]
+        if given.keys() == set(expected):
+            return
+        for agent in expected:
+            if agent not in given:
+                reason = (
+                    f"has no action in lane {lane}; every agent that was observed last and has "
+                    "not ended must act"
+                )
+                raise ConformanceError("structure", str(agent), reason)
+        stranger = next(agent for agent in given if agent not in expected)
+        reason = (
+            f"has an action in lane {lane}, but cannot act: it was not observed last, or has "
+            f"ended; give actions to {expected} only"
+        )
+        raise ConformanceError("structure", str(stranger), reason)
+
+    def _by_agent(self, values: NDArray[Any], mask: NDArray[np.bool_]) -> list[dict[AgentId, Any]]:
+        """Return the elements that ``mask`` selects; both are ``(num_lanes, num_agents)``."""
+        return [
+            {agent: value for agent, value, is_in in zip(self._ids, row, own, strict=True) if is_in}
+            for row, own in zip(values.tolist(), mask.tolist(), strict=True)
+        ]
+
+    def _with_all(
+        self, flags: NDArray[np.bool_], mask: NDArray[np.bool_], of_lanes: NDArray[np.bool_]
+    ) -> list[dict[AgentId, bool]]:
+        by_agent = self._by_agent(flags, mask)
+        return [
+            {**own, ALL_AGENTS: of_lane}
+            for own, of_lane in zip(by_agent, of_lanes.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _AgentColumns:
+    """What belongs to one agent in a lane's columns."""
+
+    agent_id: AgentId
+    spec: SpaceSpec
+    leaves: tuple[Leaf, ...]
+    """Their paths begin with the agent's key."""
+    columns: slice
+
+    def value(self, columns: Sequence[Column], lane: int) -> Any:
+        """Return the agent's value in ``lane``; arrays are views."""
+        values = [column[lane] for column in columns[self.columns]]
+        return (
+            unflatten(self.spec, values)
+            if isinstance(self.spec, (DictSpec, TupleSpec))
+            else values[0]
+        )
+
+
+def _parts(agents: Sequence[AgentSpec], specs: Sequence[SpaceSpec]) -> list[_AgentColumns]:
+    keys = [agent.key for agent in agents]
+    all_leaves = leaves(DictSpec(tuple(zip(keys, specs, strict=True))))
+    parts = []
+    first = 0
+    for agent, spec in zip(agents, specs, strict=True):
+        end = first + len(leaves(spec))
+        parts.append(_AgentColumns(agent.agent_id, spec, all_leaves[first:end], slice(first, end)))
+        first = end
+    return parts
+
+
+def _column(leaf: Leaf, num_lanes: int, lanes: Sequence[int], values: Sequence[Any]) -> Column:
+    filler = filler_of_leaf(leaf)
+    if leaf.dtype is None:
+        texts = [filler] * num_lanes
+        for lane, value in zip(lanes, values, strict=True):
+            texts[lane] = coerce(leaf, value, None)
+        return tuple(texts)
+    column = np.empty((num_lanes, *leaf.shape), leaf.dtype)
+    column[...] = filler
+    for lane, value in zip(lanes, values, strict=True):
+        column[lane] = coerce(leaf, value, None)
+    return column

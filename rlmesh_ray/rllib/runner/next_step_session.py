@@ -1,0 +1,236 @@
+"""One session's lanes with the autoreset that RLlib expects: NEXT_STEP.
+
+RLlib assumes NEXT_STEP without looking: in the step after an episode's end it ignores the
+lane's action and takes the observation as the first of a new episode. Here the other modes
+are made to look like it, with partial resets:
+
+* DISABLED, every lane ended (always so with one lane): a Reset instead of the Step.
+* DISABLED, some lanes ended: they are reset before the Step, since stepping an ended lane is
+  not allowed, and again after it, since the Step has moved them on.
+* SAME_STEP: the observation that RLlib must see last is in the infos; the lane, which has been
+  restarted already and stepped with an action that was not meant for it, is reset again.
+
+A step whose reward is not finite is no part of its episode: that ends before it, and the lane is
+reset, whatever the mode.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.env_client import ResetResult, StepResult
+from rlmesh_ray.client.lane_client import LaneClient
+from rlmesh_ray.errors import RemoteEnvError, RemoteProtocolError
+from rlmesh_ray.polling import WakeupDescriptors
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.rllib.runner.lane_infos import lane_infos
+from rlmesh_ray.spaces.batch import Column, flatten
+from rlmesh_ray.spaces.columns import replace_lanes
+from rlmesh_ray.spaces.contract import AutoresetMode
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBatch:
+    """What all lanes of a session gave; one entry a lane everywhere."""
+
+    observation: list[Column]
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: Sequence[dict[str, Any]]
+    discarded: Mapping[int, str] = field(default_factory=dict)
+    """By lane: why this step is no part of its episode, which ends before it as truncated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Ids of the requests in flight, in the order in which they are answered."""
+
+    before: str = ""
+    step: str = ""
+    after: str = ""
+    restarted: tuple[int, ...] = ()
+
+
+class NextStepSession:
+    """The lanes of one session, NEXT_STEP whatever the endpoint's mode is.
+
+    Args:
+        client: An open session; closed by ``close``.
+    """
+
+    def __init__(self, client: LaneClient) -> None:
+        self._client = client
+        self._mode = client.contract.autoreset_mode
+        self._ended: tuple[int, ...] = ()
+        self._pending = _Pending()
+
+    @property
+    def num_lanes(self) -> int:
+        """Width of the session."""
+        return self._client.contract.num_envs
+
+    def reset(self, seeds: Sequence[int], options: Mapping[str, object] | None) -> SessionBatch:
+        """Start new episodes everywhere.
+
+        Args:
+            seeds: Empty, or one a lane.
+            options: Handed to the environment.
+        """
+        self._ended = ()
+        return self._first(self._client.reset(seeds=seeds, options=options))
+
+    def send(self, action: Sequence[Column]) -> None:
+        """Apply one action a lane; ``receive`` returns the result."""
+        ended, self._ended = self._ended, ()
+        if not ended:
+            self._pending = _Pending(step=self._client.send_step(action))
+        elif self._mode is AutoresetMode.DISABLED and len(ended) == self.num_lanes:
+            self._pending = _Pending(after=self._client.send_reset())
+        else:
+            needs_reset = self._mode is AutoresetMode.DISABLED
+            before = self._client.send_reset(lanes=ended) if needs_reset else ""
+            step = self._client.send_step(action, is_last=False)
+            after = self._client.send_reset(lanes=ended)
+            self._pending = _Pending(before, step, after, ended)
+
+    def receive(self) -> SessionBatch:
+        """Return what the actions that were sent have led to.
+
+        Raises:
+            RemoteEnvError: The environment raised or timed out. The session is out of step
+                then, and good for nothing but ``close``.
+            EndpointError: The session broke.
+        """
+        pending, self._pending = self._pending, _Pending()
+        if not pending.step:
+            return self._first(self._client.receive_reset(pending.after))
+        if pending.before:
+            self._client.receive_reset(pending.before)
+        batch = self._next(self._client.receive_step(pending.step), pending.restarted)
+        if pending.after:
+            fresh = self._first(self._client.receive_reset(pending.after))
+            infos = list(batch.infos)
+            for lane in pending.restarted:
+                infos[lane] = fresh.infos[lane]
+            batch = SessionBatch(
+                replace_lanes(batch.observation, fresh.observation, pending.restarted),
+                batch.rewards,
+                batch.terminated,
+                batch.truncated,
+                infos,
+                batch.discarded,
+            )
+        return batch
+
+    def wakeup(self) -> WakeupDescriptors | None:
+        """Return what tells that ``receive`` need not wait; None: nothing does."""
+        return None if self._pending.after else self._client.wakeup()
+
+    def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
+        """Call into every lane, between two steps; see ``EnvClient.call``."""
+        return self._client.call(name, *arguments)
+
+    def close(self) -> None:
+        """End the session."""
+        self._client.close()
+
+    def _first(self, result: ResetResult) -> SessionBatch:
+        return SessionBatch(
+            result.observation,
+            np.zeros(self.num_lanes),
+            np.zeros(self.num_lanes, np.bool_),
+            np.zeros(self.num_lanes, np.bool_),
+            lane_infos(result.infos, self.num_lanes),
+        )
+
+    def _next(self, result: StepResult, restarted: tuple[int, ...]) -> SessionBatch:
+        """Read a step's result, in which the ``restarted`` lanes begin a new episode."""
+        if restarted:
+            for array in (result.rewards, result.terminated, result.truncated):
+                array[list(restarted)] = 0
+        infos = lane_infos(result.infos, self.num_lanes)
+        observation = result.observation
+        discarded = _unusable(result.rewards)
+        ended: list[int] = []
+        if discarded or self._mode is not AutoresetMode.NEXT_STEP:
+            has_ended = result.terminated | result.truncated
+            ended = np.flatnonzero(has_ended).tolist()
+        if self._mode is AutoresetMode.SAME_STEP:
+            infos = list(infos)
+            usable = [lane for lane in ended if lane not in discarded]
+            observation = self._with_final_observations(observation, infos, usable)
+        if discarded:
+            lanes = list(discarded)
+            result.rewards[lanes], result.terminated[lanes], result.truncated[lanes] = 0, 0, 1
+        if self._mode is AutoresetMode.NEXT_STEP:
+            self._ended = tuple(lane for lane in discarded if lane not in ended)
+        else:
+            self._ended = tuple(sorted({*ended, *discarded}))
+        if discarded:
+            self._require_single_resets(discarded)
+        return SessionBatch(
+            observation, result.rewards, result.terminated, result.truncated, infos, discarded
+        )
+
+    def _require_single_resets(self, discarded: Mapping[int, str]) -> None:
+        """Give the session up where it cannot reset the lanes that are to be reset alone."""
+        is_able = capabilities.PARTIAL_RESET in self._client.answer.capabilities
+        if not is_able and 0 < len(self._ended) < self.num_lanes:
+            raise unusable_step(*next(iter(discarded.items())))
+
+    def _with_final_observations(
+        self, observation: list[Column], infos: list[dict[str, Any]], ended: Sequence[int]
+    ) -> list[Column]:
+        for lane in ended:
+            if "final_obs" not in infos[lane]:
+                raise RemoteProtocolError(
+                    f"lane {lane} ended under autoreset mode SAME_STEP, but its infos hold no "
+                    "final_obs; host the environment with another autoreset mode"
+                )
+            parts = flatten(self._client.contract.observation_space, infos[lane].pop("final_obs"))
+            rows = [
+                (part,) * self.num_lanes if isinstance(part, str) else _row(part, self.num_lanes)
+                for part in parts
+            ]
+            observation = replace_lanes(observation, rows, (lane,))
+            infos[lane] = dict(infos[lane].pop("final_info", {}))
+        return observation
+
+
+def unusable_step(lane: int, cause: str) -> RemoteEnvError:
+    """Return the error of a step that must not reach a learner, where it is not just left out."""
+    return RemoteEnvError("INTERNAL", f"lane {lane}: {cause}", is_recoverable=False)
+
+
+def _unusable(rewards: NDArray[np.float64]) -> dict[int, str]:
+    """Return why a step must not reach a learner, by lane; mostly nothing."""
+    is_finite = np.isfinite(rewards)
+    if np.count_nonzero(is_finite) == len(rewards):
+        return {}
+    lanes = np.flatnonzero(~is_finite).tolist()
+    return {lane: f"the environment gave {rewards[lane]} as a reward" for lane in lanes}
+
+
+def _row(part: Any, num_lanes: int) -> NDArray[Any]:
+    array = np.asarray(part)
+    return np.broadcast_to(array, (num_lanes, *array.shape))
+
+
+def last_signal(sessions: Sequence[NextStepSession]) -> WakeupDescriptors | None:
+    """Return what tells that the last of ``sessions`` has answered; None: nothing does."""
+    signals = [session.wakeup() for session in sessions]
+    return None if None in signals else signals[-1]
+
+
+def all_discarded(batches: Sequence[SessionBatch]) -> dict[int, str]:
+    """Return the ``discarded`` of sessions whose lanes are counted one after the other."""
+    discarded: dict[int, str] = {}
+    first = 0
+    for batch in batches:
+        discarded |= {first + lane: cause for lane, cause in batch.discarded.items()}
+        first += len(batch.rewards)
+    return discarded

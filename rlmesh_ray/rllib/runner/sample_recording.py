@@ -1,0 +1,161 @@
+"""Recording of samples: ``config.offline_data(output=...)`` for runners of this package."""
+
+import inspect
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
+from ray.rllib.utils.annotations import override
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.config.tune_params import is_tune_param
+
+_LOG = logging.getLogger(__name__)
+
+NO_SEVERAL_AGENTS = (
+    "offline_data(output=...) records episodes of one agent, as in RLlib, and this environment has "
+    "several; leave output out"
+)
+_FILESYSTEMS = (None, "gcs", "s3", "abs")
+_SUBDIRECTORY = "endpoints"
+
+
+class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
+    """An EnvRunner that writes what it samples where ``config.output`` says so.
+
+    Options, rows and paths are those of RLlib's own recording runner, to be read by RLlib's offline
+    algorithms: ``OUTPUT/endpoints/run-WORKER-NUMBER``, one file a directory. Other than there,
+    every row is written once: in Ray 2.60 that one writes all earlier rows again each time, and
+    with ``output_max_rows_per_file`` drops all but the last file of a sample. Rows that could not
+    be written are kept and tried again after the next sample; the log tells of it. Without
+    ``output`` nothing is recorded.
+
+    As in RLlib, evaluation runners record, too, unless ``evaluation_config`` sets
+    ``{"output": None}``.
+    """
+
+    _samples: list[Any]
+    """Rows that have not been written."""
+
+    def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
+        if not config.output:
+            super(OfflineSingleAgentEnvRunner, self).__init__(config=config, **kwargs)
+            return
+        # RLlib limits all of this process to the CPUs of a runner: in the driver, an algorithm that
+        # reads what was recorded would wait for ever. Nothing is needed of them here; see _write.
+        options = ray.data.DataContext.get_current().execution_options
+        limits = options.resource_limits
+        super().__init__(config=config, **kwargs)
+        options.resource_limits = limits
+        # Rows are the same either way, and learners want arrays.
+        self.episodes_to_numpy = config.episodes_to_numpy
+
+    @override(OfflineSingleAgentEnvRunner)
+    def _get_subdir_path(self) -> str:
+        return _SUBDIRECTORY
+
+    @override(OfflineSingleAgentEnvRunner)
+    def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
+        """Sample as RLlib's runner does, and write what was sampled."""
+        episodes: list[SingleAgentEpisode] = super(OfflineSingleAgentEnvRunner, self).sample(
+            **kwargs
+        )
+        if self.config.output:
+            self._record(episodes)
+        return episodes
+
+    @override(OfflineSingleAgentEnvRunner)
+    def stop(self) -> None:
+        """Write the rows that are left, where the config wants them, and close the environment."""
+        try:
+            if self.config.output and self._samples and self._wants_rest:
+                self._write(len(self._samples))
+        finally:
+            super(OfflineSingleAgentEnvRunner, self).stop()
+
+    @property
+    def _wants_rest(self) -> bool:
+        # Without a number of rows per file, rows are left only if they could not be written.
+        return bool(self.write_remaining_data or not self.output_max_rows_per_file)
+
+    def _record(self, episodes: list[SingleAgentEpisode]) -> None:
+        if self.output_write_episodes:
+            self._samples += map(_packed, episodes)
+        else:
+            self._map_episodes_to_data(episodes)
+        num_rows = self.output_max_rows_per_file or len(self._samples)
+        while self._samples and len(self._samples) >= num_rows:
+            if not self._write(num_rows):
+                break
+        self.metrics.log_value("recording_buffer_size", len(self._samples))
+
+    def _write(self, num_rows: int) -> bool:
+        """Write the oldest rows into a file; False: it did not work, and they are still there."""
+        self._sample_counter += 1
+        run = f"{self.worker_path}-{self._sample_counter:05d}"
+        path = f"{str(self.output_path).rstrip('/')}/{self.subdir_path}/{run}"
+        # The runner waits meanwhile, so that its own CPU is free: in a cluster whose CPUs are all
+        # taken, writing would otherwise wait for one for ever.
+        settings = {"ray_remote_args": {"num_cpus": 0}, **self.output_write_method_kwargs}
+        try:
+            rows = ray.data.from_items(self._samples[:num_rows], override_num_blocks=1)
+            getattr(rows, self.output_write_method)(path, **settings)
+        except Exception:  # noqa: BLE001  # of any storage; what was sampled must not be lost for it
+            _LOG.exception(
+                "worker %s cannot write %d rows to %s; they are kept, and tried again after the "
+                "next sample",
+                self.worker_index,
+                num_rows,
+                path,
+            )
+            return False
+        del self._samples[:num_rows]
+        return True
+
+
+def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False) -> None:
+    """See to it that runners can record what ``config.offline_data(output=...)`` asks for.
+
+    Raises:
+        ConfigurationError: They cannot.
+    """
+    if not config.output or is_tune_param(config, "output"):
+        return
+    if is_multi_agent:
+        raise ConfigurationError(NO_SEVERAL_AGENTS)
+    if not isinstance(config.output, (str, Path)) or str(config.output) == "logdir":
+        raise ConfigurationError(
+            f"offline_data(output={config.output!r}) is of RLlib's old API stack; give a "
+            "directory or URI where runners write files"
+        )
+    if config.output_write_episodes and find_spec("msgpack_numpy") is None:
+        raise ConfigurationError(
+            "offline_data(output=...) records whole episodes, for which RLlib needs the package "
+            "msgpack-numpy; install it, or set output_write_episodes=False"
+        )
+    if config.output_filesystem not in _FILESYSTEMS:
+        raise ConfigurationError(
+            f"offline_data(output_filesystem={config.output_filesystem!r}) is none that RLlib "
+            "knows: 'gcs', 's3' and 'abs'; leave it out for local files"
+        )
+    write = getattr(ray.data.Dataset, str(config.output_write_method), None)
+    parameters = inspect.signature(write).parameters if callable(write) else {}
+    if not {"path", "filesystem"} <= set(parameters):
+        raise ConfigurationError(
+            f"offline_data(output_write_method={config.output_write_method!r}) does not write "
+            "files: it must be a method of ray.data.Dataset that takes a path and a filesystem, "
+            "such as 'write_parquet'"
+        )
+
+
+def _packed(episode: SingleAgentEpisode) -> bytes:
+    """Return an episode in the form in which RLlib records it, and reads it."""
+    import msgpack
+    import msgpack_numpy
+
+    return bytes(msgpack.packb(episode.get_state(), default=msgpack_numpy.encode))

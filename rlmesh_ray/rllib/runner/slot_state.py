@@ -1,0 +1,85 @@
+"""A runner's lanes: the slots that they come in, and what is remembered of each between steps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rlmesh_ray.rllib.config.rollout_plan import RolloutPlan
+from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
+from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments
+from rlmesh_ray.rllib.runner.session_setup import open_sessions
+from rlmesh_ray.rllib.runner.slot import Slot, SlotGroup, SlotResult
+
+
+@dataclass(slots=True)
+class SlotState:
+    """What the runner remembers of one slot's lanes between two steps."""
+
+    slot: Slot
+    sessions: range
+    """Numbers of the slot's sessions among the runner's."""
+    shared_data: dict[str, Any]
+    """RLlib's connectors hand things to each other in this, between one step's two pipelines."""
+    to_module: Any = None
+    """The next forward pass's input."""
+    actions: Any = None
+    """As the module gave them, for the episodes; what the environment got may differ."""
+    extras: dict[str, Any] | None = None
+    """Everything else that the module gave, one row a lane."""
+    num_in_flight: int = 0
+    """Timesteps that are on their way."""
+
+
+def slots_of(
+    plan: RolloutPlan,
+    assignments: SessionAssignments,
+    completions: CompletionQueue[SlotResult],
+    group_class: Callable[..., SlotGroup],
+) -> list[SlotState]:
+    """Return the lanes of a runner, of which nothing is open yet.
+
+    Args:
+        plan: What they are like.
+        assignments: Of all the runner's sessions: one slot each, or one for all in lockstep.
+        completions: Where the slots' results go.
+        group_class: Makes one group of open sessions and their contract.
+    """
+    total = len(assignments.endpoints)
+    size = total if plan.lockstep else 1
+    width = plan.contract.num_envs
+    found = []
+    for first in range(0, total, size):
+        sessions = range(first, first + size)
+        opening = partial(_open_group, group_class, plan, assignments, sessions)
+        slot = Slot(range(first * width, sessions.stop * width), opening, completions)
+        found.append(SlotState(slot, sessions, {}))
+    return found
+
+
+def call_slots(
+    slots: Sequence[SlotState], name: str, arguments: tuple[object, ...]
+) -> tuple[Any, ...]:
+    """Call into every lane; see ``Slot.call``."""
+    return tuple(result for state in slots for result in state.slot.call(name, arguments))
+
+
+def close_slots(
+    slots: Sequence[SlotState],
+    completions: CompletionQueue[SlotResult],
+    assignments: SessionAssignments,
+) -> None:
+    """End all sessions and give their seats back. Idempotent."""
+    for state in slots:
+        state.slot.close()
+    completions.close()
+    assignments.release()
+
+
+def _open_group(
+    group_class: Callable[..., SlotGroup],
+    plan: RolloutPlan,
+    assignments: SessionAssignments,
+    sessions: Sequence[int],
+) -> SlotGroup:
+    return group_class(open_sessions(plan, assignments, sessions), plan.contract)

@@ -1,0 +1,1 @@
+"""Publishing the weights of a training to a served policy."""

@@ -1,0 +1,90 @@
+"""Where an endpoint may listen, and what it asks of those who come: a token, TLS."""
+
+import ipaddress
+import logging
+
+from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.errors import AddressError
+from rlmesh_ray.protocol.address import Address, is_dm_env_rpc_address, parse_address
+
+__all__ = [
+    "ServerTls",
+    "TlsSource",
+    "check_exposure",
+    "checked_address",
+    "is_wildcard",
+    "resolve_server_tls",
+    "warn_without_token",
+]
+
+_LOG = logging.getLogger(__name__)
+
+
+def checked_address(
+    address: str, token: TokenSource | None, *, open_to_strangers: bool = False
+) -> Address:
+    """Return where to listen, if an endpoint with this token may.
+
+    Args:
+        address: As the operator wrote it.
+        token: What calls must carry.
+        open_to_strangers: Whether the operator wants an endpoint that everybody may use.
+
+    Raises:
+        AddressError: ``address`` is malformed, names a protocol, or is open to strangers without a
+            token.
+        ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
+            cannot be used.
+    """
+    parsed = parse_address(address)
+    if is_dm_env_rpc_address(address):
+        raise AddressError(
+            f"{address} names the protocol that a client speaks; an endpoint answers all of its "
+            f"protocols on one port: write {parsed} (speaks=…, --speak restricts the protocols)"
+        )
+    if not open_to_strangers:
+        check_exposure(parsed, token)
+    if token is not None:
+        TokenStore(token)
+    return parsed
+
+
+def check_exposure(address: Address, token: TokenSource | None, what: str = "") -> None:
+    """Refuse to listen where strangers could reach an endpoint without a token.
+
+    Args:
+        address: Where.
+        token: What calls must carry.
+        what: Which option names it, before the address; empty: it is the endpoint's address.
+
+    Raises:
+        AddressError: ``address`` is not loopback and there is no token.
+    """
+    if token or address.is_local:
+        return
+    raise AddressError(
+        f"{what}{address} can be reached from other machines: give a token (token=…, "
+        "--token-file), listen on 127.0.0.1, or let everybody in (open_to_strangers=True, "
+        "--open-to-strangers)"
+    )
+
+
+def warn_without_token(address: Address) -> None:
+    """Tell the log that an endpoint without a token listens, if others can reach it."""
+    if not address.is_local:
+        _LOG.warning(
+            "%s is open to strangers: whoever reaches it may open sessions, run what is served, "
+            "call what is allowed, and take this machine's processor and memory for it; a token "
+            "(token=…, --token-file) keeps them out",
+            address,
+        )
+
+
+def is_wildcard(address: Address) -> bool:
+    """Tell whether ``address`` means every interface of this machine."""
+    try:
+        return not address.path and ipaddress.ip_address(address.host).is_unspecified
+    except ValueError:
+        return False

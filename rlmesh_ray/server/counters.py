@@ -1,0 +1,244 @@
+"""The counters behind an endpoint's statistics: additions where things happen, sums when asked.
+
+Counting belongs to the serving loop, and for a policy to whoever runs its batches; anybody may
+ask. What several threads must see change together is changed and summed up under a lock.
+"""
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from rlmesh_ray import __version__
+from rlmesh_ray.histogram import (
+    BATCH_BOUNDS_ROWS,
+    DURATION_BOUNDS_NS,
+    NS_PER_S,
+    HistogramCounter,
+    histogram_of,
+)
+from rlmesh_ray.models.batcher import BatcherStatistics
+from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, SessionStatistics
+from rlmesh_ray.transport.session_progress import SessionProgress
+
+
+class SessionCounters:
+    """What the sessions of an endpoint come to."""
+
+    def __init__(self) -> None:
+        self._started_s = time.monotonic()
+        self._open = self._opened = self._refused = self._lost = 0
+        self._errors: Counter[str] = Counter()
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since this was made."""
+        return time.monotonic() - self._started_s
+
+    @property
+    def num_open(self) -> int:
+        """Sessions that have begun and not ended."""
+        return self._open
+
+    def note_opened(self) -> None:
+        """Count a session that begins."""
+        self._opened += 1
+        self._open += 1
+
+    def note_ended(self) -> None:
+        """Count one that has ended."""
+        self._open -= 1
+
+    def note_refused(self) -> None:
+        """Count one that there was no place for."""
+        self._refused += 1
+
+    def note_lost(self) -> None:
+        """Count one that ended without Close."""
+        self._lost += 1
+
+    def note_error(self, code: str) -> None:
+        """Count an error that a request was answered with."""
+        self._errors[code] += 1
+
+    def sessions(self) -> SessionStatistics:
+        """Return the counts of sessions."""
+        return SessionStatistics(self._open, self._opened, self._refused, self._lost)
+
+    def errors(self) -> dict[str, int]:
+        """Return the counts of errors by code."""
+        return dict(self._errors)
+
+
+class LaneCounters:
+    """What the lanes of one session have done, as their worker notes it."""
+
+    def __init__(self) -> None:
+        self.resets = 0
+        """Resets that succeeded."""
+        self.transport = "grpc"
+        """What its steps travel by now."""
+        self._steps = HistogramCounter(DURATION_BOUNDS_NS)
+        self._lane_steps = self._episodes = self._deviations = 0
+        self._progress: SessionProgress | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps up to now."""
+        return self.read().num_steps
+
+    def attach(self, progress: SessionProgress) -> None:
+        """Count what a worker does from now on, until ``detach``."""
+        self.detach()
+        self._progress = progress
+
+    def detach(self) -> None:
+        """Keep what the worker has done; it is dead, or is given another session."""
+        reading, self._progress = self.read(), None
+        self._steps = HistogramCounter(DURATION_BOUNDS_NS)
+        self._steps.merge(reading.steps)
+        self._lane_steps, self._episodes = reading.lane_steps, reading.episodes
+        self._deviations = reading.deviations
+
+    def read(self) -> "LaneTotals":
+        """Return what has been done up to now."""
+        progress = self._progress
+        if progress is None:
+            steps = self._steps.read()
+            return LaneTotals(steps, self._lane_steps, self._episodes, self._deviations)
+        pairs = zip(self._steps.read(), progress.steps.read(), strict=True)
+        return LaneTotals(
+            tuple(one + other for one, other in pairs),
+            self._lane_steps + progress.num_lane_steps,
+            self._episodes + progress.num_ended,
+            self._deviations + progress.num_deviations,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTotals:
+    """What the lanes of a session have done."""
+
+    steps: tuple[int, ...]
+    """Vector steps by duration, as ``HistogramCounter.read`` returns them."""
+    lane_steps: int
+    episodes: int
+    """Episodes that were seen to end."""
+    deviations: int
+    """Values out of range, and episodes that such a value has truncated."""
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps."""
+        return sum(self.steps[:-1])
+
+
+class EnvCounters:
+    """What an environment endpoint has done."""
+
+    def __init__(self) -> None:
+        self.sessions = SessionCounters()
+        """Its sessions."""
+        self._lock = threading.Lock()
+        self._running: set[LaneCounters] = set()
+        self._steps = HistogramCounter(DURATION_BOUNDS_NS)
+        self._lane_steps = self._resets = self._episodes = self._worker_restarts = 0
+        self._deviations = 0
+
+    def open(self) -> LaneCounters:
+        """Return where to count what a new session does."""
+        lanes = LaneCounters()
+        with self._lock:
+            self._running.add(lanes)
+            self.sessions.note_opened()
+        return lanes
+
+    def close(self, lanes: LaneCounters) -> None:
+        """Take over what a session has counted; to be called once."""
+        with self._lock:
+            lanes.detach()
+            reading = lanes.read()
+            self._steps.merge(reading.steps)
+            self._lane_steps += reading.lane_steps
+            self._episodes += reading.episodes
+            self._resets += lanes.resets
+            self._deviations += reading.deviations
+            self._running.discard(lanes)
+            self.sessions.note_ended()
+
+    def attach(self, lanes: LaneCounters, progress: SessionProgress) -> None:
+        """See ``LaneCounters.attach``."""
+        with self._lock:
+            lanes.attach(progress)
+
+    def note_worker_restart(self) -> None:
+        """Count a worker process that takes the place of another within a session."""
+        self._worker_restarts += 1
+
+    def statistics(self) -> EnvStatistics:
+        """Return what has been counted. From any thread."""
+        with self._lock:
+            readings = [lanes.read() for lanes in self._running]
+            resets = self._resets + sum(lanes.resets for lanes in self._running)
+            step_s = histogram_of(
+                DURATION_BOUNDS_NS,
+                [self._steps.read(), *(reading.steps for reading in readings)],
+                NS_PER_S,
+            )
+            return EnvStatistics(
+                version=__version__,
+                uptime_s=self.sessions.uptime_s,
+                sessions=self.sessions.sessions(),
+                steps=step_s.count,
+                lane_steps=self._lane_steps + sum(reading.lane_steps for reading in readings),
+                resets=resets,
+                episodes=self._episodes + sum(reading.episodes for reading in readings),
+                errors=self.sessions.errors(),
+                deviations=self._deviations + sum(reading.deviations for reading in readings),
+                transports=dict(Counter(lanes.transport for lanes in self._running)),
+                worker_restarts=self._worker_restarts,
+                step_s=step_s,
+            )
+
+
+class ModelCounters:
+    """What a policy endpoint has done, besides what its batcher counts."""
+
+    def __init__(self) -> None:
+        self.sessions = SessionCounters()
+        """Its sessions."""
+        self._batch_rows = HistogramCounter(BATCH_BOUNDS_ROWS)
+        self._queue = HistogramCounter(DURATION_BOUNDS_NS)
+        self._forward = HistogramCounter(DURATION_BOUNDS_NS)
+
+    def note_waited(self, queue_ns: int) -> None:
+        """Count a prediction whose batch begins."""
+        self._queue.add(queue_ns)
+
+    def note_batch(self, num_rows: int, forward_ns: int) -> None:
+        """Count a batch that has run."""
+        self._batch_rows.add(num_rows)
+        self._forward.add(forward_ns)
+
+    def statistics(
+        self, batcher: BatcherStatistics, *, routes: int, policy_version: int
+    ) -> ModelStatistics:
+        """Return what has been counted. From any thread.
+
+        Args:
+            batcher: What the batcher has counted.
+            routes: That are open.
+            policy_version: Of the weights that act.
+        """
+        return ModelStatistics(
+            **{name: getattr(batcher, name) for name in BatcherStatistics.__slots__},
+            version=__version__,
+            uptime_s=self.sessions.uptime_s,
+            sessions=self.sessions.sessions(),
+            routes=routes,
+            policy_version=policy_version,
+            errors=self.sessions.errors(),
+            batch_rows=histogram_of(BATCH_BOUNDS_ROWS, [self._batch_rows.read()]),
+            queue_s=histogram_of(DURATION_BOUNDS_NS, [self._queue.read()], NS_PER_S),
+            forward_s=histogram_of(DURATION_BOUNDS_NS, [self._forward.read()], NS_PER_S),
+        )

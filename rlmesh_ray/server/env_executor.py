@@ -1,0 +1,373 @@
+"""Does the requests of one session with its environment: bytes to columns, and back."""
+
+import socket
+from collections.abc import Sequence
+
+from rlmesh_ray.envs.commands import (
+    CallCommand,
+    CallReply,
+    RenderCommand,
+    RenderReply,
+    ResetCommand,
+    ResetReply,
+    StepCommand,
+    StepReply,
+)
+from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.episodes import EpisodeStart
+from rlmesh_ray.protocol.messages import (
+    EnvErrorCode,
+    EnvRequest,
+    Infos,
+    Render,
+    Request,
+    Reset,
+    Step,
+)
+from rlmesh_ray.protocol.outcomes import (
+    EnvOutcome,
+    Failure,
+    FailureKind,
+    RenderOutcome,
+    ResetOutcome,
+    StepOutcome,
+)
+from rlmesh_ray.server.counters import LaneCounters
+from rlmesh_ray.server.env_dialects import EnvServerDialect
+from rlmesh_ray.server.session_worker import Deadline, SessionWorker, as_failure
+from rlmesh_ray.server.transport_supervisor import TransportSupervisor
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.transport.direct_handle import DirectHandle
+from rlmesh_ray.transport.session_progress import EpisodeCounts
+from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
+
+_LATE_CALL = "a call has not returned in time; send Reset to start over"
+_MOST_DIGITS = 18  # of a number that a client counts to
+Lanes = tuple[int, ...]
+"""Some of the lanes, in any order; empty: all of them, in theirs."""
+
+
+class EnvExecutor:
+    """The environment of one session, from the first Reset on.
+
+    Args:
+        worker: The session's.
+        contract: What the endpoint promised.
+        dialect: What the client speaks.
+        is_numbered: Whether the client numbers its requests (``capabilities.NUMBERED_REQUESTS``).
+    """
+
+    def __init__(
+        self,
+        worker: SessionWorker,
+        contract: EnvContract,
+        dialect: EnvServerDialect,
+        *,
+        is_numbered: bool = False,
+    ) -> None:
+        self._contract = contract
+        self._dialect = dialect
+        self._all_lanes = tuple(range(contract.num_envs))
+        self._worker = worker
+        self._direct = TransportSupervisor(self._worker)
+        self._is_numbered = is_numbered
+        self._is_running = False
+        self._has_late_call = False
+        self._is_released = False
+
+    async def run(
+        self, request: EnvRequest, begins: Lanes = (), waited_s: float = 0.0
+    ) -> EnvOutcome:
+        """Do what a legal ``request`` asks; what goes wrong comes back as a Failure.
+
+        Args:
+            request: What to do.
+            begins: Lanes in which an autoreset begins an episode with it, a step.
+            waited_s: How long it has waited for its turn, which counts.
+        """
+        self._worker.settle_numbers()
+        number = self._number_of(request)
+        assert isinstance(request, (Reset, Step, Render)), "the session lets nothing else through"
+        deadline = Deadline.after(request.timeout_ms, waited_s)
+        if deadline.has_passed:
+            text = "not done: others were at its environment for"
+            outcome: EnvOutcome = self._worker.timed_out(text, request.timeout_ms)
+        else:
+            outcome = await self._run(request, deadline, number, begins)
+        if number and self._worker.endpoint.last_given != number:
+            self._worker.skip(number, has_failed=isinstance(outcome, Failure))
+        if not self._worker.endpoint.is_worker_idle:
+            self._direct.disconnect()  # the worker may be sending an answer that is never read
+        return outcome
+
+    async def _run(
+        self, request: Reset | Step | Render, deadline: Deadline, number: int, begins: Lanes
+    ) -> EnvOutcome:
+        match request:
+            case Reset():
+                return await self._reset(request, deadline, number)
+            case Step():
+                return await self._step(request, deadline, number, begins)
+            case Render():
+                return await self._render(request, deadline, number)
+
+    def skip(self, request: Request | LaneCall) -> None:
+        """Take notice of a request that was answered without the worker."""
+        number = self._number_of(request)
+        if number:
+            self._worker.skip(number)
+
+    def has_come_to(self, number: int) -> bool:
+        """Tell whether all requests up to this number have been worked on.
+
+        Args:
+            number: That of a client which numbers its requests.
+        """
+        return self._worker.endpoint.has_come_to(number)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the client numbers its requests."""
+        return self._is_numbered
+
+    def _number_of(self, request: Request | LaneCall) -> int:
+        """Return the client's number for ``request``; 0: it has none."""
+        if not self._is_numbered:
+            return 0
+        if isinstance(request, LaneCall):
+            number = request.num_requests + 1
+            return number if number < 10**_MOST_DIGITS else 0
+        request_id = request.request_id
+        is_number = request_id.isdecimal() and request_id.isascii()
+        return int(request_id) if is_number and len(request_id) <= _MOST_DIGITS else 0
+
+    @property
+    def num_direct_steps(self) -> int:
+        """Number of the last request that the worker has begun, over whatever road."""
+        return self._direct.num_begun
+
+    @property
+    def is_direct_step_running(self) -> bool:
+        """Whether a step is in progress over the road."""
+        return self._direct.is_busy
+
+    @property
+    def num_steps(self) -> int:
+        """Vector steps up to now, over whatever road."""
+        return self._worker.counts.num_steps
+
+    @property
+    def counts(self) -> LaneCounters:
+        """What the lanes have done up to now, over whatever road."""
+        return self._worker.counts
+
+    @property
+    def episode_counts(self) -> EpisodeCounts:
+        """What is counted in the lanes' episodes, after the last request that has succeeded."""
+        return self._worker.counting.copy()
+
+    def note_error(self, code: str) -> None:
+        """Count an error that a request was answered with."""
+        self._worker.note_error(code)
+
+    async def call(
+        self, call: LaneCall, deadline: Deadline
+    ) -> tuple[object, ...] | Failure | CallFailed:
+        """Call into the environment; to be called between requests.
+
+        Before the first Reset it gets a worker, as a Reset would. One that is gone is not replaced:
+        a session that has not been told yet would step lanes that nobody has reset.
+        """
+        if self._worker.process is None:
+            obstacle = await self._make_ready(deadline)
+            if obstacle is not None:
+                self.skip(call)
+                return obstacle
+        obstacle = await self._worker.make_idle(deadline)
+        if obstacle is not None:  # nothing has happened, and the episodes go on
+            self.skip(call)
+            return CallFailed(EnvErrorCode.BUSY, f"not called: {obstacle.message}")
+        self._worker.settle_numbers()
+        command = CallCommand(call.name, call.arguments, call.lanes)
+        reply = await self._worker.request(command, deadline, self._number_of(call))
+        if isinstance(reply, CallReply):
+            return reply.results
+        failed = as_failure(reply)
+        if failed.kind in {FailureKind.TIMEOUT, FailureKind.CRASHED}:
+            self._has_late_call = failed.kind is FailureKind.TIMEOUT
+            self._direct.disconnect()  # the next step is answered on the stream, with an error
+        return failed
+
+    async def observe(self, lane: int) -> RenderOutcome | Failure:
+        """Draw a lane for an observer; to be called between requests, of which it is none.
+
+        It has no deadline: one that passes would cost the client its episodes.
+        """
+        if not self._worker.endpoint.is_worker_idle:
+            message = "its environment is still busy with a request that was too late; ask again"
+            return Failure(FailureKind.TIMEOUT, message)
+        if self._is_released or not self._is_running:
+            message = "its client has not reset it, or has to do so again; ask after that"
+            return Failure(FailureKind.BAD_REQUEST, message)
+        reply = await self._direct.call_after_step(RenderCommand((lane,)), 0)
+        if isinstance(reply, RenderReply):
+            return RenderOutcome(reply.png, reply.took_s)
+        return as_failure(reply)
+
+    def release(self) -> None:
+        """Give the worker back; one that is still busy is killed, not waited for.
+
+        Idempotent. What remains to be done goes on by itself, so that the cancellation of a
+        stream cannot cut it short.
+        """
+        if self._is_released:
+            return
+        self._is_released = True
+        is_idle = not self._worker.progress.is_busy  # also on a road that has ended
+        self._direct.disconnect()
+        self._worker.release(is_idle=is_idle)
+
+    async def open_direct(
+        self, timeout_ms: int, connection: socket.socket | None, *, tag_arrays: bool
+    ) -> DirectHandle | None:
+        """See ``TransportSupervisor.open``; None also where a client does not number requests.
+
+        The numbers of what it asks on its stream would not follow those of its direct steps.
+        """
+        if self._is_released or not self._is_numbered:
+            return None
+        direct = await self._direct.open(timeout_ms, connection, tag_arrays=tag_arrays)
+        if self._is_released:  # meanwhile
+            self._direct.disconnect()
+            return None
+        return direct
+
+    async def set_episodes(self, episodes: tuple[EpisodeStart | None, ...]) -> None:
+        """Set the latest episode of each lane; see ``TransportSupervisor.set_episodes``."""
+        self._is_running = True
+        if not self._has_late_call:  # else a step is handed over, for its error on the stream
+            await self._direct.set_episodes(episodes)
+
+    def clear_episodes(self) -> None:
+        """Take notice that nothing runs any more. See ``TransportSupervisor.clear_episodes``."""
+        self._is_running = False
+        self._direct.clear_episodes()
+
+    async def close_direct(self) -> None:
+        """See ``TransportSupervisor.close``."""
+        if not self._is_released:
+            await self._direct.close()
+
+    async def _make_ready(self, deadline: Deadline) -> Failure | None:
+        return await self._worker.make_ready(deadline, self._direct.disconnect)
+
+    async def _reset(self, request: Reset, deadline: Deadline, number: int) -> EnvOutcome:
+        former = self._worker.process
+        obstacle = await self._make_ready(deadline)
+        if obstacle is not None:
+            return obstacle
+        lanes = self._some(request.env_indices)
+        if self._has_late_call and 0 < len(lanes) < len(self._all_lanes):
+            return Failure(FailureKind.TIMEOUT, _LATE_CALL)
+        is_another = self._worker.process is not former
+        if is_another and self._is_running and 0 < len(lanes) < len(self._all_lanes):
+            # The other lanes have gone with the former one, which the client does not know yet.
+            return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
+        command = ResetCommand(
+            seeds=request.seeds, options=dict(request.options) or None, lanes=lanes
+        )
+        reply = await self._worker.request(command, deadline, number)
+        if not isinstance(reply, ResetReply):
+            return as_failure(reply)
+        self._has_late_call = False
+        shown = lanes if self._dialect.rules.narrows_replies else ()
+        return ResetOutcome(
+            self._observation(reply.text_columns, shown), self._infos(reply.infos, shown)
+        )
+
+    async def _step(
+        self, request: Step, deadline: Deadline, number: int, begins: Lanes
+    ) -> EnvOutcome:
+        if self._worker.endpoint.is_overdue(number):
+            return self._direct.overdue
+        if self._has_late_call:
+            return Failure(FailureKind.TIMEOUT, _LATE_CALL)
+        if not self._worker.endpoint.is_worker_idle:
+            obstacle = await self._worker.make_idle(deadline)
+            if obstacle is not None:
+                return obstacle
+        lanes = self._some(request.env_indices) if request.env_indices else ()
+        try:
+            worker = self._worker.require()
+            text_columns = self._write_action(worker, request.action, lanes)
+        except CodecError as error:
+            return Failure(FailureKind.BAD_ACTION, str(error))
+        command = StepCommand(text_columns, lanes, begins)
+        reply = await self._worker.request(command, deadline, number)
+        if not isinstance(reply, StepReply):
+            return as_failure(reply)
+        block = worker.results
+        rewards, terminated, truncated = block.rewards, block.terminated, block.truncated
+        if lanes:
+            rows = list(lanes)
+            rewards, terminated, truncated = rewards[rows], terminated[rows], truncated[rows]
+        return StepOutcome(
+            observation=self._observation(reply.text_columns, lanes),
+            rewards=rewards.tolist(),
+            terminated=terminated.tobytes(),
+            truncated=truncated.tobytes(),
+            infos=self._infos(reply.infos, lanes) if reply.infos else reply.infos,
+            final_infos=reply.final_infos,
+        )
+
+    async def _render(self, request: Render, deadline: Deadline, number: int) -> EnvOutcome:
+        obstacle = await self._worker.make_idle(deadline)
+        if obstacle is not None:
+            return obstacle
+        process = self._worker.process
+        if process is None or not process.is_alive:
+            return RenderOutcome(None)
+        command = RenderCommand(request.env_indices)
+        reply = await self._worker.request(command, deadline, number)
+        return RenderOutcome(reply.png) if isinstance(reply, RenderReply) else as_failure(reply)
+
+    def _some(self, named: tuple[int, ...]) -> Lanes:
+        return () if named == self._all_lanes else named
+
+    def _write_action(
+        self, worker: WorkerProcess, action: bytes, lanes: Lanes
+    ) -> tuple[tuple[str, ...], ...]:
+        """Put the array columns into the block of ``worker``; return the text columns."""
+        num_rows = len(lanes) or self._contract.num_envs
+        columns = self._dialect.values.decode_batch(self._contract.action_space, action, num_rows)
+        rows = list(lanes) if lanes else ...
+        texts = []
+        for target, column in zip(worker.action_columns, columns, strict=True):
+            if isinstance(column, tuple):
+                texts.append(column)
+            else:
+                target[rows] = column  # type: ignore[index]  # array leaves have array columns
+        return tuple(texts)
+
+    def _observation(self, text_columns: Sequence[tuple[str, ...]], lanes: Lanes) -> bytes:
+        texts = iter(text_columns)
+        columns: list[Column] = [
+            next(texts) if isinstance(column, tuple) else column
+            for column in self._worker.require().observation_columns
+        ]
+        if lanes:
+            columns = [_rows(column, lanes) for column in columns]
+        return self._dialect.values.encode_batch(
+            self._contract.observation_space, columns, len(lanes) or self._contract.num_envs
+        )
+
+    def _infos(self, infos: Infos, lanes: Lanes) -> Infos:
+        return self._dialect.infos(infos, lanes or self._all_lanes, len(self._all_lanes))
+
+
+def _rows(column: Column, lanes: Lanes) -> Column:
+    if isinstance(column, tuple):
+        return tuple(column[lane] for lane in lanes)
+    return column[list(lanes)]

@@ -1,0 +1,188 @@
+"""One session with an environment: a frame in, a frame out."""
+
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+
+from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_session import EnvSession
+from rlmesh_ray.protocol.episodes import EpisodeStart
+from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
+from rlmesh_ray.server.env_dialects import EnvServerDialect, EnvServerFrames
+from rlmesh_ray.server.env_executor import EnvExecutor
+from rlmesh_ray.server.request_timer import RequestTimer, TimedFrames, TimedSessionWorker
+from rlmesh_ray.server.session_worker import SessionWorker
+from rlmesh_ray.server.worker_pool import WorkerPool
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.transport.direct_handle import DirectHandle
+
+
+class EnvSessionHandler:
+    """Answers the requests of one session, one at a time, in arrival order.
+
+    Args:
+        session: Its ordering and accounts.
+        executor: Of its environment.
+        dialect: What the client speaks.
+        tag_arrays: Whether the client knows arrays in infos.
+    """
+
+    def __init__(
+        self,
+        session: EnvSession,
+        executor: EnvExecutor,
+        dialect: EnvServerDialect,
+        *,
+        tag_arrays: bool,
+    ) -> None:
+        self.executor = executor
+        self.is_over = False
+        """Whether the stream ends after the answer that was given last."""
+        self._session = session
+        self._frames: EnvServerFrames = dialect.frames
+        ends_early = dialect.rules.ends_when_abandoned
+        self._last_states = (State.CLOSED, State.ABANDONED) if ends_early else (State.CLOSED,)
+        self._tag_arrays = tag_arrays
+
+    @property
+    def episodes(self) -> tuple[EpisodeStart | None, ...]:
+        """The latest of each lane; None: its record has been given out."""
+        return self._session.episodes
+
+    def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return the messages of the stream ``frames``, as they are to be taken off it."""
+        return frames
+
+    def timeout_s(self, data: bytes) -> float:
+        """Return what the request in ``data`` may take; 0: as long as it likes."""
+        return getattr(self._frames.parse_request(data), "timeout_ms", 0) / 1000
+
+    async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
+        """Return the answer to the request in ``data``, which has waited so long for its turn."""
+        session = self._session
+        request = self._frames.parse_request(data)
+        response = session.receive(request, time.time_ns())
+        if response is None:
+            pending = session.pending
+            assert pending is not None, "the session wants it done"
+            outcome = await self.executor.run(pending, session.begins, waited_s)
+            response = session.complete(outcome, time.time_ns())
+            if session.state is not State.READY:
+                self.executor.clear_episodes()
+            elif isinstance(response, ResetDone):
+                await self.executor.set_episodes(session.episodes)
+        elif isinstance(response, EnvFailed) and isinstance(request, Request):
+            self.executor.skip(request)
+        if isinstance(response, EnvFailed):
+            self.executor.note_error(response.code.name)
+        self.is_over = session.state in self._last_states
+        return self._frames.pack_response(response, tag_arrays=self._tag_arrays)
+
+    async def open_direct(
+        self, timeout_ms: int, connection: socket.socket | None
+    ) -> DirectHandle | None:
+        """Lend the client a road, between two requests; see ``TransportSupervisor.open``."""
+        if self._session.state is not State.READY:
+            return None
+        direct = await self.executor.open_direct(
+            timeout_ms, connection, tag_arrays=self._tag_arrays
+        )
+        if direct is not None:
+            await self.executor.set_episodes(self._session.episodes)
+        return None if direct is None or direct.is_disconnected else direct
+
+    def interrupt(self) -> None:
+        """Take notice that the stream has ended, in whatever way."""
+        self._session.interrupt(time.time_ns())
+
+
+class TimedEnvSessionHandler(EnvSessionHandler):
+    """Tells the client what each of its requests has taken, too.
+
+    Args:
+        session: See ``EnvSessionHandler``.
+        executor: See ``EnvSessionHandler``.
+        dialect: See ``EnvSessionHandler``.
+        tag_arrays: See ``EnvSessionHandler``.
+        watch: What the host's worker tells when it is asked.
+    """
+
+    def __init__(
+        self,
+        session: EnvSession,
+        executor: EnvExecutor,
+        dialect: EnvServerDialect,
+        *,
+        tag_arrays: bool,
+        watch: RequestTimer,
+    ) -> None:
+        super().__init__(session, executor, dialect, tag_arrays=tag_arrays)
+        assert dialect.with_timings is not None, "the dialect has a place for times"
+        self._with_timings: Callable[[bytes, EnvTimings], bytes] = dialect.with_timings
+        self._watch = watch
+
+    def requests(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return the messages of the stream ``frames``, as they are to be taken off it."""
+        return TimedFrames(frames, self._watch)
+
+    async def answer(self, data: bytes, waited_s: float = 0.0) -> bytes:
+        """Return the answer to the request in ``data``, with what it has taken."""
+        self._watch.begin()
+        return self._with_timings(await super().answer(data, waited_s), self._watch.timings())
+
+
+class EnvSessionFactory:
+    """Opens the sessions of one endpoint.
+
+    Args:
+        pool: Started; where sessions get their workers.
+        contract: What the endpoint promises.
+        step_grace_s: See ``EnvServer``.
+    """
+
+    def __init__(self, pool: WorkerPool, contract: EnvContract, step_grace_s: float) -> None:
+        self._pool = pool
+        self._contract = contract
+        self._step_grace_s = step_grace_s
+
+    @property
+    def steps_subsets(self) -> bool:
+        """Whether clients may reset and step any lanes alone, where their dialect knows that."""
+        is_free = self._contract.autoreset_mode is AutoresetMode.DISABLED
+        return is_free and self._pool.steps_subsets
+
+    def open(
+        self, dialect: EnvServerDialect, *, tag_arrays: bool, is_numbered: bool = False
+    ) -> EnvSessionHandler:
+        """Return a new session, for which there is a place in the pool.
+
+        Args:
+            dialect: What its client speaks.
+            tag_arrays: Whether its client knows arrays in infos.
+            is_numbered: See ``EnvExecutor``.
+        """
+        contract = self._contract
+        watch = RequestTimer()
+        if dialect.with_timings is None:
+            worker = SessionWorker(self._pool, self._step_grace_s, contract.num_envs)
+        else:
+            worker = TimedSessionWorker(self._pool, self._step_grace_s, contract.num_envs, watch)
+        executor = EnvExecutor(worker, contract, dialect, is_numbered=is_numbered)
+        session = EnvSession(
+            contract.num_envs,
+            _new_episode_id,
+            worker.counting,
+            dialect.rules,
+            autoresets=contract.autoreset_mode is AutoresetMode.NEXT_STEP,
+            steps_subsets=self.steps_subsets,
+        )
+        if dialect.with_timings is None:
+            return EnvSessionHandler(session, executor, dialect, tag_arrays=tag_arrays)
+        return TimedEnvSessionHandler(
+            session, executor, dialect, tag_arrays=tag_arrays, watch=watch
+        )
+
+
+def _new_episode_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,301 @@
+"""One Join stream of a model endpoint: bytes in, dialect, session, host, dialect, bytes out.
+
+Requests of different routes are worked on at once and answered in completion order
+(capability rlmesh.model.concurrent_predict.v1). Predictions of all routes share the policy's thread
+and its batches; to configure or close one route does not wait for another one's batch.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+
+from rlmesh_ray.dialects.released.protocol.model_messages import EpisodesForgotten
+from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError, RlmeshError
+from rlmesh_ray.protocol.messages import (
+    BatchRun,
+    ConfigureRoute,
+    ModelClosed,
+    ModelErrorCode,
+    ModelFailed,
+    Predict,
+    Predicted,
+    PredictSlot,
+    RouteClosed,
+    RouteConfigured,
+    RouteRequest,
+)
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionResponse
+from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
+from rlmesh_ray.server.batch_engine import Ticket
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.error_text import clipped, text_of
+from rlmesh_ray.server.log_context import current, logged_as
+from rlmesh_ray.server.model_dialects import ModelServerDialect
+from rlmesh_ray.server.model_host import ModelHost
+from rlmesh_ray.server.model_routes import ModelRoutes
+
+_LOG = logging.getLogger(__name__)
+
+_MOST_TRACE_CHARACTERS = 2**16
+
+_CODES: Mapping[type[RlmeshError], ModelErrorCode] = {
+    CodecError: ModelErrorCode.INVALID_REQUEST,
+    ContractMismatchError: ModelErrorCode.INVALID_REQUEST,
+    CapacityError: ModelErrorCode.BUSY,
+}
+"""Whatever is not here is the policy's fault."""
+
+
+def failure_response(request: RouteRequest, error: RlmeshError) -> ModelFailed:
+    """Return the answer to a request that ``error`` kept from being done; the session goes on.
+
+    What is the policy's fault is logged, and told with its traceback.
+    """
+    code = _CODES.get(type(error), ModelErrorCode.INTERNAL)
+    trace = ""
+    if code is ModelErrorCode.INTERNAL:
+        trace = clipped("".join(traceback.format_exception(error)), _MOST_TRACE_CHARACTERS)
+        _LOG.warning("the policy failed: %s", text_of(error))
+    return ModelFailed(
+        request.request_id, code, text_of(error), is_recoverable=True, debug_info=trace
+    )
+
+
+class SendQueue:
+    """A queue for one reader in the serving loop; leaner than ``asyncio.Queue``."""
+
+    def __init__(self) -> None:
+        self._frames: deque[bytes | None] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, frame: bytes | None) -> None:
+        """Add a frame, or the end (None)."""
+        self._frames.append(frame)
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    async def get(self) -> bytes | None:
+        """Wait for the next frame; None: there are no more."""
+        while not self._frames:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._frames.popleft()
+
+
+MAX_UNANSWERED = 256
+"""Requests of one session that are read before earlier ones have been answered and taken."""
+
+
+class ModelStream:
+    """What is said on one stream. To be used in the serving loop only.
+
+    Args:
+        host: Runs the policy.
+        drain: The endpoint's.
+        dialect: What the stream speaks; its own.
+        first: The stream's first frame, which is owed an answer from now on.
+    """
+
+    def __init__(
+        self, host: ModelHost, drain: Drain, dialect: ModelServerDialect, first: bytes
+    ) -> None:
+        self.outbox = SendQueue()
+        """Frames to send; None after the last one."""
+        self.is_closed = False
+        """Whether Close has been answered."""
+        self.has_failed = False
+        """Whether a fault of this package has ended it: not every request will be answered."""
+        self.num_predicted = 0
+        """Predictions that were answered with actions."""
+        self._host = host
+        # Requests of all streams are taken in one go, in the context of whichever came first.
+        self._names = current()
+        self._drain = drain
+        # What each message goes through: looking it up by name every time would show.
+        self._receive, self._frame = dialect.receive, dialect.frame
+        self._values = dialect.values
+        self._session = ModelSession(dialect.rules)
+        self._routes = ModelRoutes(host, dialect.lanes, keeps_same=dialect.rules.keeps_same_route)
+        self._predicting: dict[str, Ticket] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._first = first
+        self._num_pending = 1
+        self._num_untaken = 1
+        drain.begin_request()
+        self._is_reading = True
+        self._is_released = False
+        self._taken = asyncio.Event()
+
+    @property
+    def is_awaiting_answer(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self._num_pending > 0
+
+    async def read(self, rest: AsyncIterator[bytes]) -> None:
+        """Take requests until the client sends no more, or the endpoint wants to stop.
+
+        Args:
+            rest: The frames after the first.
+        """
+        try:
+            first, self._first = self._first, b""
+            self._host.submit(self._take, first)
+            del first
+            if self._drain.is_draining:
+                return
+            async for frame in rest:
+                self._num_pending += 1
+                self._drain.begin_request()
+                self._num_untaken += 1
+                self._host.submit(self._take, frame)
+                if not (self._num_untaken or self._predicting):
+                    # It has been answered at once: that leaves before the next one is asked for.
+                    await asyncio.sleep(0)
+                while self._num_pending >= MAX_UNANSWERED:
+                    # A client that only sends shall wait, not fill this process's memory.
+                    self._taken.clear()
+                    await self._taken.wait()
+                if self._drain.is_draining:
+                    break
+        finally:
+            self._is_reading = False
+            self._end_if_done()
+
+    def _take(self, frame: bytes) -> None:
+        """Work on a request; together with those of other streams that came at the same time."""
+        if self._is_released:
+            return
+        self._num_untaken -= 1
+        try:
+            self._follow(self._receive(self._session, frame))
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    def note_taken(self) -> None:
+        """Note that a response has been sent."""
+        self._num_pending -= 1
+        self._drain.end_request()
+        self._taken.set()
+
+    async def release(self) -> None:
+        """Drop what is unfinished and free the routes."""
+        self._is_released = True
+        self._drain.end_request(self._num_pending)
+        for ticket in self._predicting.values():
+            self._host.cancel(ticket)
+        working = tuple(self._working)
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await self._routes.abandon()
+
+    def _fail(self) -> None:
+        """End the session, from within the handling of an error that should not have come up."""
+        with logged_as(*self._names):
+            _LOG.exception("a model session has failed; please report this")
+        self.has_failed = True
+        self.outbox.put(None)
+
+    def _follow(self, following: list[ModelSessionOutput]) -> None:
+        """Do what the session says, and what follows from that."""
+        for output in following:  # which may grow on the way
+            for response in output.responses:
+                frame = self._frame(response)
+                if frame is not None:
+                    self.outbox.put(frame)
+                if isinstance(response, ModelFailed):
+                    self._host.sessions.note_error(response.code.name)
+                elif isinstance(response, ModelClosed):
+                    self.is_closed = True
+                    self.outbox.put(None)
+            for request in output.ready:
+                refusal = self._begin(request)
+                if refusal is not None:
+                    following.append(self._session.complete(request, refusal))
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        """End the stream when nothing comes in any more and nothing is outstanding."""
+        if not (self._is_reading or self._num_untaken or self._session.num_outstanding):
+            self.outbox.put(None)
+
+    def _begin(self, request: RouteRequest) -> ModelFailed | None:
+        """Set to work; what fails at once is answered at once."""
+        if not isinstance(request, Predict):
+            task = asyncio.ensure_future(self._work(request))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+            return None
+        # No task for each of these: it would cost as much as the rest together.
+        context = request.context
+        key, schema, lanes = self._routes.by_id[context.route_id]
+        try:
+            slots = lanes.assign_lanes(context.slots)
+        except (CapacityError, CodecError) as error:
+            return self._failed(request, error)
+        ticket = self._host.predict(
+            key,
+            schema,
+            request.observation,
+            slots,
+            self._values,
+            partial(self._finish_predict, request, slots),
+        )
+        if ticket is not None:
+            self._predicting[request.request_id] = ticket
+        return None
+
+    def _finish_predict(
+        self,
+        request: Predict,
+        slots: Sequence[PredictSlot],
+        result: bytes | RlmeshError,
+        run: BatchRun,
+        queue_ns: int,
+    ) -> None:
+        if self._is_released:
+            return
+        self._predicting.pop(request.request_id, None)
+        response: SessionResponse
+        try:
+            if isinstance(result, bytes):
+                self.num_predicted += 1
+                response = Predicted(
+                    request.request_id, request.context, result, run, queue_ns, request.mirror
+                )
+            else:
+                self._routes.by_id[request.context.route_id].lanes.note_failed(slots)
+                response = self._failed(request, result)
+            self._follow([self._session.complete(request, response)])
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    async def _work(self, request: RouteRequest) -> None:
+        try:
+            try:
+                response = await self._answer(request)
+            except RlmeshError as error:
+                response = self._failed(request, error)
+            self._follow([self._session.complete(request, response)])
+        except Exception:  # noqa: BLE001  # all other sessions go on
+            self._fail()
+
+    def _failed(self, request: RouteRequest, error: RlmeshError) -> ModelFailed:
+        with logged_as(*self._names):
+            return failure_response(request, error)
+
+    async def _answer(self, request: RouteRequest) -> SessionResponse:
+        route_id = request.context.route_id
+        if isinstance(request, ConfigureRoute):
+            num_routes = self._session.num_routes
+            await self._routes.configure(route_id, request.contract, num_routes)
+            return RouteConfigured(request.request_id)
+        if isinstance(request, ForgetEpisodes):
+            await self._routes.forget(route_id, request.episode_ids)
+            return EpisodesForgotten(request.request_id)
+        self._routes.close(route_id)
+        return RouteClosed(request.request_id)

@@ -1,0 +1,61 @@
+"""Waiting for a worker from the event loop, which nothing that a worker does can hold up."""
+
+import asyncio
+
+from rlmesh_ray.envs.commands import Outcome
+from rlmesh_ray.envs.worker_process import WorkerProcess
+from rlmesh_ray.server.event_loop import in_thread
+
+
+async def wait_for_reply(worker: WorkerProcess, deadline_s: float | None) -> bool:
+    """Wait until the reply of ``worker`` is there, or nothing more will come from it.
+
+    The command leaves meanwhile, as far as it has not left yet.
+
+    Args:
+        worker: Has not ended.
+        deadline_s: In the loop's time; None: wait for ever.
+
+    Returns:
+        False if the loop's time passed ``deadline_s`` first.
+    """
+    if worker.has_reply:  # taken off the socket, which will not become readable for it again
+        return True
+    loop = asyncio.get_running_loop()
+    arrival: asyncio.Future[bool] = loop.create_future()
+    descriptor = worker.fileno()
+
+    def advance() -> None:
+        if worker.advance():
+            _set_result(arrival, True)
+        elif is_sending and not worker.is_sending:
+            loop.remove_writer(descriptor)
+
+    is_sending = worker.is_sending
+    timer = (
+        loop.call_at(deadline_s, _set_result, arrival, False) if deadline_s is not None else None
+    )
+    loop.add_reader(descriptor, advance)
+    if is_sending:
+        loop.add_writer(descriptor, advance)
+    try:
+        return await arrival
+    finally:
+        loop.remove_reader(descriptor)
+        if is_sending:
+            loop.remove_writer(descriptor)
+        if timer is not None:
+            timer.cancel()
+
+
+async def take_reply(worker: WorkerProcess) -> Outcome:
+    """Return the reply that has arrived, or how the worker has ended."""
+    if worker.has_reply:
+        return worker.receive()
+    # The system may take a moment to end a large process.
+    return await in_thread(worker.receive)
+
+
+def _set_result(future: "asyncio.Future[bool]", value: bool) -> None:
+    if not future.done():
+        future.set_result(value)

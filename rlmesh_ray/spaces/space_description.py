@@ -1,0 +1,164 @@
+"""Spaces in words, and how two of them differ: in numbers, never in the bytes of a spec."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.spaces.spec import (
+    BoxSpec,
+    DictSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+    TupleSpec,
+)
+
+_MOST_DIFFERENCES = 4
+_MOST_CHARACTERS = 80
+
+
+def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
+    """Return one line a leaf: its place in the space and what it is."""
+    if isinstance(spec, DictSpec):
+        return [
+            line
+            for key, part in spec.items
+            for line in space_lines(part, f"{name}.{key}" if name else key)
+        ]
+    if isinstance(spec, TupleSpec):
+        return [
+            line
+            for index, part in enumerate(spec.items)
+            for line in space_lines(part, f"{name}.{index}" if name else str(index))
+        ]
+    return [f"{name}: {_leaf_text(spec)}" if name else _leaf_text(spec)]
+
+
+def describe_difference(expected: SpaceSpec, found: SpaceSpec) -> str:
+    """Return where two spaces differ, as part of a sentence; empty where they are equal.
+
+    Args:
+        expected: What is wanted here.
+        found: What the other side has.
+    """
+    first: list[str] = []
+    rest = 0
+    for path, text in _differences(expected, found, ()):
+        if len(first) < _MOST_DIFFERENCES:
+            first.append(f"{'.'.join(path)}: {text}" if path else text)
+        else:
+            rest += 1
+    if rest:
+        first.append(f"and {rest} more differences")
+    return "; ".join(first)
+
+
+_Path = tuple[str, ...]
+
+
+def _differences(expected: SpaceSpec, found: SpaceSpec, path: _Path) -> Iterator[tuple[_Path, str]]:
+    if expected == found:
+        return
+    if type(expected) is not type(found):
+        yield path, _instead(_kind(found), _kind(expected))
+    elif isinstance(expected, DictSpec | TupleSpec) and isinstance(found, DictSpec | TupleSpec):
+        yield from _part_differences(_parts(expected), _parts(found), path)
+    else:
+        for name, ours, theirs in _leaf_differences(expected, found):
+            yield path, f"{name} {_instead(theirs, ours)}"
+
+
+def _part_differences(
+    expected: dict[str, SpaceSpec], found: dict[str, SpaceSpec], path: _Path
+) -> Iterator[tuple[_Path, str]]:
+    for key in [*expected, *(key for key in found if key not in expected)]:
+        if key not in found:
+            yield path, f"{key!r} is missing"
+        elif key not in expected:
+            yield path, f"{key!r} is not expected"
+        else:
+            yield from _differences(expected[key], found[key], (*path, key))
+    if set(expected) == set(found) and list(expected) != list(found):
+        yield path, f"the keys stand in the order {_instead(', '.join(found), ', '.join(expected))}"
+
+
+def _leaf_differences(expected: SpaceSpec, found: SpaceSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of what differs between leaves of one kind, ours, and theirs."""
+    for name in expected.__dataclass_fields__:
+        ours, theirs = getattr(expected, name), getattr(found, name)
+        if ours != theirs and not isinstance(ours, bytes):
+            yield name, str(ours) or "''", str(theirs) or "''"
+    if not (isinstance(expected, BoxSpec) and isinstance(found, BoxSpec)):
+        return
+    if expected.shape == found.shape:
+        yield from _bound_difference("low", expected.bounds()[0], found.bounds()[0])
+        yield from _bound_difference("high", expected.bounds()[1], found.bounds()[1])
+
+
+def _bound_difference(
+    name: str, ours: NDArray[np.generic], theirs: NDArray[np.generic]
+) -> Iterator[tuple[str, str, str]]:
+    # What specs compare is bytes: 0.0 and -0.0 are not the same bound.
+    is_other = (ours != theirs) | (np.signbit(ours) != np.signbit(theirs))
+    places = np.argwhere(is_other)
+    if not len(places):
+        return
+    place = tuple(places[0].tolist())
+    is_everywhere = len(places) == ours.size and _is_uniform(ours) and _is_uniform(theirs)
+    if not is_everywhere:
+        name += f"[{', '.join(map(str, place))}]"
+    if not is_everywhere and len(places) > 1:
+        name += f" (and {len(places) - 1} more of its elements)"
+    yield name, str(ours[place]), str(theirs[place])
+
+
+def _is_uniform(values: NDArray[np.generic]) -> bool:
+    return bool((values == values.flat[0]).all())
+
+
+def _instead(theirs: str, ours: str) -> str:
+    return f"{_cut(theirs)} where {_cut(ours)} is expected"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _parts(spec: DictSpec | TupleSpec) -> dict[str, SpaceSpec]:
+    if isinstance(spec, DictSpec):
+        return dict(spec.items)
+    return {str(index): part for index, part in enumerate(spec.items)}
+
+
+def _kind(spec: SpaceSpec) -> str:
+    if isinstance(spec, DictSpec | TupleSpec):
+        return f"{type(spec).__name__.removesuffix('Spec')} of {', '.join(_parts(spec))}"
+    return _leaf_text(spec)
+
+
+def _leaf_text(spec: SpaceSpec) -> str:
+    match spec:
+        case BoxSpec(shape, dtype):
+            low, high = spec.bounds()
+            if low.size == 0:
+                return f"Box {_shape(shape)} {dtype}"
+            if len({*low.flat}) > 1 or len({*high.flat}) > 1:
+                return f"Box {_shape(shape)} {dtype}, each element with bounds of its own"
+            return f"Box {_shape(shape)} {dtype} within [{low.flat[0]:g}, {high.flat[0]:g}]"
+        case DiscreteSpec(n, start, _):
+            return f"Discrete {start}…{start + n - 1}"
+        case MultiBinarySpec():
+            return f"MultiBinary {_shape(spec.shape)}"
+        case MultiDiscreteSpec(nvec, shape, _):
+            return f"MultiDiscrete {_shape(shape)} below {', '.join(map(str, nvec))}"
+        case TextSpec(shortest, longest, charset):
+            letters = f"{len(charset)} characters" if charset else "any character"
+            return f"Text of length {shortest}…{longest}, {letters}"
+    raise TypeError(f"{type(spec).__name__} is not a leaf")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))})"

@@ -1,0 +1,217 @@
+"""Where the clients of sessions come for a direct road to their worker.
+
+Over shared memory: descriptors do not pass through gRPC, so the endpoint listens on a unix socket,
+too. It is in the abstract namespace: nothing is left of it, and only who shares this network
+namespace finds it. That a client gets descriptors there is the proof that it is on this machine.
+What lets it in is its session id, which only its handshake told, and which nobody can guess.
+
+Over TCP: the endpoint listens on another port. What lets a client in is a ticket
+(``transport.tcp``) that it has got by gRPC.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.transport import shared_memory, tcp
+from rlmesh_ray.transport.authenticating_listener import AuthenticatingListener, read_exactly
+from rlmesh_ray.transport.direct_handle import DirectHandle
+
+_LOG = logging.getLogger(__name__)
+
+OpenDirect = Callable[[int, socket.socket | None], Awaitable[DirectHandle | None]]
+"""Given the timeout of a client's steps, and its connection or None for shared memory, lends its
+session a road; None: not now."""
+CloseDirect = Callable[[], Awaitable[None]]
+"""Ends a session's road, after the step that is in progress; it may have none."""
+
+_HELLO_TIMEOUT_S = 5.0
+_TICKET_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class TcpListener:
+    """Where clients connect over TCP."""
+
+    sockets: Sequence[socket.socket]
+    """Bound, to the same port of several addresses."""
+    port: int
+    """What clients are told: another one where it is mapped."""
+    endpoint: str
+    """Names the endpoint and its present life."""
+
+
+@dataclass(slots=True, eq=False)
+class _RegisteredSession:
+    open_direct: OpenDirect
+    close_direct: CloseDirect
+    is_waiting: bool = False
+    """Whether a connection of its client waits for a road: each takes descriptors."""
+
+    async def open_once(
+        self, timeout_ms: int, connection: socket.socket | None
+    ) -> DirectHandle | None:
+        """Lend a road, if no other connection waits for one."""
+        if self.is_waiting:
+            return None
+        self.is_waiting = True
+        try:
+            return await self.open_direct(timeout_ms, connection)
+        finally:
+            self.is_waiting = False
+
+
+@dataclass(frozen=True, slots=True)
+class _IssuedTicket:
+    ticket: tcp.Ticket
+    session_id: str
+    timeout_ms: int
+    until_s: float
+
+
+class ConnectionBroker:
+    """Hands roads to the clients of open sessions. For the serving loop.
+
+    Args:
+        has_shared_memory: Whether there are roads over shared memory.
+        listener: For roads over TCP; None: there are none.
+    """
+
+    def __init__(self, *, has_shared_memory: bool, listener: TcpListener | None = None) -> None:
+        self._name = (
+            secrets.token_hex(shared_memory.SOCKET_NAME_LENGTH // 2) if has_shared_memory else ""
+        )
+        self._listener = listener
+        self._open: dict[str, _RegisteredSession] = {}
+        self._issued: dict[bytes, _IssuedTicket] = {}
+        self._listeners: list[AuthenticatingListener] = []
+
+    @property
+    def offered_capabilities(self) -> dict[str, str]:
+        """The capabilities to show; empty if there are no roads here."""
+        offered_capabilities = {capabilities.SHARED_MEMORY: self._name} if self._name else {}
+        if self._listener is not None:
+            offered_capabilities[capabilities.DIRECT_TCP] = str(self._listener.port)
+        return offered_capabilities
+
+    async def start(self) -> None:
+        """Begin to listen, where there are roads at all."""
+        if self._name:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(shared_memory.SOCKET_PREFIX + self._name.encode())
+            self._listeners.append(
+                AuthenticatingListener(listener, self._accept_local, "shared memory")
+            )
+        if self._listener is not None:
+            sockets = self._listener.sockets
+            hosts = " and ".join(each.getsockname()[0] for each in sockets)
+            port = sockets[0].getsockname()[1]
+            self._listeners += [
+                AuthenticatingListener(each, self._accept_tcp, "direct TCP") for each in sockets
+            ]
+            _LOG.info("steps over TCP come to %s, port %d", hosts, port)
+
+    def close_listener(self) -> None:
+        """Let go of the port; instead of ``start``, or after it."""
+        if self._listener is not None:
+            for each in self._listener.sockets:
+                each.close()
+
+    async def stop(self) -> None:
+        """Listen no more, and end all roads after the steps that are in progress. Idempotent."""
+        for listener in self._listeners:
+            listener.stop()
+        self._issued.clear()
+        await asyncio.gather(*(session.close_direct() for session in self._open.values()))
+
+    def open(
+        self, session_id: str, open_direct: OpenDirect, close_direct: CloseDirect
+    ) -> Callable[[], None]:
+        """Let the client of a session come, until it calls what is returned, once or more."""
+        own = _RegisteredSession(open_direct, close_direct)
+        # Whoever comes second with the same id is a replay.
+        self._open.setdefault(session_id, own)
+
+        def close() -> None:
+            if self._open.get(session_id) is own:
+                del self._open[session_id]
+
+        return close
+
+    def issue_ticket(self, session_id: str, timeout_ms: int) -> tcp.Ticket | None:
+        """Return a ticket for a connection, in place of an older one; None: no such session.
+
+        Args:
+            session_id: The session's.
+            timeout_ms: What its steps may take.
+        """
+        if self._listener is None or session_id not in self._open:
+            return None
+        now_s = time.monotonic()
+        self._issued = {
+            ticket_id: issued
+            for ticket_id, issued in self._issued.items()
+            if issued.session_id != session_id and issued.until_s > now_s
+        }
+        ticket = tcp.new_ticket(self._listener.endpoint)
+        self._issued[ticket.ticket_id] = _IssuedTicket(
+            ticket, session_id, timeout_ms, now_s + _TICKET_S
+        )
+        return ticket
+
+    async def _accept_local(
+        self, client: socket.socket, mark_authenticated: Callable[[], None]
+    ) -> None:
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            data = await read_exactly(client, shared_memory.HELLO_BYTES)
+        mark_authenticated()
+        hello = shared_memory.ClientHello.unpack(data)
+        session = self._open.get(hello.session_id)
+        direct = await session.open_once(hello.timeout_ms, None) if session is not None else None
+        if direct is None:
+            client.send(shared_memory.REFUSED)
+            return
+        try:
+            direct.send_descriptors(client, shared_memory.ACCEPTED)
+        except OSError:
+            direct.disconnect()
+            raise
+
+    async def _accept_tcp(
+        self, client: socket.socket, mark_authenticated: Callable[[], None]
+    ) -> None:
+        async with asyncio.timeout(_HELLO_TIMEOUT_S):
+            hello = await read_exactly(client, tcp.HELLO_BYTES)
+            ticket_id, client_nonce = tcp.parse_hello(hello)
+            issued = self._issued.pop(ticket_id, None)
+            if issued is None or issued.until_s < time.monotonic():
+                return
+            mark_authenticated()
+            nonce = secrets.token_bytes(tcp.NONCE_BYTES)
+            client.send(nonce + issued.ticket.proof(b"endpoint", client_nonce, nonce))
+            proof = await read_exactly(client, tcp.PROOF_BYTES)
+        if not hmac.compare_digest(proof, issued.ticket.proof(b"client", client_nonce, nonce)):
+            return
+        session = self._open.get(issued.session_id)
+        if session is None:
+            return
+        client.setblocking(True)  # for the worker, too
+        connection = client.dup()
+        direct = None
+        try:
+            direct = await session.open_once(issued.timeout_ms, connection)
+            if direct is not None:
+                direct.send(tcp.ACCEPTED)
+        except OSError:
+            if direct is not None:
+                direct.disconnect()
+            raise
+        finally:
+            if direct is None:
+                connection.close()

@@ -1,0 +1,316 @@
+"""The client's end of a direct road: steps that a worker is asked for, past the endpoint.
+
+See ``transport.frames`` for what travels, and for what happens where a road cannot say more.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.options import SHARED_MEMORY
+from rlmesh_ray.polling import AdaptivePoller, WakeupDescriptors
+from rlmesh_ray.spaces.batch import Column
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.step_buffers import StepArrays, StepBuffers, size_bytes
+from rlmesh_ray.transport import frames, tcp
+from rlmesh_ray.transport import shared_memory as wire
+from rlmesh_ray.transport.shared_memory import EventfdSocket
+from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.limits import max_response_bytes
+
+_NOTHING = memoryview(bytearray())
+_HELLO_TIMEOUT_S = 3.0
+_LONGEST_ATTACH_S = 600.0
+_GET_SEALS = 1034  # F_GET_SEALS
+_SHRINK_SEAL = 2  # F_SEAL_SHRINK
+IS_POSSIBLE = sys.platform == "linux"
+"""Whether this system has what it takes: descriptors over abstract sockets, and sealed memory."""
+
+
+class DirectConnection:
+    """A road to the worker of one session; made by ``open_shared_memory`` or ``open_tcp``.
+
+    One request at a time.
+
+    Args:
+        worker: The other end; owned.
+        buffers: For arrays; over an ``EventfdSocket`` the worker has the same.
+        contract: The session's.
+        spin: See ``RemoteEnv``.
+    """
+
+    def __init__(
+        self,
+        worker: EventfdSocket | tcp.TcpSocket,
+        buffers: StepBuffers,
+        contract: EnvContract,
+        spin: bool | None = None,
+    ) -> None:
+        self._worker = worker
+        self._buffers = buffers
+        self._contract = contract
+        self._number = 0
+        is_shared = worker.transport == SHARED_MEMORY
+        # What the worker does not share travels with the frames.
+        self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
+        self._header = memoryview(bytearray(frames.ANSWER_BYTES))
+        self._incoming = frames.FrameReader(self._header, self._results)
+        self._most_bytes = max_response_bytes(contract)
+        self._receiving = threading.RLock()
+        """Held by whoever uses the descriptors, which another thread may want to close."""
+        self._poller = AdaptivePoller(1.5e-3, spin)
+
+    @property
+    def transport(self) -> str:
+        """What steps travel by: a value of ``RemoteEnv``'s option."""
+        return self._worker.transport
+
+    @classmethod
+    def open_shared_memory(
+        cls,
+        name: str,
+        session_id: str,
+        timeout_ms: int,
+        contract: EnvContract,
+        spin: bool | None,
+    ) -> Self | None:
+        """Return a road for a session whose lanes have been reset; None: there is none to be had.
+
+        Args:
+            name: What the endpoint has told of its socket for roads.
+            session_id: What the handshake told.
+            timeout_ms: What a step may take.
+            contract: The session's.
+            spin: See ``RemoteEnv``.
+        """
+        where = wire.socket_address(name) if IS_POSSIBLE else None
+        if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
+            return None
+        descriptors: list[int] = []
+        try:
+            with socket.socket(socket.AF_UNIX) as broker:
+                broker.settimeout(_HELLO_TIMEOUT_S)
+                broker.connect(where)
+                broker.sendall(wire.ClientHello(session_id, timeout_ms).pack())
+                answer, descriptors, _, _ = socket.recv_fds(broker, 1, wire.NUM_DESCRIPTORS)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            if answer != wire.ACCEPTED or not _are_safe(descriptors, contract):
+                return None
+            buffers = StepBuffers(descriptors[0], contract)
+            connection = socket.socket(fileno=descriptors.pop(1))
+            worker = EventfdSocket(connection, descriptors.pop(), descriptors.pop())
+        except (OSError, ValueError):
+            return None  # another machine or container, or an endpoint that has just gone
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return cls(worker, buffers, contract, spin)
+
+    @classmethod
+    def open_tcp(  # what a road is opened with
+        cls,
+        host: str,
+        port: int,
+        ticket: tcp.Ticket,
+        timeout_ms: int,
+        contract: EnvContract,
+        spin: bool | None,
+    ) -> Self:
+        """Return a road over TCP for a session whose lanes have been reset.
+
+        Args:
+            host: The endpoint's.
+            port: Of its capability.
+            ticket: From it.
+            timeout_ms: What a step may take; 0: as long as it likes.
+            contract: The session's.
+            spin: See ``RemoteEnv``.
+
+        Raises:
+            OSError: There is none to be had.
+        """
+        # The worker is at one step at most, and then has as long to take the connection.
+        attach_s = (
+            min(2 * timeout_ms / 1000, _LONGEST_ATTACH_S) if timeout_ms else _LONGEST_ATTACH_S
+        )
+        worker = tcp.connect_options(host, port, ticket, attach_s)
+        if timeout_ms:
+            worker.limit_sending(timeout_ms / 1000)
+        return cls(worker, StepBuffers(-1, contract), contract, spin)
+
+    @property
+    def wakeup(self) -> WakeupDescriptors | None:
+        """What tells of the answer; None: the road has ended."""
+        return self._worker.wakeup
+
+    def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
+        """Ask for a step; what goes wrong on the way, ``receive`` tells.
+
+        Raises:
+            CodecError: A column of ``action`` is not what its leaf declares; nothing was sent.
+        """
+        self._write(action)
+        self._number = number
+        header = frames.pack_request(number, timeout_ms, self._actions.nbytes)
+        try:
+            with self._receiving:
+                self._worker.send(header, self._actions)
+        except OSError:
+            self.close()
+
+    @property
+    def action(self) -> list[Column]:
+        """The columns that were sent last; views."""
+        return self._buffers.actions
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Wait for the answer to the last request.
+
+        Returns:
+            What does not lie in the block: a frame of the edition, or nothing where that is all.
+            None: the answer is to be had on the stream, for the same request under its id.
+        """
+        with self._receiving:
+            return self._answer(timeout_s) if self.is_open else None
+
+    def _answer(self, timeout_s: float) -> bytes | None:
+        end_s = time.monotonic() + timeout_s
+        try:
+            number, kind, size = self._receive_frame(end_s)
+            if kind == frames.DONE and number == self._number:
+                return self._receive(size, end_s)
+            if kind == frames.FALL_BACK and number == self._number:
+                return None
+        except OSError:  # also where it takes too long
+            pass  # the worker has died, or the endpoint has cut the road: the stream knows why
+        self.close()
+        return None
+
+    def observation(self) -> list[Column]:
+        """Return the observations of the last step, in memory of the caller's own."""
+        return [
+            column if isinstance(column, tuple) else np.array(column)
+            for column in self._buffers.observations
+        ]
+
+    def results(self) -> StepArrays:
+        """Return rewards and flags of the last step, likewise."""
+        results = self._buffers.results
+        return StepArrays(
+            results.rewards.copy(), _flags(results.terminated), _flags(results.truncated)
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._worker.is_open
+
+    def close(self) -> None:
+        """End the road; a thread that waits for an answer gets none. Idempotent."""
+        self._worker.hang_up()
+        with self._receiving:
+            self._worker.close()
+
+    def _write(self, action: Sequence[Column]) -> None:
+        targets = self._buffers.actions
+        if len(action) != len(targets) or not all(map(_fits, action, targets)):
+            # Says what is wrong with it, or that it only looks different (its byte order).
+            values.encode_batch(self._contract.action_space, action, self._contract.num_envs)
+        for target, column in zip(targets, action, strict=True):
+            target[...] = column  # type: ignore[index]  # a block holds no text
+
+    def _receive_frame(self, end_s: float) -> tuple[int, int, int]:
+        """Receive an answer; return its number, its kind and the size of its message.
+
+        Raises:
+            TimeoutError: It has not come by ``end_s``, of the monotonic clock.
+            OSError: The other end is gone, or this one closed, or it is no answer.
+        """
+        self._incoming.num_received = 0
+        while self._incoming.num_received < frames.ANSWER_BYTES:
+            self._receive_part(end_s)
+        number, kind, size, num_bytes = frames.unpack_answer(self._header)
+        if kind == frames.DONE:
+            if num_bytes != self._results.nbytes or size > self._most_bytes:
+                raise ConnectionAbortedError("this is no answer")
+            while not self._incoming.is_complete:
+                self._receive_part(end_s)
+        return number, kind, size
+
+    def _receive_part(self, end_s: float) -> None:
+        if not self._incoming.num_received:
+            # Before looking: what is sent afterwards wakes this end again. It may be set for an
+            # earlier answer, which had been sent, and read, before the worker woke this end.
+            self._worker.clear()
+        try:
+            self._incoming.receive(self._worker.connection)
+        except BlockingIOError:
+            self._wait_for_more(end_s)
+
+    def _wait_for_more(self, end_s: float) -> None:
+        wakeup = None if self._incoming.num_received else self.wakeup
+        descriptor = self._worker.connection.fileno() if wakeup is None else wakeup.eventfd
+        peers = () if wakeup is None else (wakeup.peer,)
+        left_s = max(0.0, end_s - time.monotonic())
+        if not self._poller.wait_readable(descriptor, peers=peers, timeout_s=left_s):
+            raise TimeoutError
+
+    def _receive(self, size: int, end_s: float) -> bytes:
+        """Return the next ``size`` bytes, of which the first may be a while in coming.
+
+        Raises:
+            TimeoutError: They have not come by ``end_s``, of the monotonic clock.
+            OSError: The other end is gone, or this one closed.
+        """
+        connection = self._worker.connection
+        parts: list[bytes] = []
+        while size:
+            try:
+                parts.append(connection.recv(size, socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                self._wait_for_more(end_s)
+                continue
+            if not parts[-1]:
+                raise ConnectionResetError("the road has ended")
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+
+def is_reachable(name: str) -> bool:
+    """Tell whether an endpoint's socket for roads can be reached from here."""
+    where = wire.socket_address(name) if IS_POSSIBLE else None
+    if where is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as broker:
+        broker.settimeout(_HELLO_TIMEOUT_S)
+        return broker.connect_ex(where) == 0
+
+
+def _fits(column: Column, target: Column) -> bool:
+    if isinstance(column, tuple) or isinstance(target, tuple):
+        return False
+    return column.dtype == target.dtype and column.shape == target.shape
+
+
+def _flags(shared: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    # Nonzero means set, but a NumPy bool must be 0 or 1.
+    return np.not_equal(shared.view(np.uint8), 0)
+
+
+def _are_safe(descriptors: Sequence[int], contract: EnvContract) -> bool:
+    """Tell whether these are as many as a road has, and memory that nobody can take away."""
+    import fcntl  # not there on Windows
+
+    if len(descriptors) != wire.NUM_DESCRIPTORS:
+        return False
+    memory = descriptors[0]
+    is_large_enough = os.fstat(memory).st_size >= size_bytes(contract)
+    return is_large_enough and bool(fcntl.fcntl(memory, _GET_SEALS) & _SHRINK_SEAL)

@@ -1,1 +1,0 @@
-"""The codec of dm_env_rpc v1: the messages of the published package to plain values and back."""

@@ -1,0 +1,49 @@
+"""Frames of a Join stream, whichever: each holds one of several kinds of message, and an id."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol.messages import MalformedRequest
+from rlmesh_ray.wire.protobuf import parse
+
+T = TypeVar("T")
+Readers = Mapping[str, Callable[[Any], T]]
+"""What reads a message of each kind, by the name of its field."""
+
+
+def read_request(frame: type[Message], readers: Readers[T], data: bytes) -> T | MalformedRequest:
+    """Return the request in ``data``. Never raises: every frame gets an answer in band.
+
+    Args:
+        frame: The class of the frame; it has ``request_id`` and the oneof ``kind``.
+        readers: May raise CodecError.
+        data: From the peer.
+    """
+    try:
+        message: Any = frame.FromString(data)
+    except DecodeError as error:
+        name = frame.DESCRIPTOR.full_name
+        return MalformedRequest("", f"{len(data)} bytes are no {name}: {error}")
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return MalformedRequest(message.request_id, "the frame holds no kind of request known here")
+    try:
+        return readers[kind](message)
+    except CodecError as error:
+        return MalformedRequest(message.request_id, f"{kind}: {error}")
+
+
+def read_response(frame: type[Message], readers: Readers[T], data: bytes) -> T:
+    """Return the response in ``data``; arguments as for ``read_request``.
+
+    Raises:
+        CodecError: ``data`` is none, or of no kind that is known here.
+    """
+    message: Any = parse(frame, data)
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise CodecError("the frame holds no kind of response known here")
+    return readers[kind](message)

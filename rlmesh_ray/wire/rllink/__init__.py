@@ -1,1 +1,0 @@
-"""RLlink: its frames and messages, in the JSON of its description and in Ray's msgpack."""

@@ -1,1 +1,0 @@
-"""The released rlmesh, generation rlmesh-wire-v1: messages to bytes and back."""

@@ -1,0 +1,220 @@
+"""Specs made of what a peer told, checked: each makes a valid gymnasium space.
+
+Both generations describe the same spaces in messages of their own; what they may describe is the
+same, and stands here.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlmesh_ray.errors import CodecError
+from rlmesh_ray.spaces.contract import EnvContract
+from rlmesh_ray.spaces.leaves import Column, Leaf, leaves
+from rlmesh_ray.spaces.spec import (
+    MAX_LANE_BYTES,
+    MAX_RANK,
+    BoxSpec,
+    DiscreteSpec,
+    MultiBinarySpec,
+    MultiDiscreteSpec,
+    SpaceSpec,
+    TextSpec,
+)
+from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+
+
+def check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
+    """Make sure that ``column`` is what ``leaf`` declares. Raises CodecError if it is not."""
+    if not _fits(leaf, column, num_lanes):
+        found = (
+            f"{len(column)} texts"
+            if isinstance(column, tuple)
+            else f"{column.dtype} {column.shape}"
+        )
+        expected = "texts" if leaf.dtype is None else f"{leaf.dtype} {leaf.shape}"
+        raise CodecError(
+            f"column {leaf.name!r} is {found}, expected {num_lanes} lanes of {expected}"
+        )
+
+
+def check_size(leaf: Leaf, size_bytes: int, num_lanes: int) -> None:
+    """Make sure that so many bytes are the column of an array. Raises CodecError if not."""
+    expected = num_lanes * leaf.lane_bytes
+    if size_bytes != expected:
+        place = f" at {leaf.name}" if leaf.path else ""
+        raise CodecError(
+            f"{size_bytes} bytes{place}, expected {expected} "
+            f"({num_lanes} lanes of {leaf.dtype} {leaf.shape})"
+        )
+
+
+def _fits(leaf: Leaf, column: Column, num_lanes: int) -> bool:
+    # Which kind it is comes first: NumPy takes None for float64 when it compares dtypes.
+    if leaf.dtype is None or isinstance(column, tuple):
+        return leaf.dtype is None and isinstance(column, tuple) and len(column) == num_lanes
+    return column.dtype == leaf.dtype and column.shape == (num_lanes, *leaf.shape)
+
+
+MessageT = TypeVar("MessageT")
+
+_REWARD_BYTES = 8
+
+
+def named_space(name: str, read: Callable[[MessageT], SpaceSpec], message: MessageT) -> SpaceSpec:
+    """Return what ``read`` makes of ``message``. Raises CodecError, with ``name``, as that does."""
+    try:
+        return read(message)
+    except CodecError as error:
+        raise CodecError(f"{name}: {error}") from error
+
+
+def require_width(contract: EnvContract) -> EnvContract:
+    """Return ``contract`` if its lanes fit into a message, before anybody makes arrays of them.
+
+    Raises:
+        CodecError: They do not.
+    """
+    for spec in (contract.observation_space, contract.action_space):
+        lane_bytes = sum(leaf.lane_bytes for leaf in leaves(spec)) + _REWARD_BYTES
+        if contract.num_envs * lane_bytes > MAX_MESSAGE_BYTES:
+            raise CodecError(
+                f"{contract.num_envs} lanes of {lane_bytes} bytes do not fit into a message, which "
+                f"ends at {MAX_MESSAGE_BYTES} bytes; serve fewer lanes"
+            )
+    return contract
+
+
+PartT = TypeVar("PartT")
+
+_INT64_MAX = 2**63 - 1
+
+
+class LaneBudget:
+    """What the arrays of one lane may still take, over all leaves of a space."""
+
+    def __init__(self) -> None:
+        self._bytes_left = MAX_LANE_BYTES
+
+    def take(self, shape: Sequence[int], item_bytes: int) -> None:
+        """Count an array.
+
+        Raises:
+            CodecError: NumPy has no such shape, or the lane becomes too large.
+        """
+        if len(shape) > MAX_RANK or min(shape, default=0) < 0:
+            raise CodecError(f"shape {tuple(shape[: MAX_RANK + 1])} is not possible")
+        # Empty axes count as one, since NumPy multiplies the others whatever they hold.
+        self._bytes_left -= item_bytes * math.prod(max(length, 1) for length in shape)
+        if self._bytes_left < 0:
+            raise CodecError(f"shape {shape}: values of more than {MAX_LANE_BYTES} bytes a lane")
+
+
+def box(
+    shape: tuple[int, ...], dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]
+) -> BoxSpec:
+    """Return a Box, whose shape the caller has counted.
+
+    Args:
+        shape: Of a value.
+        dtype: Of a value.
+        low: Flat, little endian: one bound an element, or one that is all.
+        high: Likewise.
+
+    Raises:
+        CodecError: The bounds make no sense.
+    """
+    if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
+        raise CodecError("a bound is NaN, or a lower bound is above its upper bound")
+    return BoxSpec(shape, dtype.name, low.tobytes(), high.tobytes())
+
+
+def multi_binary(n: int | tuple[int, ...], budget: LaneBudget) -> MultiBinarySpec:
+    """Return a MultiBinary of a size or a shape. Raises CodecError if there is none."""
+    spec = MultiBinarySpec(n)
+    if min(spec.shape, default=1) < 1:
+        raise CodecError(f"MultiBinary has axes {spec.shape}; they must be positive")
+    budget.take(spec.shape, 1)
+    return spec
+
+
+def multi_discrete(
+    nvec: tuple[int, ...], shape: tuple[int, ...], dtype: str, budget: LaneBudget
+) -> MultiDiscreteSpec:
+    """Return a MultiDiscrete; ``nvec`` is in C order. Raises CodecError if there is none."""
+    budget.take(shape, np.dtype(dtype).itemsize)
+    if len(nvec) != math.prod(shape):
+        raise CodecError(f"MultiDiscrete has {len(nvec)} counts for shape {shape}")
+    if min(nvec, default=1) < 1 or max(nvec, default=1) > np.iinfo(dtype).max:
+        raise CodecError(f"MultiDiscrete has a count that is not in 1 to the largest {dtype}")
+    return MultiDiscreteSpec(nvec, shape, dtype)
+
+
+def discrete(n: int, start: int, dtype: str) -> DiscreteSpec:
+    """Return a Discrete. Raises CodecError if its dtype cannot hold it."""
+    info = np.iinfo(dtype)
+    if not 1 <= n <= info.max or not info.min <= start <= info.max:
+        raise CodecError(f"Discrete has n={n} and start={start}, which {dtype} cannot hold")
+    if start + n - 1 > min(_INT64_MAX, info.max):
+        raise CodecError(f"Discrete with n={n} and start={start} goes beyond {dtype} or int64")
+    return DiscreteSpec(n, start, dtype)
+
+
+def text(min_length: int, max_length: int, charset: str) -> TextSpec:
+    """Return a Text. Raises CodecError if its lengths make no sense."""
+    if not 0 <= min_length <= max_length:
+        raise CodecError(f"Text has lengths {min_length} to {max_length}")
+    return TextSpec(min_length, max_length, "".join(sorted(set(charset))))
+
+
+def named_parts(keys: Sequence[str], parts: Sequence[PartT]) -> list[tuple[str, PartT]]:
+    """Return a Dict's parts with their keys. Raises CodecError if they do not belong together."""
+    if len(keys) != len(parts) or len(set(keys)) != len(keys):
+        raise CodecError(f"Dict: {len(keys)} keys, {len(parts)} spaces, or a key occurs twice")
+    return list(zip(keys, parts, strict=True))
+
+
+def require_integer(dtype: str) -> str:
+    """Return ``dtype`` if it is one of integers. Raises CodecError if not."""
+    if np.dtype(dtype).kind not in "iu":
+        raise CodecError(f"{dtype} is no integer type")
+    return dtype
+
+
+def extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the bounds of an unbounded Box."""
+    if dtype.kind == "f":
+        return -np.inf, np.inf
+    if dtype.kind == "b":
+        return False, True
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
+
+
+def unbounded(size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return ``(low, high)`` of an unbounded Box of ``size`` elements, as ``box`` takes them."""
+    low, high = extremes(dtype)
+    little = dtype.newbyteorder("<")
+    return np.array([low], little)[:size], np.array([high], little)[:size]
+
+
+def typed_bounds(raw: bytes, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return bounds that came as bytes.
+
+    Args:
+        raw: Little endian.
+        name: Of their form, for messages.
+        count: How many there must be.
+        dtype: Of the space.
+
+    Raises:
+        CodecError: There are more or fewer, or a bool is neither 0 nor 1.
+    """
+    expected = dtype.itemsize * count
+    if len(raw) != expected:
+        raise CodecError(f"{name} has {len(raw)} bytes, expected {expected}")
+    if dtype.kind == "b" and raw.strip(b"\x00\x01"):
+        raise CodecError("a bool bound is neither 0 nor 1")
+    return np.frombuffer(raw, dtype.newbyteorder("<"))

@@ -1,0 +1,54 @@
+"""What Ray keeps for itself on a node."""
+
+from pathlib import Path
+
+import pytest
+
+from rlmesh_ray.auth.ray_credentials import RayTls, ray_tls_files, ray_tokens, require_ray_tls
+from rlmesh_ray.errors import ConfigurationError
+
+FILES = {
+    "RAY_TLS_SERVER_CERT": "/tls/own.pem",
+    "RAY_TLS_SERVER_KEY": "/tls/own.key",
+    "RAY_TLS_CA_CERT": "/tls/ca.pem",
+}
+
+
+@pytest.mark.parametrize("switch", ["1", "true", "True"])
+def test_rays_files_are_taken_where_ray_uses_tls(switch: str) -> None:
+    files = ray_tls_files({"RAY_USE_TLS": switch, **FILES})
+
+    assert files is not None
+    assert [str(file) for file in files] == ["/tls/own.pem", "/tls/own.key", "/tls/ca.pem"]
+
+
+@pytest.mark.parametrize("switch", [{}, {"RAY_USE_TLS": "0"}])
+def test_where_ray_uses_no_tls_there_are_no_files(
+    switch: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ray_tls_files({**switch, **FILES}) is None
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    assert RayTls().files() is None
+    with pytest.raises(ConfigurationError, match="RAY_USE_TLS=1"):
+        require_ray_tls()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_variable_that_is_missing_is_named(name: str) -> None:
+    environ = {"RAY_USE_TLS": "1", **FILES, name: ""}
+
+    with pytest.raises(ConfigurationError, match=f"RAY_USE_TLS is set, and {name} not"):
+        ray_tls_files(environ)
+
+
+def test_rays_tokens_are_found_wherever_ray_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("at-home\n")
+    (tmp_path / "named").write_text("named\n")
+    environ = {"RAY_AUTH_TOKEN": "variable", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "named")}
+
+    assert ray_tokens(environ) == ("variable", "named", "at-home")
+    assert ray_tokens({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "nowhere")}) == ("at-home",)

@@ -1,0 +1,44 @@
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.cli.commands import status
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.main import main
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a command gets whose cluster is never heard of: somebody presses Ctrl-C."""
+
+    def interrupted(console: Console) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "joined_ray", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(status, "_look", interrupted)
+    return SimpleNamespace(obj=Console(is_json=True))
+
+
+def test_a_single_look_that_is_interrupted_has_not_succeeded(context: Any) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        status.status(context)
+
+
+def test_ctrl_c_is_how_watching_ends(context: Any) -> None:
+    status.status(context, watch=True)
+
+
+def test_without_ray_it_says_that_it_needs_ray_and_what_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As importlib finds nothing in the base install.
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    assert main(["status", "--ray-address", "127.0.0.1:1"]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith("error: status needs ray, which the base install does not have: pip")
+    assert error.endswith("ask the endpoints themselves: rlmesh-ray inspect ADDRESS\n")
+    assert main(["status", "--dashboard"]) == 0

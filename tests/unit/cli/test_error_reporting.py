@@ -1,0 +1,91 @@
+import pytest
+
+from rlmesh_ray.cli.error_reporting import describe, trace
+from rlmesh_ray.errors import (
+    AddressError,
+    EndpointUnreachableError,
+    EnvStartError,
+    RemoteEnvError,
+    RemoteModelError,
+)
+
+
+class RayWrapped(EnvStartError):
+    """As Ray makes them: a class derived from the cause's, with a traceback for a text."""
+
+    def __init__(self, cause: EnvStartError) -> None:
+        super().__init__("ray::Actor.address()\nTraceback ...")
+        self.cause = cause
+
+
+def test_an_error_of_this_package_is_told_in_its_own_words() -> None:
+    error = EndpointUnreachableError("nothing answers there", "127.0.0.1:1")
+
+    assert describe(error) == ("127.0.0.1:1: nothing answers there", "EndpointUnreachableError")
+
+
+def test_the_message_is_one_line() -> None:
+    assert describe(AddressError("one\n  two\n"))[0] == "one two"
+
+
+def test_what_ray_wraps_is_unwrapped() -> None:
+    error = RayWrapped(EnvStartError("cannot create Cart-v1"))
+
+    assert describe(error) == ("cannot create Cart-v1", "EnvStartError")
+
+
+def test_the_cause_of_a_foreign_error_is_told() -> None:
+    error = RuntimeError("something failed")
+    error.__cause__ = AddressError("port 1 is in use")
+
+    assert describe(error) == ("port 1 is in use", "AddressError")
+
+
+def test_a_bug_is_told_with_the_way_to_its_place() -> None:
+    message, kind = describe(KeyError("lane"))
+
+    assert message == "unexpected KeyError: 'lane' (--debug shows where)"
+    assert kind == "KeyError"
+
+
+def test_errors_that_cause_each_other_end() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+
+    assert describe(first)[1] == "ValueError"
+
+
+def test_a_remote_error_names_the_side() -> None:
+    error = RemoteModelError("INTERNAL", "the policy failed", True)
+
+    assert describe(error)[0] == "the model's endpoint answered INTERNAL: the policy failed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RemoteModelError("INTERNAL", "it failed", True, "remote line 7"),
+        EnvStartError("cannot create it", "remote line 7"),
+    ],
+)
+def test_the_trace_holds_what_the_other_process_told(error: Exception) -> None:
+    text = trace(error)
+
+    assert type(error).__name__ in text
+    assert text.endswith("The other process reports:\nremote line 7")
+
+
+def test_what_several_errors_of_a_chain_were_told_is_shown_once() -> None:
+    first = RemoteEnvError("INTERNAL", "it failed", True, "remote line 7")
+    last = RemoteEnvError("INTERNAL", "it failed 11 times", True, "remote line 7")
+    last.__cause__ = first
+
+    assert trace(last).count("remote line 7") == 1
+
+
+def test_the_message_says_that_debug_shows_a_remote_traceback_where_there_is_one() -> None:
+    error = RemoteEnvError("INTERNAL", "it failed", True, "remote line 7")
+
+    assert describe(error)[0] == (
+        "the environment's endpoint answered INTERNAL: it failed (--debug shows its traceback)"
+    )

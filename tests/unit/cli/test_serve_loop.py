@@ -1,0 +1,56 @@
+"""How servers live in the command line."""
+
+from dataclasses import replace
+
+import pytest
+
+from rlmesh_ray.cli import serve_loop
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.server.counters import EnvCounters
+from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
+
+
+class ServerLifecycle:
+    """Starts, and has stopped as soon as somebody waits.
+
+    Args:
+        story: Gets what happens.
+    """
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, story: list[str]) -> None:
+        self._story = story
+
+    def start(self) -> None:
+        self._story.append("starts")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        self._story.append("stops")
+
+    def statistics(self) -> EnvStatistics:
+        return EnvCounters().statistics()
+
+
+def test_the_heap_is_settled_when_all_is_loaded_and_nobody_knows_the_address_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    story: list[str] = []
+    monkeypatch.setattr(serve_loop, "show_log", lambda log_format: None)
+    monkeypatch.setattr(serve_loop, "freeze_heap", lambda: story.append("settles"))
+
+    serve_loop.serve(Console(), ServerLifecycle(story), lambda: story.append("announces"))
+
+    assert story == ["starts", "settles", "announces", "stops"]
+
+
+def test_one_line_says_what_an_endpoint_does() -> None:
+    before = replace(EnvCounters().statistics(), uptime_s=10.0, lane_steps=500)
+    sessions = SessionStatistics(open=2, opened=7)
+    errors = {"INTERNAL": 1, "TIMEOUT": 2}
+    now = replace(before, uptime_s=12.0, lane_steps=4500, sessions=sessions, errors=errors)
+
+    assert serve_loop.summary(before, now) == "2 sessions open (7 so far), 2,000 steps/s, 3 errors"

@@ -1,0 +1,132 @@
+import contextlib
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rlmesh_ray.cli.views.episodes_file import EpisodesFile, episodes_file
+from rlmesh_ray.errors import ConfigurationError
+from tests.unit.cli.full_disks import room_for
+
+
+def opened(path: Path) -> contextlib.AbstractContextManager[EpisodesFile]:
+    return cast(contextlib.AbstractContextManager[EpisodesFile], episodes_file(path))
+
+
+def test_an_earlier_file_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_text("precious")
+
+    with pytest.raises(ConfigurationError, match="name another file"), episodes_file(path):
+        pass
+
+    assert path.read_text() == "precious"
+
+
+def test_a_file_without_episodes_is_not_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+
+    with pytest.raises(ZeroDivisionError), episodes_file(path):
+        raise ZeroDivisionError
+
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("taken", [Path(), Path("/dev/full")])
+def test_nobody_is_told_to_remove_a_folder_or_a_device(taken: Path) -> None:
+    with pytest.raises(ConfigurationError, match="folder or a device"), episodes_file(taken):
+        pass
+
+
+def test_a_link_to_a_file_that_is_not_there_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(ConfigurationError, match=r"exists.* remove it"), episodes_file(path):
+        pass
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "episodes.jsonl"
+
+    with pytest.raises(ConfigurationError, match="nowhere"), episodes_file(path):
+        pass
+
+
+def test_an_episode_is_there_as_soon_as_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+
+    with opened(path) as file:
+        file.add({"index": 0, "episode_return": float("inf")})
+
+        written = json.loads(path.read_text())
+
+    assert written == {"event": "episode", "index": 0, "episode_return": None}
+
+
+def test_a_file_that_grows_too_large_is_named_and_keeps_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+
+    with room_for(100), opened(path) as file:
+        file.add({"index": 0})
+        file.add({"index": 1})
+        with pytest.raises(ConfigurationError) as caught:
+            file.add({"index": 2, "cause": "x" * 100})
+
+    told = str(caught.value)
+    assert told.startswith(f"cannot write {path}: File too large; it holds 2 episodes; make room")
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0, 1]
+
+
+def test_a_full_disk_is_told_once_and_not_again_when_the_file_is_closed() -> None:
+    path = Path("/dev/full")
+    with path.open("wb", buffering=0) as file:
+        episodes = EpisodesFile(path, file)
+
+        with pytest.raises(ConfigurationError, match="cannot write /dev/full: No space left on"):
+            episodes.add({"index": 0})
+
+
+def test_a_file_that_only_fails_when_it_is_closed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "episodes.jsonl"
+    real = path.open("xb", buffering=0)
+
+    class Remote:
+        write, fileno = real.write, real.fileno
+
+        def close(self) -> None:
+            real.close()
+            raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(Path, "open", lambda *_args, **_options: Remote())
+    with (
+        pytest.raises(ConfigurationError, match=r"episodes\.jsonl: Disk quota"),
+        opened(path) as file,
+    ):
+        file.add({"index": 0})
+
+
+@pytest.mark.parametrize("num_episodes", [0, 1])
+def test_a_file_that_is_removed_meanwhile_is_no_error(num_episodes: int, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+
+    with opened(path) as file:
+        path.unlink()
+        for index in range(num_episodes):
+            file.add({"index": index})
+
+    assert not path.exists()
+
+
+def test_what_has_taken_the_name_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+
+    with opened(path):
+        path.rename(tmp_path / "elsewhere")
+        path.write_text("precious")
+
+    assert path.read_text() == "precious"

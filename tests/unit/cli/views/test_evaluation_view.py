@@ -1,0 +1,203 @@
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray import evaluation
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.cli.signals import INTERRUPTED
+from rlmesh_ray.cli.views.episodes_file import episodes_file
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView
+from rlmesh_ray.client import lane_client
+from rlmesh_ray.errors import ConfigurationError, EvaluationInterruptedError, RemoteEnvError
+from rlmesh_ray.evaluation import EndpointRole, EpisodeResult, EvaluationResult, Loss
+from tests.unit.cli.full_disks import room_for
+
+Capture = pytest.CaptureFixture[str]
+COMMAND = ["evaluate", "--env", "127.0.0.1:1", "--model", "127.0.0.1:2", "--episodes", "9"]
+
+
+def episode(index: int) -> EpisodeResult:
+    return EpisodeResult(
+        index, None, 10.0 + index, 5, True, endpoint="127.0.0.1:1", model="127.0.0.1:2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--env-timeout", "0"),
+        ("--env-timeout", "inf"),
+        ("--model-timeout", "-1"),
+        ("--reconnect-timeout", "nan"),
+    ],
+)
+def test_impossible_deadlines_are_wrong_usage(option: str, value: str, capsys: Capture) -> None:
+    assert main(["evaluate", "--env", "a:1", "--model", "b:1", f"{option}={value}"]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option in line
+    assert "finite number of seconds" in line
+
+
+def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseException) -> None:
+    """Let evaluations end with ``error`` once some episodes have finished."""
+
+    def run(*_endpoints: object, on_episode: Any, **_options: object) -> None:
+        for index in reversed(range(num_episodes)):
+            on_episode(episode(index))
+        raise error
+
+    monkeypatch.setattr(evaluation, "evaluate", run)
+    monkeypatch.setattr(
+        lane_client, "probe_endpoint", lambda _connect_options: SimpleNamespace(contract=None)
+    )
+
+
+def covered_interrupt() -> RuntimeError:
+    """What comes of Ctrl-C that hits a wait on a condition."""
+    error = RuntimeError("cannot notify on un-acquired lock")
+    error.__context__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), covered_interrupt()])
+def test_an_interrupted_evaluation_tells_what_has_finished(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 3, error)
+
+    assert main([*COMMAND, "--json"]) == INTERRUPTED
+
+    captured = capsys.readouterr()
+    *_, unfinished, interrupted = map(json.loads, captured.out.splitlines())
+    assert unfinished["event"] == "unfinished"
+    assert unfinished["returns"] == [10.0, 11.0, 12.0]  # in the order of their indices
+    assert [report["episodes"] for report in unfinished["endpoints"]] == [3, 3]
+    assert interrupted == {"event": "interrupted"}
+    assert "3 of 9 episodes" in captured.err
+    assert captured.err.splitlines()[-1] == "interrupted"
+
+
+def test_people_see_what_has_finished_when_they_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 3, KeyboardInterrupt())
+
+    assert main(COMMAND) == INTERRUPTED
+
+    text = capsys.readouterr().out
+    assert "3 of 9 episodes" in text
+    assert "11.00" in text
+
+
+def test_an_interrupt_before_any_episode_has_no_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 0, KeyboardInterrupt())
+
+    assert main([*COMMAND, "--json"]) == INTERRUPTED
+
+    assert capsys.readouterr().out == '{"event": "interrupted"}\n'
+
+
+def test_an_environment_that_fails_by_its_own_fault_leaves_a_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 2, RemoteEnvError("INTERNAL", "broken", is_recoverable=False))
+
+    assert main([*COMMAND, "--json"]) == 1
+
+    *_, unfinished, error = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (unfinished["event"], unfinished["episodes"]) == ("unfinished", 2)
+    assert error["type"] == "RemoteEnvError"
+
+
+def test_a_file_that_cannot_grow_costs_no_finished_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cut_short(monkeypatch, 9, AssertionError("the file fails before"))
+    path = tmp_path / "episodes.jsonl"
+
+    with room_for(500):
+        assert main([*COMMAND, "--json", "--output", str(path)]) == 1
+
+    *told, unfinished, error = map(json.loads, capsys.readouterr().out.splitlines())
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert kept == told[:-1]  # all but the one that had no room
+    assert unfinished["event"] == "unfinished"
+    assert unfinished["episodes"] == len(told)
+    assert error["type"] == "ConfigurationError"
+    assert error["message"].startswith(f"cannot write {path}: File too large")
+
+
+def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "episodes.jsonl"
+
+    def run(*_endpoints: object, on_episode: Any, **_options: object) -> EvaluationResult:
+        on_episode(episode(0))
+        path.unlink()
+        return EvaluationResult((episode(0),), 1.0)
+
+    monkeypatch.setattr(evaluation, "evaluate", run)
+    monkeypatch.setattr(
+        lane_client, "probe_endpoint", lambda _connect_options: SimpleNamespace(contract=None)
+    )
+
+    assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0
+
+
+def test_an_episode_in_whose_telling_an_interrupt_falls_counts_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Console, "event", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+
+    with (
+        episodes_file(tmp_path / "episodes.jsonl") as file,
+        EvaluationView(Console(), 9, file) as meter,
+    ):
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            meter.advance(episode(0))
+        seen = meter.so_far(interrupt.value)
+
+    assert seen is not None
+    assert seen.episodes == (episode(0),)
+    assert len((tmp_path / "episodes.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("failure", [ConfigurationError("the disk is full"), KeyboardInterrupt()])
+def test_what_goes_wrong_when_the_last_episodes_are_told_costs_no_summary(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Console, "event", fail)
+    with EvaluationView(Console(), 9, None) as meter:
+        seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
+
+    assert seen is not None
+    assert seen.episodes == (episode(0), episode(1))
+
+
+def test_episodes_that_an_error_holds_count_and_are_told(tmp_path: Path) -> None:
+    with (
+        episodes_file(tmp_path / "episodes.jsonl") as file,
+        EvaluationView(Console(), 9, file) as meter,
+    ):
+        meter.advance(episode(1))
+        meter.note_loss(Loss(EndpointRole.ENV, "127.0.0.1:1", "gone", (2,)))
+
+        seen = meter.so_far(EvaluationInterruptedError("gone", (episode(0), episode(1))))
+
+    assert seen is not None
+    assert seen.episodes == (episode(0), episode(1))
+    assert seen.interruptions == 1
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [1, 0]

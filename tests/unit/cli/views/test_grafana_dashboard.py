@@ -1,0 +1,84 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.cli.views.grafana_dashboard import render
+from rlmesh_ray.server import metrics
+from rlmesh_ray.server.metrics import ALL_METRICS, HistogramMetric, MetricKind
+
+ROOT = Path(__file__).parents[4]
+
+
+def panels() -> list[dict[str, Any]]:
+    drawn: list[dict[str, Any]] = json.loads(render())["panels"]
+    return [panel for panel in drawn if panel["type"] != "row"]
+
+
+def expressions() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def test_the_file_in_the_repository_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["status", "--dashboard"]) == 0
+
+    assert capsys.readouterr().out == (ROOT / "grafana.json").read_text()
+
+
+def test_the_dashboard_asks_for_nothing_that_is_not_fed() -> None:
+    fed = {metric.exported for metric in ALL_METRICS}
+    asked = {name for each in expressions() for name in re.findall(r"\bray_\w+", each)}
+
+    assert asked
+    assert asked <= fed
+
+
+def test_whatever_is_fed_is_shown() -> None:
+    shown = {name for each in expressions() for name in re.findall(r"\bray_\w+", each)}
+    # Batches are counted by the histogram of their rows, too; the log tells of deviations.
+    left_out = {metrics.BATCHES.exported, metrics.DEVIATIONS.exported}
+    parts = {
+        part.exported
+        for each in vars(metrics).values()
+        if isinstance(each, HistogramMetric)
+        for part in each.metrics
+    }
+
+    assert {metric.exported for metric in ALL_METRICS} - parts - shown == left_out
+
+
+def test_counters_are_only_shown_as_rates() -> None:
+    for metric in ALL_METRICS:
+        if metric.kind is MetricKind.COUNTER:
+            for expression in expressions():
+                found = re.search(rf"(\w+)\({metric.exported}\b", expression)
+                assert metric.exported not in expression or (
+                    found is not None and found[1] in {"rate", "increase"}
+                )
+
+
+def test_a_quantile_keeps_the_bounds_apart() -> None:
+    quantiles = [each for each in expressions() if "histogram_quantile" in each]
+
+    assert len(quantiles) == 8
+    assert all("sum by (le, endpoint_id) (rate(" in each for each in quantiles)
+
+
+def test_panels_have_titles_and_numbers_of_their_own_and_do_not_overlap() -> None:
+    drawn = json.loads(render())["panels"]
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in drawn)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in drawn}) == len(drawn)
+    assert len({panel["title"] for panel in drawn}) == len(drawn)

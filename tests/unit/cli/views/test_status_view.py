@@ -1,0 +1,169 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, tables
+from rlmesh_ray.models.batcher import BatcherStatistics
+from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.server.statistics import EnvStatistics, ModelStatistics, StatisticsPair
+from tests.lane_counts import note_step
+
+
+def env(steps_ms: list[int], uptime_s: float) -> EnvStatistics:
+    counts = EnvCounters()
+    lanes = counts.open()
+    for took_ms in steps_ms:
+        note_step(lanes, took_ms * 1_000_000, 4, 0)
+    return replace(counts.statistics(), uptime_s=uptime_s)
+
+
+def model(num_predictions: int, rows: list[int], uptime_s: float) -> ModelStatistics:
+    counts = ModelCounters()
+    for num_rows in rows:
+        counts.note_batch(num_rows, 2_000_000)
+    batcher = BatcherStatistics(
+        0, 0, False, len(rows), num_predictions, sum(rows), 0, 0.0, 0.0, 0.0
+    )
+    return replace(counts.statistics(batcher, routes=1, policy_version=5), uptime_s=uptime_s)
+
+
+def endpoint(sighting: StatisticsPair | None = None, **changes: Any) -> EndpointStatus:
+    plain = EndpointStatus(
+        fleet="hills",
+        endpoint_id="hills/0",
+        node="192.0.2.1",
+        address="192.0.2.1:5000",
+        restarts=0,
+        lease_left_s=12.0,
+        is_retiring=False,
+        num_assigned=2,
+        sighting=sighting,
+    )
+    return replace(plain, **changes)
+
+
+def text(*endpoints: EndpointStatus) -> str:
+    console = Console(width=160, markup=False)
+    with console.capture() as capture:
+        for table in tables(endpoints):
+            console.print(table)
+    return capture.get()
+
+
+def test_rates_are_of_the_time_between_the_two_looks() -> None:
+    sighting = StatisticsPair(env([1] * 40, 20.0), env([1] * 10, 17.0))
+
+    fields = as_fields(endpoint(sighting))
+
+    assert fields["steps_per_s"] == pytest.approx(10.0)
+    assert fields["lane_steps_per_s"] == pytest.approx(40.0)
+
+
+def test_quantiles_are_recent_and_of_the_whole_life_where_nothing_has_happened_since() -> None:
+    slow_then_quick = StatisticsPair(env([100] * 50 + [1] * 10, 20.0), env([100] * 50, 17.0))
+    idle = StatisticsPair(env([100] * 50, 20.0), env([100] * 50, 17.0))
+
+    assert as_fields(endpoint(slow_then_quick))["step_p99_s"] == pytest.approx(0.001, rel=0.1)
+    assert as_fields(endpoint(idle))["step_p50_s"] == pytest.approx(0.075, rel=0.1)
+
+
+def test_there_is_no_rate_before_the_second_look() -> None:
+    fields = as_fields(endpoint(StatisticsPair(env([1], 3.0))))
+
+    assert fields["lane_steps_per_s"] is None
+    assert fields["steps"] == 1
+
+
+def test_there_is_no_rate_of_an_endpoint_that_nobody_has_heard_of_for_long() -> None:
+    sighting = StatisticsPair(env([1] * 40, 20.0), env([1] * 10, 17.0))
+
+    fields = as_fields(endpoint(sighting, lease_left_s=-1.0))
+
+    assert fields["lane_steps_per_s"] is None
+    assert fields["steps"] == 40
+
+
+def test_a_policy_tells_what_its_batches_were_like() -> None:
+    fields = as_fields(endpoint(StatisticsPair(model(30, [1, 3, 8], 9.0), model(24, [1], 6.0))))
+
+    assert fields["service"] == "model"
+    assert fields["predictions_per_s"] == pytest.approx(2.0)
+    assert fields["rows_per_batch"] == pytest.approx(5.5)
+    assert fields["policy_version"] == 5
+    assert fields["queue_p50_s"] is None
+
+
+def test_fleets_have_tables_of_their_own_and_policies_come_last() -> None:
+    shown = text(
+        endpoint(StatisticsPair(model(1, [1], 1.0)), fleet="pilots", endpoint_id="pilots/0"),
+        endpoint(StatisticsPair(env([1], 1.0))),
+        endpoint(fleet="", endpoint_id="alone", num_assigned=0),
+    )
+
+    titles = [line.split(",")[0].strip() for line in shown.splitlines() if "fleet" in line]
+    assert titles == ["without a fleet", "fleet hills", "fleet pilots"]
+    assert "weights" in shown.split("fleet pilots")[1]
+    assert "weights" not in shown.split("fleet pilots")[0]
+
+
+def test_endpoints_come_in_the_order_of_their_ids_and_two_comes_before_ten() -> None:
+    ids = ["hills-10", "hills-2", "hills-1", "hills", "hill7-x", "a2b10", "a2b9", "7"]
+
+    shown = text(*(endpoint(endpoint_id=each) for each in ids))
+
+    first_words = [line.split()[0] for line in shown.splitlines() if line.strip()]
+    in_order = ["7", "a2b9", "a2b10", "hill7-x", "hills", "hills-1", "hills-2", "hills-10"]
+    assert [each for each in first_words if each in ids] == in_order
+
+
+def test_a_gateway_is_shown_last_with_what_there_is_to_tell_of_it() -> None:
+    gateway = endpoint(
+        fleet="gateway/model/pilots",
+        endpoint_id="gateway/1",
+        address="192.0.2.1:5555",
+        num_assigned=0,
+    )
+
+    shown = text(gateway, endpoint(StatisticsPair(model(1, [1], 1.0)), fleet="model/pilots"))
+
+    _, of_gateway = shown.split("gateways to model/pilots")
+    assert "192.0.2.1:5555" in of_gateway
+    assert "restarts" in of_gateway
+    assert "steps" not in of_gateway
+    assert as_fields(gateway)["service"] == "gateway"
+
+
+def test_a_stale_endpoint_says_for_how_long_and_a_retiring_one_that_it_is() -> None:
+    shown = text(
+        endpoint(lease_left_s=-34.2, endpoint_id="hills/1"),
+        endpoint(is_retiring=True, endpoint_id="hills/2", restarts=3),
+    )
+
+    assert "stale for 34 s" in shown
+    assert "retiring" in shown
+    assert as_fields(endpoint(lease_left_s=-34.2))["state"] == "stale"
+
+
+def test_what_went_wrong_is_named_and_nothing_else() -> None:
+    counts = EnvCounters()
+    counts.sessions.note_lost()
+    counts.sessions.note_error("TIMEOUT")
+    counts.note_worker_restart()
+
+    assert "lost 1, workers replaced 1, TIMEOUT 1" in text(
+        endpoint(StatisticsPair(counts.statistics()))
+    )
+    assert "TIMEOUT" not in text(endpoint(StatisticsPair(env([1], 1.0))))
+
+
+def test_a_node_is_shown_only_where_the_address_does_not_name_it() -> None:
+    assert "node" not in text(endpoint())
+    assert "outside of Ray" in text(endpoint(node="", address="far.example:1"))
+    assert "10.0.0.7" in text(endpoint(node="10.0.0.7"))
+
+
+def test_an_endpoint_that_has_told_nothing_yet_is_shown_all_the_same() -> None:
+    assert "hills/0" in text(endpoint())
+    assert "- of 2" in text(endpoint())

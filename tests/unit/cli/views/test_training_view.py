@@ -1,0 +1,105 @@
+import json
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmesh_ray.cli.console import Console
+from rlmesh_ray.cli.views.eta import StopCriteria
+from rlmesh_ray.cli.views.training_view import TrainingView
+
+Capture = pytest.CaptureFixture[str]
+
+
+def progress(
+    iteration: int, return_mean: float, sessions_lost: int = 0, first_failure: str = ""
+) -> Any:
+    """What rllib.training yields; the real class would bring Ray along."""
+    return SimpleNamespace(
+        iteration=iteration,
+        env_steps=iteration * 1000,
+        env_steps_per_s=500.0,
+        return_mean=return_mean,
+        episodes=iteration,
+        wall_s=iteration * 2.0,
+        sessions_lost=sessions_lost,
+        first_failure=first_failure,
+    )
+
+
+def test_people_see_a_line_an_iteration(capsys: Capture) -> None:
+    with TrainingView(Console(), StopCriteria(stop_iters=3)) as view:
+        history = view.follow([progress(1, math.nan), progress(2, 21.5)])
+
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == [
+        "iteration", "env", "steps", "steps/s", "return", "elapsed", "time", "left",
+    ]  # fmt: skip
+    assert first.split() == ["1", "1,000", "500", "-", "2", "s", "4", "s"]
+    assert second.split() == ["2", "2,000", "500", "21.5", "4", "s", "2", "s"]
+    assert [point.iteration for point in history] == [1, 2]
+
+
+def test_programs_get_an_event_an_iteration(capsys: Capture) -> None:
+    with TrainingView(Console(is_json=True), StopCriteria(stop_return=100.0)) as view:
+        view.follow([progress(1, math.nan)])
+
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "event": "progress",
+        "iteration": 1,
+        "env_steps": 1000,
+        "env_steps_per_s": 500.0,
+        "return_mean": None,
+        "episodes": 1,
+        "wall_s": 2.0,
+        "time_left_s": None,
+        "sessions_lost": 0,
+    }
+
+
+def test_people_are_told_of_lost_sessions_when_there_are_more(capsys: Capture) -> None:
+    with TrainingView(Console(), StopCriteria(stop_iters=4)) as view:
+        view.follow([progress(number, 1.0, lost) for number, lost in enumerate([0, 2, 2, 3], 1)])
+
+    told = [line for line in capsys.readouterr().out.splitlines() if "lost" in line]
+    assert [line.partition(";")[0] for line in told] == [
+        "2 session(s) lost so far",
+        "3 session(s) lost so far",
+    ]
+
+
+def test_the_first_failure_is_told_once(capsys: Capture) -> None:
+    failures = ["", "lane 3: it gave nan", "lane 3: it gave nan"]
+    with TrainingView(Console(is_json=True), StopCriteria(stop_iters=3)) as view:
+        view.follow([progress(number, 1.0, 0, what) for number, what in enumerate(failures, 1)])
+
+    programs, people = capsys.readouterr()
+    assert people.count("lane 3: it gave nan; ") == 1
+    events = [json.loads(line) for line in programs.splitlines()]
+    assert [event["event"] for event in events] == ["progress", "progress", "warning", "progress"]
+    assert events[2]["message"].startswith("lane 3: it gave nan; ")
+
+
+def test_an_interrupted_run_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def run() -> Iterator[Any]:
+        try:
+            yield progress(1, 1.0)
+            yield progress(2, 2.0)
+        finally:
+            closed.append(True)
+
+    def interrupt(_progress: object) -> None:
+        raise KeyboardInterrupt
+
+    generator = run()
+    with TrainingView(Console(), StopCriteria(stop_iters=3)) as view:
+        monkeypatch.setattr(view, "update", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            view.follow(generator)
+
+    assert closed == [True]

@@ -1,0 +1,182 @@
+"""What clients may set, and how it may look."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from dm_env_rpc.v1 import tensor_utils
+from google.protobuf import duration_pb2
+
+from rlmesh_ray.dialects.dm_env_rpc.server.settings import (
+    CreateSettings,
+    JoinSettings,
+    MissingActions,
+    ResetOptions,
+    create_settings,
+    join_settings,
+    reset_settings,
+)
+from rlmesh_ray.errors import CodecError
+
+
+def tensors(**values: Any) -> dict[str, Any]:
+    return {
+        key.replace("__", "."): tensor_utils.pack_tensor(value) for key, value in values.items()
+    }
+
+
+def test_nothing_set_is_the_default() -> None:
+    assert create_settings({}) == CreateSettings()
+    assert join_settings({}) == JoinSettings()
+    assert not reset_settings({})
+
+
+def test_everything_that_can_be_set_at_create() -> None:
+    settings = create_settings(
+        tensors(
+            seed=3,
+            options__a__b="x",
+            options__c=[1, 2],
+            missing_actions="error",
+            min_agents=2,
+            timeout_s=1.5,
+            reset_world_timeout_s=9,
+        )
+    )
+
+    assert settings.reset_options.seed == 3
+    assert settings.reset_options.options["a"] == {"b": "x"}
+    assert np.array_equal(settings.reset_options.options["c"], [1, 2])  # type: ignore[arg-type]
+    assert settings.missing_actions is MissingActions.ERROR
+    assert (settings.min_agents, settings.timeout_ms) == (2, 1500)
+    assert settings.reset_world_timeout_s == 9.0
+
+
+@pytest.mark.parametrize("seed", [5, 5.0, "5", np.uint64(5), np.int32(5), np.float32(5)])
+def test_a_seed_is_understood_however_it_is_sent(seed: Any) -> None:
+    assert reset_settings(tensors(seed=seed)) == ResetOptions(5)
+
+
+def test_seeds_may_be_one_a_lane() -> None:
+    assert reset_settings(tensors(seed=[4, 5, 6])).seed == (4, 5, 6)
+
+
+@pytest.mark.parametrize("seed", [-1, 2.5, "x", "-1", True, 2**63 * 1.0, [[1]], [1.5], "5" * 30])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    with pytest.raises(CodecError, match="seed"):
+        reset_settings(tensors(seed=seed))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"seed": 5}, {"options": {"a": {"b": [1, None]}}}, {"options.a": 1}]
+)
+def test_settings_may_come_as_json(arguments: dict[str, Any]) -> None:
+    settings = create_settings(tensors(args=json.dumps(arguments)))
+
+    assert settings.reset_options.seed == arguments.get("seed")
+    if "options" in arguments:
+        assert settings.reset_options.options == arguments["options"]
+
+
+def test_a_setting_of_its_own_beats_json() -> None:
+    settings = create_settings(tensors(args='{"seed": 1}', seed=2))
+
+    assert settings.reset_options.seed == 2
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", "1", '{"entrypoint": "os"}', "[" * 10**5, "NaN"])
+def test_json_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(CodecError):
+        create_settings(tensors(args=text))
+
+
+def test_json_that_says_nothing_is_nothing() -> None:
+    assert create_settings(tensors(args="null")) == CreateSettings()
+    assert create_settings(tensors(args="")) == CreateSettings()
+
+
+@pytest.mark.parametrize("kind", ["create", "join", "reset"])
+def test_what_is_not_known_is_refused_with_what_is(kind: str) -> None:
+    read = {"create": create_settings, "join": join_settings, "reset": reset_settings}[kind]
+
+    with pytest.raises(CodecError, match=f"there is no {kind} setting 'levelName'; there are"):
+        read(tensors(levelName=1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("missing_actions", "whatever"),
+        ("missing_actions", 1),
+        ("min_agents", -1),
+        ("timeout_s", np.nan),
+        ("timeout_s", np.inf),
+        ("timeout_s", "soon"),
+        ("timeout_s", [1.0, 2.0]),
+        ("timeout_s", [1.0]),
+        ("args", 3),
+        ("args", [1, 2]),
+        ("args", ["{}"]),
+        ("options.a", duration_pb2.Duration()),
+    ],
+)
+def test_what_a_setting_does_not_take_is_refused_by_name(key: str, value: Any) -> None:
+    name = key if key.startswith("options") else repr(key)
+
+    with pytest.raises(CodecError, match=name):
+        create_settings({key: tensor_utils.pack_tensor(value)})
+
+
+@pytest.mark.parametrize(
+    "keys", [("options.a", "options.a.b"), ("options." + "a." * 20 + "b",), ("options.a.b",) * 2]
+)
+def test_options_that_cannot_be_nested_are_refused(keys: tuple[str, ...]) -> None:
+    settings = {key: tensor_utils.pack_tensor(1) for key in keys}
+    if len(settings) < len(keys):
+        settings["args"] = tensor_utils.pack_tensor('{"options": {"a": {"b": 1}}, "options.a": 2}')
+
+    with pytest.raises(CodecError):
+        create_settings(settings)
+
+
+def test_which_seat_an_agent_wants() -> None:
+    settings = join_settings(tensors(lane=2, agent="cat", batched=False))
+
+    assert settings == JoinSettings(2, "cat", is_batched=False)
+    assert join_settings(tensors(batched=True)).is_batched
+    with pytest.raises(CodecError, match="batched"):
+        join_settings(tensors(batched="yes"))
+    with pytest.raises(CodecError, match="batched"):
+        join_settings(tensors(batched=[True, False]))
+
+
+def test_a_short_time_is_not_none_at_all() -> None:
+    assert create_settings(tensors(timeout_s=0.0001)).timeout_ms == 1
+    assert create_settings(tensors(timeout_s=0)).timeout_ms == 0
+
+
+def test_lists_in_arguments_are_not_nested_for_ever_either() -> None:
+    deep: Any = 1
+    for _ in range(50):
+        deep = [deep]
+
+    with pytest.raises(CodecError, match="nested more than"):
+        create_settings(tensors(args=json.dumps({"options": {"x": deep}})))
+
+
+@pytest.mark.parametrize("lanes", [[-1], [1, 1], 1, [0.5], ["x"], [[0, 1]]])
+def test_lanes_that_are_none_are_refused(lanes: Any) -> None:
+    with pytest.raises(CodecError, match="expected a list of different integers"):
+        reset_settings(tensors(lanes=lanes), is_batched=True)
+
+
+def test_lanes_are_of_a_batch_and_have_seeds_of_their_own() -> None:
+    reset_options = reset_settings(tensors(lanes=[2, 0], seed=[7, 8]), is_batched=True)
+
+    assert reset_options == ResetOptions((7, 8), lanes=(2, 0))
+    reset_options.check(3)
+    with pytest.raises(CodecError, match="the last lane is 1"):
+        reset_options.check(2)
+    with pytest.raises(CodecError, match="no reset setting 'lanes'"):
+        reset_settings(tensors(lanes=[0]))

@@ -1,0 +1,227 @@
+import collections
+import enum
+import itertools
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from rlmesh_ray.envs.commands import StepCommand, StepReply
+from rlmesh_ray.envs.worker_channel import WorkerChannel, encode
+from rlmesh_ray.protocol.outcomes import Failure, FailureKind
+from rlmesh_ray.testing.equality import assert_identical
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Stranger:
+    def __repr__(self) -> str:
+        return "a stranger"
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[WorkerChannel, WorkerChannel]]:
+    left, right = map(WorkerChannel, socket.socketpair())
+    yield left, right
+    left.close()
+    right.close()
+
+
+def carried(ends: tuple[WorkerChannel, WorkerChannel], message: Any) -> Any:
+    sender = threading.Thread(target=ends[0].send, args=(encode(message),))
+    sender.start()
+    received = ends[1].receive()
+    sender.join()
+    return received
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        2**80,
+        1 + 2j,
+        b"bytes",
+        bytearray(b"more"),
+        range(3),
+        {1, 2},
+        [np.float32(0.1), np.int64(3), np.bool_(True), np.str_("x")],
+        np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::2],
+        np.array([None, {"a": np.zeros(2)}], dtype=object),
+        {"nested": {"deep": (1, [2])}},
+        np.datetime64("2026-01-01"),
+    ],
+)
+def test_plain_values_arrive_as_they_are(
+    ends: tuple[WorkerChannel, WorkerChannel], value: Any
+) -> None:
+    received = carried(ends, value)
+
+    assert type(received) is type(value)
+    assert_identical(received, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Point(1, 2), (1, 2)),
+        (collections.OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (collections.defaultdict(list, a=[1]), {"a": [1]}),
+        (Level.LOW, 1),
+        (Color.RED, "<Color.RED: 1>"),
+        (Stranger(), "a stranger"),
+        ([Stranger()], ["a stranger"]),
+        (Unspeakable(), "<Unspeakable>"),
+        (Stranger, repr(Stranger)),
+        (len, repr(len)),
+        (FailureKind.RAISED, FailureKind.RAISED),
+        (np.float32, np.float32),
+    ],
+)
+def test_values_of_classes_that_the_endpoint_does_not_know_become_plain(
+    ends: tuple[WorkerChannel, WorkerChannel], value: Any, expected: Any
+) -> None:
+    received = carried(ends, {"key": value})["key"]
+
+    assert type(received) is type(expected)
+    assert received == expected
+
+
+def test_what_cannot_be_pickled_becomes_text(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
+    lock = threading.Lock()
+
+    received = carried(ends, np.array([lock, (n for n in "ab"), 1], dtype=object))
+
+    assert received[0] == repr(lock)
+    assert received[1].startswith("<generator")
+    assert received[2] == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        StepCommand((("a", "b"),)),
+        StepReply({"k": [1]}, {0: {"x": 2}}, (("t",),)),
+        Failure(FailureKind.RAISED, "message", "trace"),
+    ],
+)
+def test_messages_survive_the_road(ends: tuple[WorkerChannel, WorkerChannel], message: Any) -> None:
+    assert carried(ends, message) == message
+
+
+def test_a_message_larger_than_one_read_arrives_whole(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    large = np.arange(200_000)
+
+    assert_identical(carried(ends, large), large)
+
+
+def test_a_message_in_single_bytes_arrives_whole(ends: tuple[WorkerChannel, WorkerChannel]) -> None:
+    def trickle() -> None:
+        for byte in encode("slow"):
+            ends[0].connection.send(bytes([byte]))
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+
+    assert ends[1].receive() == "slow"
+    sender.join()
+
+
+@pytest.mark.parametrize("cut", [0, 3, 8, 20])
+def test_the_end_of_the_road_is_told(ends: tuple[WorkerChannel, WorkerChannel], cut: int) -> None:
+    ends[0].connection.sendall(encode("a message that is cut off")[:cut])
+    ends[0].close()
+
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
+def test_pulling_never_blocks_and_says_when_the_message_is_whole(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    frame = encode(np.arange(10_000))
+    cuts = [0, 3, 8, 20, 70_000, len(frame)]
+
+    heard = []
+    for start, end in itertools.pairwise(cuts):
+        heard.append(ends[1].try_receive())
+        ends[0].connection.sendall(frame[start:end])
+
+    assert heard == [False] * 5
+    assert ends[1].try_receive()
+    assert ends[1].has_message
+    assert_identical(ends[1].receive(), np.arange(10_000))
+
+
+def test_a_frame_that_nobody_reads_leaves_as_far_as_it_goes(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    large = np.arange(1_000_000)
+
+    ends[0].queue_frame(encode(large))
+    ends[0].queue_frame(encode("and another"))
+
+    assert ends[0].is_sending
+    while ends[0].is_sending:
+        ends[0].try_send()
+        ends[1].try_receive()
+    assert_identical(ends[1].receive(), large)
+    assert ends[1].receive() == "and another"
+
+
+def test_waiting_ends_with_the_message_the_time_or_the_other_end(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    assert not ends[1].wait(0.01)
+    ends[0].connection.sendall(encode("whole")[:10])
+    assert not ends[1].wait(0.01)
+    ends[0].connection.sendall(encode("whole")[10:])
+    assert ends[1].wait(20.0)
+    assert ends[1].receive() == "whole"
+    ends[0].close()
+    assert ends[1].wait(20.0)
+    assert not ends[1].has_message
+
+
+def test_the_last_message_is_received_although_the_other_end_is_gone(
+    ends: tuple[WorkerChannel, WorkerChannel],
+) -> None:
+    ends[0].send(encode("farewell"))
+    ends[0].close()
+
+    ends[1].queue_frame(encode("too late"))
+
+    assert not ends[1].is_sending
+    assert ends[1].try_receive()
+    assert ends[1].receive() == "farewell"
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
+def test_a_frame_is_an_ordinary_pickle_behind_its_length() -> None:
+    frame = encode({"a": 1})
+
+    assert int.from_bytes(frame[:8]) == len(frame) - 8
+    assert pickle.loads(frame[8:]) == {"a": 1}

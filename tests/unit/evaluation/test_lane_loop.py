@@ -1,0 +1,231 @@
+"""The episode loop, against a vector environment that lives in memory and breaks on demand."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rlmesh_ray.client.remote_model import Slots
+from rlmesh_ray.errors import EndpointLostError, LocalProtocolError
+from rlmesh_ray.evaluation.episode_schedule import Schedule
+from rlmesh_ray.evaluation.lane_loop import LaneLoop
+from rlmesh_ray.evaluation.result import EpisodeResult
+
+
+def length_of(seed: int) -> int:
+    return 1 + 7 * seed % 5
+
+
+def expected(index: int, first_seed: int) -> EpisodeResult:
+    """What an episode must be: every step pays its seed and the action."""
+    seed = first_seed + index
+    length = length_of(seed)
+    return EpisodeResult(
+        index=index,
+        seed=seed,
+        episode_return=float(sum(seed + step for step in range(length))),
+        length=length,
+        terminated=seed % 2 == 0,
+        truncated=seed % 2 == 1,
+        success=seed % 3 == 0,
+    )
+
+
+class MemoryEnv:
+    """Lanes that know their seed. An ended lane must be reset before the next step.
+
+    Args:
+        num_envs: Width.
+        breaks_at: The step that raises EndpointLostError; 0: the first reset does.
+    """
+
+    address = "memory"
+
+    def __init__(self, num_envs: int, breaks_at: int | None = None) -> None:
+        self.num_envs = num_envs
+        self._breaks_at = breaks_at
+        self._num_steps = 0
+        self._seeds = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._ended = np.ones(num_envs, np.bool_)
+
+    def reset(
+        self, *, seed: Sequence[int] | None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._break_if_due()
+        assert seed is not None
+        mask = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+        self._seeds[mask] = np.array(seed)[mask]
+        self._steps[mask] = 0
+        self._ended[mask] = False
+        return self._steps.copy(), {}
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self._num_steps += 1
+        self._break_if_due()
+        if self._ended.any():
+            raise LocalProtocolError("an ended lane was stepped")
+        rewards = (self._seeds + actions).astype(np.float64)
+        self._steps += 1
+        self._ended = self._steps >= [length_of(seed) for seed in self._seeds.tolist()]
+        terminated = self._ended & (self._seeds % 2 == 0)
+        infos = {"is_success": self._seeds % 3 == 0, "_is_success": self._ended}
+        return self._steps.copy(), rewards, terminated, self._ended & ~terminated, infos
+
+    def _break_if_due(self) -> None:
+        if self._breaks_at is not None and self._num_steps >= self._breaks_at:
+            raise EndpointLostError("broken on demand", self.address)
+
+
+class MemoryDesk:
+    """A schedule without endpoints."""
+
+    is_stopped = False
+
+    def __init__(self, schedule: Schedule, session: int, finished: list[EpisodeResult]) -> None:
+        self._schedule = schedule
+        self._session = session
+        self._finished = finished
+
+    @property
+    def num_waiting(self) -> int:
+        return self._schedule.num_waiting
+
+    def begin(self) -> None:
+        pass
+
+    def take(self, lanes: Sequence[int]) -> list[int | None]:
+        return [self._schedule.take(self._session, lane) for lane in lanes]
+
+    def finish(self, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
+        for lane, episode in ended:
+            assert self._schedule.finish(self._session, lane) == episode.index
+            self._finished.append(episode)
+
+    def await_work(self) -> bool:
+        return False
+
+
+class CountingPolicy:
+    """Answers with the step, and checks that every lane is told as what it is."""
+
+    def __init__(self) -> None:
+        self.seen: list[Slots] = []
+
+    def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
+        own = slots()
+        assert list(own.steps) == observation.tolist()
+        assert list(own.resets) == [step == 0 for step in own.steps]
+        assert len(set(own.episode_ids)) == len(own.episode_ids)
+        self.seen.append(own)
+        return observation
+
+
+def drive(env: MemoryEnv, episodes: MemoryDesk, seed: int | None) -> None:
+    LaneLoop(env, CountingPolicy().act, episodes, seed, "").run()  # type: ignore[arg-type]  # a fake
+
+
+@given(
+    num_episodes=st.integers(1, 12),
+    first_seed=st.integers(0, 50),
+    sessions=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 20)), max_size=6),
+    last_width=st.integers(1, 5),
+)
+def test_every_episode_ends_once_with_its_own_seed_whatever_breaks(
+    num_episodes: int, first_seed: int, sessions: list[tuple[int, int]], last_width: int
+) -> None:
+    schedule = Schedule(range(num_episodes))
+    finished: list[EpisodeResult] = []
+
+    for key, (width, breaks_at) in enumerate(sessions):
+        episodes = MemoryDesk(schedule, key, finished)
+        try:
+            drive(MemoryEnv(width, breaks_at), episodes, first_seed)
+        except EndpointLostError:
+            schedule.lose(key)
+    drive(MemoryEnv(last_width), MemoryDesk(schedule, -1, finished), first_seed)
+
+    finished.sort(key=lambda episode: episode.index)
+    assert finished == [expected(index, first_seed) for index in range(num_episodes)]
+
+
+def test_a_lane_without_an_episode_takes_one_that_was_lost_elsewhere() -> None:
+    schedule = Schedule(range(2))
+    schedule.take("elsewhere", 0)
+    finished: list[EpisodeResult] = []
+
+    class LosingDesk(MemoryDesk):
+        def begin(self) -> None:
+            schedule.lose("elsewhere")
+
+    # Episode 1 lasts 3 steps and episode 0 one: the idle lane does not wait for the other.
+    episodes = LosingDesk(schedule, 0, finished)
+    drive(MemoryEnv(2), episodes, 0)
+
+    assert [episode.index for episode in finished] == [0, 1]
+    assert finished[0] == expected(0, 0)
+
+
+def test_idle_lanes_are_nobodys_episode() -> None:
+    policy = CountingPolicy()
+    episodes = MemoryDesk(Schedule(range(1)), 0, [])
+
+    LaneLoop(MemoryEnv(2), policy.act, episodes, 1, "").run()  # type: ignore[arg-type]  # a fake
+
+    ids = {name for slots in policy.seen for name in slots.episode_ids}
+    assert {name.partition("-")[0] for name in ids} == {"episode", "idle"}
+    assert len([name for name in ids if name.startswith("episode-")]) == 1
+
+
+def test_a_stopped_desk_ends_the_loop() -> None:
+    episodes = MemoryDesk(Schedule(range(1)), 0, [])
+    episodes.is_stopped = True
+
+    drive(MemoryEnv(1), episodes, 4)
+
+    assert not episodes._finished
+
+
+def test_a_broken_environment_is_heard() -> None:
+    with pytest.raises(EndpointLostError):
+        drive(MemoryEnv(1, 1), MemoryDesk(Schedule(range(1)), 0, []), 0)
+
+
+class MemoryVector(MemoryEnv):
+    """Lanes that begin together only, and go on by themselves after an end (NEXT_STEP)."""
+
+    def reset(
+        self, *, seed: Sequence[int] | None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        assert "reset_mask" not in (options or {}), "a lane was reset alone"
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions: NDArray[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        begins = self._ended.copy()
+        self._ended[:] = False
+        self._steps[begins] = -1
+        return super().step(actions)
+
+
+@given(num_episodes=st.integers(1, 12), first_seed=st.integers(0, 50), width=st.integers(1, 5))
+def test_lanes_that_begin_together_run_every_episode_once(
+    num_episodes: int, first_seed: int, width: int
+) -> None:
+    finished: list[EpisodeResult] = []
+    episodes = MemoryDesk(Schedule(range(num_episodes)), 0, finished)
+
+    LaneLoop(
+        MemoryVector(width),  # type: ignore[arg-type]  # a fake
+        lambda observation, _: observation,
+        episodes,
+        first_seed,
+        "",
+        in_rounds=True,
+    ).run()
+
+    finished.sort(key=lambda episode: episode.index)
+    assert finished == [expected(index, first_seed) for index in range(num_episodes)]

@@ -1,0 +1,86 @@
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmesh_ray.cli.main import main
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.evaluation import EvaluationOptions, check_seeds, evaluate
+
+
+@pytest.mark.parametrize(
+    ("episodes", "seed"), [(1, None), (1, 0), (1, 2**63 - 1), (10, 2**63 - 10)]
+)
+def test_what_the_wire_can_hold_is_a_seed(episodes: int, seed: int | None) -> None:
+    check_seeds(episodes, seed)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "seed", "message"),
+    [
+        (0, None, "episodes=0 must be at least 1"),
+        (20, -4, f"seed=-4 .* -4 to 15; give one from 0 to {2**63 - 20}, or none"),
+        (2, 2**63 - 1, f"to {2**63}; give one from 0 to {2**63 - 2}"),
+    ],
+)
+def test_other_seeds_are_refused_before_anything_is_dialed(
+    episodes: int, seed: int | None, message: str
+) -> None:
+    from rlmesh_ray.actors import evaluate_on_ray  # Ray takes its time to import
+
+    for run in (evaluate, evaluate_on_ray):
+        with pytest.raises(ConfigurationError, match=message):
+            run("nobody:1", "nobody:2", episodes=episodes, seed=seed)
+
+
+@pytest.mark.parametrize("number", [1.5, 2.0, True, "a", np.float64(1), np.bool_(True), [1]])
+@pytest.mark.parametrize("name", ["episodes", "seed", "max_interruptions"])
+def test_what_is_no_whole_number_is_refused_by_its_name(name: str, number: Any) -> None:
+    arguments = {"episodes": 1, name: number}
+
+    with pytest.raises(ConfigurationError, match=rf"^{name}=.* must be a whole number$"):
+        evaluate("nobody:1", "nobody:2", **arguments)
+
+
+def test_integers_of_numpy_are_whole_numbers_and_seeds_become_plain_ones() -> None:
+    most = np.int8(127)
+    check_seeds(most, most)  # type: ignore[arg-type]  # their sum is beyond 8 bits
+
+    options = EvaluationOptions(seed=most, max_interruptions=most)  # type: ignore[arg-type]
+
+    assert type(options.seed) is int
+    assert options.seed == 127
+
+
+@pytest.mark.parametrize(
+    "value", ["x", True, None, 0, -1.0, float("nan"), float("inf"), 10**400, np.float32(-1)]
+)
+@pytest.mark.parametrize("name", ["env_timeout_s", "model_timeout_s"])
+def test_what_is_no_time_above_zero_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name}=.* finite .* seconds above 0$"):
+        evaluate("nobody:1", "nobody:2", episodes=1, **{name: value})
+
+
+@pytest.mark.parametrize("value", [0.5, 60, np.float32(0.5), np.int64(60), Fraction(1, 2)])
+def test_any_real_number_is_a_time(value: Any) -> None:
+    EvaluationOptions(env_timeout_s=value, model_timeout_s=value, reconnect_timeout_s=value)
+
+
+@pytest.mark.parametrize("value", ["x", False, -1, float("nan")])
+def test_to_wait_for_no_time_at_all_is_possible_where_endpoints_may_come_back(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^reconnect_timeout_s=.* seconds, 0 or more$"):
+        EvaluationOptions(reconnect_timeout_s=value)
+
+    assert EvaluationOptions(reconnect_timeout_s=0).reconnect_timeout_s == 0
+
+
+@pytest.mark.parametrize("seed", ["-4", str(2**63)])
+def test_on_the_command_line_they_are_wrong_usage(
+    seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["evaluate", "--env", "CartPole-v1", "--model", "no:where", "--seed", seed])
+
+    assert code == 2
+    assert "--seed: seed=" in (error := capsys.readouterr().err)
+    assert "give one from 0 to" in error

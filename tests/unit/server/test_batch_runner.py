@@ -1,0 +1,338 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rlmesh_ray.dialects.released.wire import values as released_values
+from rlmesh_ray.errors import CodecError, PolicyError, RlmeshError
+from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.protocol.messages import PredictSlot
+from rlmesh_ray.server.batch_runner import BatchRunner
+from rlmesh_ray.server.batch_schema import BatchPart, BatchSchema
+from rlmesh_ray.spaces.batch import flatten
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.wire.rlmesh_v1 import values
+from rlmesh_ray.wire.rlmesh_v1.values import decode_batch, encode_batch
+
+
+def contract(observations: Any, actions: Any) -> EnvContract:
+    return EnvContract(
+        "Toy-v0",
+        from_gymnasium(observations),
+        from_gymnasium(actions),
+        4,
+        AutoresetMode.DISABLED,
+    )
+
+
+BOX = contract(spaces.Box(-10.0, 10.0, (2,), np.float32), spaces.Box(-9.0, 9.0, (1,), np.float32))
+
+
+class Doubling:
+    """Returns twice the first element; cannot bear 5, and answers 6 with NaN."""
+
+    def __init__(self, *, is_repeatable: bool) -> None:
+        self.traits = PolicyTraits(is_repeatable=is_repeatable)
+        self.seen: list[list[float]] = []
+
+    def check_contract(self, contract: EnvContract) -> None:
+        pass
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        first = np.asarray(rows.observations)[:, :1]
+        self.seen.append(first[:, 0].tolist())
+        if (first == 5).any():
+            raise ValueError("5 is too much")
+        return np.where(first == 6, np.nan, 2 * first)
+
+    def forget(self, route_key: str, env_index: int | None) -> None:
+        pass
+
+
+def part(*first: float, contract: EnvContract = BOX) -> BatchPart:
+    data = np.array([[value, 0.0] for value in first], np.float32).tobytes()
+    return BatchPart(BatchSchema(contract), data, "route", slots(len(first)), values)
+
+
+def slots(count: int) -> list[PredictSlot]:
+    return [PredictSlot(lane, "", 0, False) for lane in range(count)]
+
+
+def floats(results: Sequence[bytes | RlmeshError]) -> list[Any]:
+    return [
+        np.frombuffer(result, np.float32).tolist() if isinstance(result, bytes) else type(result)
+        for result in results
+    ]
+
+
+def test_each_part_gets_its_own_rows_back() -> None:
+    policy = Doubling(is_repeatable=False)
+
+    results = BatchRunner(policy).run([part(1, 2), part(3), part(-4, 0, 2)])
+
+    assert floats(results) == [[2, 4], [6], [-8, 0, 4]]
+    assert len(policy.seen) == 1
+
+
+def test_spaces_of_many_parts_are_cut_by_lanes_too() -> None:
+    nested = spaces.Dict({"here": spaces.Box(0, 1, (1,)), "name": spaces.Text(3)})
+    spoken = contract(nested, spaces.Tuple((spaces.Discrete(9), spaces.Text(3))))
+
+    class Echo(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            observations: Any = rows.observations
+            return ((observations["here"][:, 0] * 8).astype(np.int64), observations["name"])
+
+    def part_of(*observed: tuple[float, str]) -> BatchPart:
+        here = np.array([[value] for value, _ in observed], np.float32)
+        names = tuple(name for _, name in observed)
+        columns = flatten(spoken.observation_space, {"here": here, "name": names})
+        data = encode_batch(spoken.observation_space, columns, len(observed))
+        return BatchPart(BatchSchema(spoken), data, "route", slots(len(observed)), values)
+
+    parts = [part_of((0.5, "a"), (1.0, "b")), part_of((0.25, "c"))]
+
+    first, second = BatchRunner(Echo(is_repeatable=False)).run(parts)
+
+    assert isinstance(first, bytes)
+    assert isinstance(second, bytes)
+    numbers, names = decode_batch(spoken.action_space, first, 2)
+    assert (np.asarray(numbers).tolist(), names) == ([4, 8], ("a", "b"))
+    numbers, names = decode_batch(spoken.action_space, second, 1)
+    assert (np.asarray(numbers).tolist(), names) == ([2], ("c",))
+
+
+@pytest.mark.parametrize("bad", [b"short", np.array([[np.nan, 0]], np.float32).tobytes()])
+def test_an_observation_that_cannot_be_read_fails_alone_and_is_never_shown(bad: bytes) -> None:
+    policy = Doubling(is_repeatable=False)
+
+    results = BatchRunner(policy).run(
+        [part(1), BatchPart(BatchSchema(BOX), bad, "route", slots(1), values), part(2)]
+    )
+
+    assert floats(results) == [[2], CodecError, [4]]
+    assert policy.seen == [[1], [2]]
+
+
+def test_a_failure_of_a_policy_that_may_be_asked_again_is_its_cause_s_alone() -> None:
+    results = BatchRunner(Doubling(is_repeatable=True)).run([part(1), part(5), part(2)])
+
+    assert floats(results) == [[2], PolicyError, [4]]
+    assert "5 is too much" in str(results[1])
+
+
+def test_a_policy_that_may_not_be_asked_again_is_not() -> None:
+    policy = Doubling(is_repeatable=False)
+
+    results = BatchRunner(policy).run([part(1), part(5)])
+
+    assert floats(results) == [PolicyError, PolicyError]
+    assert len(policy.seen) == 1
+
+
+def test_actions_that_are_in_no_space_fail_whose_they_are() -> None:
+    results = BatchRunner(Doubling(is_repeatable=False)).run([part(1), part(6)])
+
+    assert floats(results) == [[2], PolicyError]
+
+
+def test_a_wrong_number_of_actions_is_nobody_s_in_particular() -> None:
+    class Miserly(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return np.zeros((1, 1), np.float32)
+
+    results = BatchRunner(Miserly(is_repeatable=True)).run([part(1), part(2)])
+
+    assert floats(results) == [PolicyError, PolicyError]
+
+
+def test_actions_that_cannot_even_be_looked_at_end_nothing_but_their_batch() -> None:
+    class Trap:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise SystemExit("enough")
+
+    class Spiteful(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return Trap()
+
+    results = BatchRunner(Spiteful(is_repeatable=True)).run([part(1), part(2)])
+
+    assert floats(results) == [PolicyError, PolicyError]
+    assert "SystemExit: enough" in str(results[0])
+
+
+def test_the_policy_s_own_time_is_measured_batch_by_batch() -> None:
+    runner = BatchRunner(Doubling(is_repeatable=False))
+
+    runner.run([part(1)])
+    first_ns = runner.forward_ns
+    runner.run([BatchPart(BatchSchema(BOX), b"short", "route", slots(1), values)])
+
+    assert first_ns > 0
+    assert runner.forward_ns == 0
+
+
+def test_what_a_batch_takes_beside_the_policy_is_measured_too_and_where_it_fails() -> None:
+    runner = BatchRunner(Doubling(is_repeatable=False))
+
+    runner.run([part(1)])
+    done_ns = runner.decode_ns, runner.encode_ns
+    runner.run([BatchPart(BatchSchema(BOX), b"short", "route", slots(1), values)])
+
+    assert min(done_ns) > 0
+    assert runner.decode_ns > 0
+    assert runner.encode_ns == 0
+
+
+NESTED = spaces.Dict({"here": spaces.Box(-10.0, 10.0, (2,), np.float64), "name": spaces.Text(9)})
+ARRAY = spaces.Box(-10.0, 10.0, (2,), np.float32)
+
+
+def observed(space: Any, first: Sequence[float]) -> Any:
+    here = np.array([[value, -value] for value in first])
+    if space is ARRAY:
+        return here.astype(np.float32)
+    return {"here": here, "name": tuple(f"é{value}" for value in first)}
+
+
+class Mirror(Doubling):
+    """Acts what it observes."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        self.seen.append([])
+        return rows.observations
+
+
+@pytest.mark.parametrize("space", [ARRAY, NESTED], ids=["array", "nested"])
+@pytest.mark.parametrize(
+    "languages", [[0, 1], [1, 1, 0, 0, 1], [1, 0, 1, 0], [1, 1, 1]], ids=["2", "5", "4", "alike"]
+)
+def test_each_part_of_a_batch_is_read_and_answered_in_its_own_language(
+    space: Any, languages: Sequence[int]
+) -> None:
+    spoken: Any = [values, released_values]
+    spec = contract(space, space)
+    firsts = [[number + row / 8 for row in range(1 + number % 3)] for number in range(9)]
+    parts, expected = [], []
+    for language, first in zip(languages, firsts, strict=False):
+        columns = flatten(spec.observation_space, observed(space, first))
+        data = spoken[language].encode_batch(spec.observation_space, columns, len(first))
+        parts.append(
+            BatchPart(BatchSchema(spec), data, "route", slots(len(first)), spoken[language])
+        )
+        expected.append(data)
+    policy = Mirror(is_repeatable=False)
+
+    assert BatchRunner(policy).run(parts) == expected
+    assert len(policy.seen) == 1
+
+
+def test_what_cannot_be_read_in_its_language_fails_alone() -> None:
+    # The bytes of the one are none of the other.
+    other = released_values.encode_batch(BOX.observation_space, [np.ones((1, 2), np.float32)], 1)
+    wrong = BatchPart(BatchSchema(BOX), other, "route", slots(1), values)
+    right = BatchPart(BatchSchema(BOX), other, "route", slots(1), released_values)
+
+    first, second, third = BatchRunner(Doubling(is_repeatable=False)).run([part(3), wrong, right])
+
+    assert floats([first, second]) == [[6], CodecError]
+    assert isinstance(third, bytes)
+    assert np.asarray(released_values.decode_batch(BOX.action_space, third, 1)[0]).tolist() == [
+        [2.0]
+    ]
+
+
+class Unspeakable(Exception):
+    """Cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise Unspeakable
+
+
+def test_an_error_that_cannot_say_anything_is_an_answer_like_others() -> None:
+    class Mute(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            raise Unspeakable
+
+    runner = BatchRunner(Mute(is_repeatable=False))
+
+    (error,) = runner.run([part(1.0)])
+
+    assert isinstance(error, PolicyError)
+    assert "Unspeakable" in str(error)
+
+
+def test_whatever_goes_wrong_beside_the_policy_s_methods_everybody_is_answered() -> None:
+    class Fragile(Doubling):
+        @property
+        def traits(self) -> PolicyTraits:
+            raise KeyError("traits")
+
+        @traits.setter
+        def traits(self, _: PolicyTraits) -> None:
+            pass
+
+    runner = BatchRunner(Fragile(is_repeatable=True))
+
+    results = runner.run([part(5.0), part(1.0)])
+
+    assert [type(result) for result in results] == [PolicyError, PolicyError]
+
+
+NUMBERED = contract(spaces.Box(-10.0, 10.0, (2,), np.float32), spaces.Discrete(20))
+WITH_TEXT = contract(
+    spaces.Box(-10.0, 10.0, (2,), np.float32),
+    spaces.Dict({"number": spaces.Discrete(20), "word": spaces.Text(8, min_length=0)}),
+)
+
+
+class Numbering(Doubling):
+    """Returns numbers in place of arrays of one."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        return np.ravel(np.asarray(super().predict(contract, rows)))
+
+
+class Wording(Numbering):
+    """Says its numbers, too."""
+
+    def predict(self, contract: EnvContract, rows: Rows) -> object:
+        numbers = super().predict(contract, rows)
+        return {"number": numbers, "word": tuple(map(str, np.asarray(numbers).tolist()))}
+
+
+@pytest.mark.parametrize(
+    ("space", "policy"), [(NUMBERED, Numbering), (WITH_TEXT, Wording)], ids=["number", "text"]
+)
+def test_a_row_that_no_integer_can_hold_costs_its_own_part_only(
+    space: EnvContract, policy: type[Doubling]
+) -> None:
+    parts = [part(*first, contract=space) for first in ((1, 2), (3, 6), (4,))]
+
+    good, bad, other = BatchRunner(policy(is_repeatable=False)).run(parts)
+
+    assert isinstance(bad, PolicyError)
+    assert "nan cannot be held exactly by int64" in str(bad)
+    assert [numbers(space, good, 2), numbers(space, other, 1)] == [[2, 4], [8]]
+
+
+@pytest.mark.parametrize("actions", [None, {}, {1, 2}, np.float32(np.nan), np.zeros(())])
+def test_actions_of_no_rows_are_the_policy_s_fault_for_all_parts(actions: object) -> None:
+    class Strange(Doubling):
+        def predict(self, contract: EnvContract, rows: Rows) -> object:
+            return actions
+
+    parts = [part(1, contract=WITH_TEXT), part(2, contract=WITH_TEXT)]
+
+    for result in BatchRunner(Strange(is_repeatable=False)).run(parts):
+        assert isinstance(result, PolicyError)
+        assert "do not fit Toy-v0's action space" in str(result)
+
+
+def numbers(space: EnvContract, data: bytes | RlmeshError, count: int) -> list[int]:
+    assert isinstance(data, bytes), data
+    column: Any = decode_batch(space.action_space, data, count)[0]
+    return [int(number) for number in column]

@@ -1,0 +1,89 @@
+import pickle
+
+import pytest
+
+from rlmesh_ray.models.batcher import Batcher
+from rlmesh_ray.server.counters import EnvCounters, ModelCounters
+from rlmesh_ray.transport.session_progress import SessionProgress
+from tests.lane_counts import note_step
+
+NUM_LANES = 3
+
+
+def test_the_steps_of_open_and_of_ended_sessions_are_summed_up() -> None:
+    counts = EnvCounters()
+    first, second = counts.open(), counts.open()
+    note_step(first, 1_000_000, 4, 1)
+    first.resets += 1
+    note_step(second, 3_000_000, 2, 0)
+    counts.close(first)
+
+    statistics = counts.statistics()
+
+    assert (statistics.steps, statistics.lane_steps, statistics.episodes) == (2, 6, 1)
+    assert statistics.resets == 1
+    assert (statistics.sessions.open, statistics.sessions.opened) == (1, 2)
+    assert statistics.step_s.total == pytest.approx(0.004)
+
+
+def test_what_a_worker_notes_counts_while_it_has_the_session_and_afterwards() -> None:
+    counts = EnvCounters()
+    lanes, progress = counts.open(), SessionProgress.local(NUM_LANES)
+    counts.attach(lanes, progress)
+    progress.count(1_000, NUM_LANES, 0, 1)
+    progress.count(1_000, NUM_LANES, 2)
+
+    during = counts.statistics()
+    counts.close(lanes)
+    progress.start(0)  # the next session's
+    progress.count(1_000, NUM_LANES, 1)
+    after = counts.statistics()
+
+    for statistics in (during, after):
+        assert statistics.steps == statistics.step_s.count == 2
+        assert statistics.lane_steps == 2 * NUM_LANES
+        assert (statistics.episodes, statistics.deviations) == (2, 1)
+
+
+def test_a_second_worker_adds_to_the_first() -> None:
+    counts = EnvCounters()
+    lanes = counts.open()
+    for _ in range(2):
+        progress = SessionProgress.local(NUM_LANES)
+        counts.attach(lanes, progress)
+        progress.count(1_000, NUM_LANES, 1)
+
+    assert counts.statistics().steps == lanes.num_steps == 2
+    assert counts.statistics().episodes == 2
+
+
+def test_errors_are_counted_by_code_and_survive_pickling() -> None:
+    counts = EnvCounters()
+    counts.sessions.note_error("TIMEOUT")
+    counts.sessions.note_error("TIMEOUT")
+    counts.sessions.note_error("CRASHED")
+    counts.note_worker_restart()
+
+    statistics = pickle.loads(pickle.dumps(counts.statistics()))
+
+    assert statistics.errors == {"TIMEOUT": 2, "CRASHED": 1}
+    assert statistics.worker_restarts == 1
+    assert type(statistics.errors) is dict
+
+
+def test_a_policy_s_batches_are_counted_by_rows_and_by_time() -> None:
+    counts = ModelCounters()
+    counts.note_waited(1_000)
+    counts.note_waited(2_000_000)
+    counts.note_batch(16, 3_000_000)
+    counts.sessions.note_opened()
+
+    statistics = counts.statistics(
+        Batcher[None](max_rows=1).statistics(), routes=2, policy_version=7
+    )
+
+    assert statistics.queue_s.count == 2
+    assert statistics.batch_rows.mean == 16
+    assert statistics.forward_s.total == pytest.approx(0.003)
+    assert (statistics.routes, statistics.policy_version, statistics.sessions.open) == (2, 7, 1)
+    assert pickle.loads(pickle.dumps(statistics)) == statistics

@@ -1,0 +1,145 @@
+"""The client's end of a road, with nothing but the test at the other end."""
+
+import gc
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.spaces.step_buffers import StepBuffers
+from rlmesh_ray.transport import anonymous_memory, frames
+from rlmesh_ray.transport.direct_connection import DirectConnection
+from rlmesh_ray.transport.shared_memory import EventfdSocket
+
+ACTION = [np.zeros(1, np.int64)]
+
+
+@dataclass
+class Ends:
+    """A road and the end that a worker would hold."""
+
+    direct: DirectConnection
+    worker: EventfdSocket
+    client_eventfd: int
+
+    def wake(self) -> None:
+        """Wake the client and say nothing: late, for an answer that it has read already."""
+        os.eventfd_write(self.client_eventfd, 1)
+
+
+@pytest.fixture(name="ends")
+def _ends() -> Iterator[Ends]:
+    contract = EnvContract(
+        id="",
+        observation_space=from_gymnasium(Box(0, 1, (1,), np.float32)),
+        action_space=from_gymnasium(Discrete(2)),
+        num_envs=1,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+        render_mode="",
+        metadata={},
+    )
+    descriptor = anonymous_memory.create_step_buffers(contract)
+    buffers = StepBuffers(descriptor, contract)
+    os.close(descriptor)
+    ours, theirs = socket.socketpair()
+    ours_eventfd, theirs_eventfd = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
+    direct = DirectConnection(EventfdSocket(ours, ours_eventfd, theirs_eventfd), buffers, contract)
+    worker = EventfdSocket(theirs, os.dup(theirs_eventfd), os.dup(ours_eventfd))
+    yield Ends(direct, worker, ours_eventfd)
+    direct.close()
+    worker.close()
+
+
+def test_a_bell_without_an_answer_is_not_taken_for_one(ends: Ends) -> None:
+    ends.direct.send(1, ACTION, 1000)
+    ends.wake()
+
+    assert ends.direct.receive(0.05) is None
+    assert not ends.direct.is_open
+
+
+def answer_at_the_next_hush(ends: Ends, answer: bytes, *, before: bool) -> None:
+    """Have the worker answer just before, or after, the client takes notice of its eventfd."""
+    clear = ends.direct._worker.clear
+
+    def hush_and_answer() -> None:
+        ends.direct._worker.clear = clear  # type: ignore[method-assign]
+        if before:
+            ends.worker.send(answer)
+        clear()
+        if not before:
+            ends.worker.send(answer)
+
+    ends.direct._worker.clear = hush_and_answer  # type: ignore[method-assign]
+
+
+def test_an_answer_that_comes_after_a_late_bell_is_received(ends: Ends) -> None:
+    ends.direct.send(1, ACTION, 1000)
+    ends.wake()
+    answer_at_the_next_hush(ends, frames.pack_answer(1, frames.DONE, 4, 0) + b"body", before=False)
+
+    assert ends.direct.receive(60.0) == b"body"
+    assert ends.direct.is_open
+
+
+def test_a_late_bell_does_not_end_the_wait_for_an_answer(ends: Ends) -> None:
+    ends.direct.send(1, ACTION, 1000)
+    clear = ends.direct._worker.clear
+    happens = iter(
+        (ends.wake, ends.wake, lambda: ends.worker.send(frames.pack_answer(1, frames.DONE, 0, 0)))
+    )
+
+    def clear_and_go_on() -> None:
+        clear()
+        next(happens)()
+
+    ends.direct._worker.clear = clear_and_go_on  # type: ignore[method-assign]
+
+    assert ends.direct.receive(60.0) == b""
+    assert ends.direct.is_open
+
+
+def test_a_worker_that_stops_in_the_middle_of_an_answer_is_waited_for(ends: Ends) -> None:
+    ends.direct.send(1, ACTION, 1000)
+    ends.worker.send(frames.pack_answer(1, frames.DONE, 8, 0) + b"half")
+
+    assert ends.direct.receive(0.05) is None
+    assert not ends.direct.is_open
+
+
+def test_a_worker_that_is_gone_leaves_the_answer_to_the_stream(ends: Ends) -> None:
+    ends.direct.send(1, ACTION, 1000)
+    ends.worker.close()
+
+    assert ends.direct.receive(60.0) is None
+    assert not ends.direct.is_open
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["dropped", "closed"])
+def test_a_road_that_is_closed_or_that_nobody_keeps_leaves_no_eventfd(is_closed: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        eventfds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+        end = EventfdSocket(ours, *eventfds)
+        if is_closed:
+            for _ in range(2):
+                end.close()
+            assert not any(map(is_open, eventfds))
+        del end
+        gc.collect()
+
+        assert not any(map(is_open, eventfds))

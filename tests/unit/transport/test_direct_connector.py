@@ -1,0 +1,254 @@
+"""When a session's road is tried, with a clock of the test's own and nothing that is dialed."""
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from rlmesh_ray.errors import EndpointLostError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.transport import direct_connector
+from rlmesh_ray.transport.direct_connector import DirectConnector
+from rlmesh_ray.transport.tcp import new_ticket
+
+CONTRACT = EnvContract(
+    id="",
+    observation_space=from_gymnasium(Box(0, 1, (1,))),
+    action_space=from_gymnasium(Discrete(2)),
+    num_envs=1,
+    autoreset_mode=AutoresetMode.NEXT_STEP,
+    render_mode="",
+    metadata={},
+)
+NAME = "0" * 32
+
+
+@dataclass
+class Road:
+    """A road that ends when the test says so."""
+
+    transport: str
+    is_open: bool = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@dataclass
+class Network:
+    """What is dialed, and the time."""
+
+    now_s: float = 1000.0
+    error: Exception | None = None
+    has_memory: bool = True
+    tries_s: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def open_tcp(self, *_: Any) -> Road:
+        self.tries_s.append(self.now_s)
+        if self.error is not None:
+            raise self.error
+        return Road("tcp")
+
+    def open_shared_memory(self, *_: Any) -> Road | None:
+        self.tries_s.append(self.now_s)
+        return Road("shared_memory") if self.has_memory else None
+
+
+class AtOnce:
+    """A thread whose work is done as it is started."""
+
+    def __init__(self, target: Any, **_: Any) -> None:
+        self.start = target
+
+
+@pytest.fixture(name="network")
+def _network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    network = Network()
+    monkeypatch.setattr(direct_connector, "DirectConnection", network)
+    monkeypatch.setattr(direct_connector, "time", network)
+    threads = SimpleNamespace(Thread=AtOnce, Lock=threading.Lock)
+    monkeypatch.setattr(direct_connector, "threading", threads)
+    monkeypatch.setattr(direct_connector, "is_reachable", lambda _: True)
+    monkeypatch.setattr(direct_connector, "_warned_addresses", set())
+    return network
+
+
+def keeper(transport: str = "auto", **offered: str) -> DirectConnector:
+    """Return the keeper of a session that has been reset."""
+    names = {"tcp": capabilities.DIRECT_TCP, "memory": capabilities.SHARED_MEMORY}
+    roads = DirectConnector(
+        {names[each]: value for each, value in (offered or {"tcp": "7"}).items()},
+        NAME,
+        CONTRACT,
+        1000,
+        "localhost:5",
+        transport=transport,
+        ask=lambda _: new_ticket(""),
+        spin=None,
+    )
+    assert roads.connection() is None
+    roads.on_lanes_reset()
+    return roads
+
+
+def lose(roads: DirectConnector) -> None:
+    assert roads._direct is not None
+    roads._direct.close()
+
+
+def open_at(roads: DirectConnector, network: Network, now_s: float) -> bool:
+    """Tell whether a road is open after steps at ``now_s``: the second takes what was dialed."""
+    network.now_s = now_s
+    roads.connection()
+    return roads.connection() is not None
+
+
+def test_a_port_that_was_out_of_reach_is_tried_again_without_a_reset(network: Network) -> None:
+    roads = keeper()
+    network.error = ConnectionError("out of reach")
+    assert not open_at(roads, network, 1000.0)
+    network.error = None
+
+    assert not open_at(roads, network, 1000.9)
+    assert open_at(roads, network, 1001.0)
+    assert roads.transport == "tcp"
+
+
+def test_pauses_between_tries_in_vain_grow_and_resets_do_not_shorten_them(network: Network) -> None:
+    roads = keeper()
+    network.error = ConnectionError("out of reach")
+    for tenths in range(3000):
+        network.now_s = 1000.0 + tenths / 10
+        roads.connection()
+        roads.on_lanes_reset()
+
+    assert [now_s - 1000.0 for now_s in network.tries_s] == [
+        *(0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0, 243.0)
+    ]
+    for _ in range(5000):  # no number grows beyond what a float holds
+        network.now_s += 60.0
+        roads.connection()
+
+
+@pytest.mark.parametrize("offer", [{"tcp": "7"}, {"memory": NAME}], ids=str)
+def test_roads_that_are_lost_now_and_then_are_replaced_at_once(
+    network: Network, offer: dict[str, str]
+) -> None:
+    roads = keeper(**offer)
+    for number in range(100):
+        assert open_at(roads, network, 1000.0 + 4.0 * number)
+        lose(roads)
+
+
+def test_roads_that_are_lost_again_and_again_are_replaced_after_a_pause_and_the_log_says_so(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    roads = keeper(memory=NAME)
+    for number in range(4):
+        assert open_at(roads, network, 1000.0 + number)
+        lose(roads)
+    assert not caplog.messages
+
+    assert not open_at(roads, network, 1003.0)
+    assert "lost again and again (4 times)" in caplog.text
+    assert not open_at(roads, network, 1010.9)
+    assert open_at(roads, network, 1011.0)
+    lose(roads)
+    assert not open_at(roads, network, 1011.5)
+    roads.on_lanes_reset()
+    assert open_at(roads, network, 1011.6)
+    assert len(caplog.messages) == 1
+
+
+def test_roads_that_end_with_their_lanes_do_not_count(network: Network) -> None:
+    roads = keeper(memory=NAME)
+    for _ in range(10):
+        assert roads.connection() is not None
+        lose(roads)
+        roads.on_lanes_lost()
+        num_tries = len(network.tries_s)
+        assert roads.connection() is None  # a crash: the endpoint has none to give
+        assert len(network.tries_s) == num_tries
+        roads.on_lanes_reset()
+    assert roads.connection() is not None
+
+
+def test_who_insists_is_told_of_the_latest_cause(network: Network) -> None:
+    roads = keeper("tcp")
+    network.error = ConnectionError("the first cause")
+    with pytest.raises(EndpointLostError, match="the first cause"):
+        roads.connection()
+    roads.on_lanes_reset()
+    network.error = None
+    for _ in range(4):
+        assert roads.connection() is not None
+        lose(roads)
+    with pytest.raises(EndpointLostError, match="lost again and again"):
+        roads.connection()
+    network.now_s += 10.0
+    network.error = ConnectionError("the second cause")
+    for _ in range(2):
+        with pytest.raises(EndpointLostError, match="the second cause"):
+            roads.connection()
+
+
+def test_a_road_that_comes_after_the_end_is_closed(network: Network) -> None:
+    roads = keeper()
+    direct = Road("tcp")
+
+    def open_late(*_: Any) -> Road:
+        roads.close()
+        return direct
+
+    network.open_tcp = open_late  # type: ignore[method-assign]
+
+    assert roads.connection() is None
+    assert not direct.is_open
+    assert not roads.is_open
+
+
+def test_whatever_goes_wrong_in_dialing_steps_go_on_as_messages(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    roads = keeper()
+    network.error = OverflowError("too large")
+
+    assert not open_at(roads, network, 1000.0)
+    assert "OverflowError: too large" in caplog.text
+    network.error = None
+    assert open_at(roads, network, 1001.0)
+
+
+def test_memory_out_of_reach_and_no_port_are_told_of_once(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    network.has_memory = False
+    for _ in range(2):
+        roads = keeper(memory=NAME)
+        for second in range(20):
+            assert not open_at(roads, network, 1000.0 + second)
+
+    (message,) = caplog.messages
+    assert "shared memory cannot be had from here" in message
+    assert "it uses TLS" in message
+
+
+def test_what_is_not_offered_at_all_is_told_of_and_never_tried(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"):
+        roads = keeper(tcp="")
+        roads.on_lanes_reset()
+
+        assert not open_at(roads, network, 1000.0)
+    assert network.tries_s == []
+    assert "a gateway stands before it" in caplog.text

@@ -1,0 +1,89 @@
+"""Which requests a worker executes; what follows in a session is explored in ``explorer``."""
+
+import pytest
+
+from rlmesh_ray.transport.exactly_once import (
+    ClientSide,
+    EndpointSide,
+    ExecutionDecision,
+    WorkerSide,
+)
+from rlmesh_ray.transport.session_progress import SessionProgress
+
+
+def worker_at(number: int) -> tuple[WorkerSide, SessionProgress]:
+    progress = SessionProgress.local(1)
+    progress.start(number)
+    return WorkerSide(progress), progress
+
+
+def test_a_worker_begins_where_the_session_stands() -> None:
+    worker, _ = worker_at(6)
+
+    assert [worker.decide(number) for number in (5, 6, 7, 8)] == [
+        ExecutionDecision.REFUSE,
+        ExecutionDecision.RESEND_ANSWER,
+        ExecutionDecision.EXECUTE,
+        ExecutionDecision.REFUSE,
+    ]
+
+
+def test_a_number_is_executed_once_whatever_road_it_takes() -> None:
+    worker, _ = worker_at(0)
+    worker.accept_direct()
+    worker.begin(1)
+    worker.end()
+
+    assert not worker.executes_direct(1)
+    assert worker.decide(1) is ExecutionDecision.RESEND_ANSWER
+    assert worker.executes_direct(2)
+
+
+def test_nothing_comes_by_the_direct_road_before_it_is_open_and_after_it_was_shut() -> None:
+    worker, _ = worker_at(0)
+    assert not worker.executes_direct(1)
+    worker.accept_direct()
+    worker.begin(1)
+    worker.refuse_direct()
+    worker.end()
+
+    assert not worker.executes_direct(2)
+    assert worker.decide(2) is ExecutionDecision.EXECUTE
+
+
+def test_what_the_endpoint_answers_itself_is_passed_over_in_its_turn() -> None:
+    worker, progress = worker_at(0)
+    worker.skip(2)
+    assert progress.done == 0
+    worker.skip(1)
+
+    assert (progress.begun, progress.done) == (1, 1)
+    assert worker.decide(2) is ExecutionDecision.EXECUTE
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_done: bool) -> None:
+    worker, progress = worker_at(0)
+    endpoint = EndpointSide(progress)
+    worker.begin(1)
+    if is_done:
+        worker.end()
+
+    assert endpoint.disconnect_overdue(1) is not is_done
+    assert endpoint.is_overdue(1) is not is_done
+    assert not endpoint.is_overdue(0)
+    assert not endpoint.is_overdue(2)
+    assert not endpoint.is_worker_idle
+    endpoint.replied()
+    assert endpoint.is_worker_idle
+
+
+def test_a_client_asks_again_for_what_the_direct_road_did_not_answer() -> None:
+    client = ClientSide()
+    client.sent()
+    client.sent_direct()
+
+    assert client.on_direct == 2
+    assert not client.direct_answered(1)
+    assert client.fall_back_to_join() == 2
+    assert (client.on_direct, client.next_number) == (0, 3)
