@@ -40,7 +40,7 @@ def test_a_row_whose_steps_take_no_direct_road_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LIMIT_S", 2.0)
-    monkeypatch.setattr(DirectConnector, "road", lambda _: None)
+    monkeypatch.setattr(DirectConnector, "connection", lambda _: None)
 
     with pytest.raises(TimeoutError, match="no step took a direct road"):
         run(ROWS_BY_NAME["cut_road-vector-shared_memory"], 1, 1, tmp_path)
