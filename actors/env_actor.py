@@ -48,7 +48,7 @@ class EnvServiceActor:
         step_grace_s: See ``EnvServer``.
         allow_calls: See ``EnvServer``.
         accept_edition_texts: See ``EnvServer``.
-        speaks: See ``EnvServer``.
+        dialects: See ``EnvServer``.
     """
 
     def __init__(  # noqa: PLR0913  # the options of EnvServer, and two of its own
@@ -69,7 +69,7 @@ class EnvServiceActor:
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
         allow_calls: Collection[str] = (),
         accept_edition_texts: Collection[str] = (),
-        speaks: Collection[str] | None = None,
+        dialects: Collection[str] | None = None,
     ) -> None:
         # An exception here would reach the caller as the text of a dead actor; kept, it is
         # raised by whatever is called, as what it is.
@@ -95,7 +95,7 @@ class EnvServiceActor:
                 step_grace_s=step_grace_s,
                 allow_calls=allow_calls,
                 accept_edition_texts=accept_edition_texts,
-                speaks=speaks,
+                dialects=dialects,
                 endpoint_id=endpoint_id,
             ).start()
             freeze_heap()

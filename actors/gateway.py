@@ -60,7 +60,7 @@ class Gateway:
         token: What clients must show, or a ``TokenFile`` on the gateway's node; default: a new
             one. The endpoints' own tokens stay within the cluster.
         tls: Files for TLS with the clients, on the gateway's node.
-        open_to_strangers: Do without a token, also where other machines can reach it.
+        no_token: Do without a token, also where other machines can reach it.
         endpoint_tls: How to dial endpoints that speak TLS; default: as the pool says, or else with
             the files that Ray uses, where it uses TLS.
         actor_options: More options of the Ray actor. It runs on the head node, unless these have
@@ -81,16 +81,16 @@ class Gateway:
         *,
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         endpoint_tls: ClientTlsSource | None = None,
         actor_options: Mapping[str, Any] | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
-        if token is None and not open_to_strangers:
+        if token is None and not no_token:
             token = secrets.token_urlsafe(32)
         self.token: TokenSource | None = token
         """What clients must show; None: nothing."""
-        _check_address(address, token, open_to_strangers)
+        _check_address(address, token, no_token)
         options = dict(actor_options or {})
         if not _PLACES & options.keys():
             options |= _HEAD
@@ -103,7 +103,7 @@ class Gateway:
             token,
             tls,
             endpoint_tls or getattr(fleet, "endpoint_tls", RayTls()),
-            open_to_strangers,
+            no_token,
         )
         starting = self._actor.address.remote()
         try:
@@ -169,9 +169,9 @@ def query_for(fleet: object) -> EndpointQuery:
     return EndpointQuery(resolver.fleet, ENV_SERVICE, secret=resolver.secret)
 
 
-def _check_address(address: str, token: TokenSource | None, open_to_strangers: bool) -> None:
+def _check_address(address: str, token: TokenSource | None, no_token: bool) -> None:
     parsed = parse_address(address)
-    if not open_to_strangers:
+    if not no_token:
         check_exposure(parsed, token)
     if isinstance(token, str):  # a file lies on the gateway's node, and need not lie here
         TokenStore(token)

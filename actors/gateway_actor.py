@@ -76,7 +76,7 @@ class GatewayActor:
         token: TokenSource | None,
         tls: TlsSource | None,
         endpoint_tls: ClientTlsSource | None,
-        open_to_strangers: bool,
+        no_token: bool,
     ) -> None:
         def start() -> GatewayServer:
             files = resolve_client_tls(endpoint_tls)
@@ -85,7 +85,7 @@ class GatewayActor:
                 address=address,
                 token=token,
                 tls=tls,
-                open_to_strangers=open_to_strangers,
+                no_token=no_token,
                 endpoint_credentials=None if files is None else files.credentials,
                 service=listing.service,
             ).start()

@@ -72,7 +72,7 @@ class ModelReplica:
         torch_threads: int,
         stuck_after_s: float,
         accept_edition_texts: Collection[str],
-        speaks: Collection[str] | None,
+        dialects: Collection[str] | None,
         idle_timeout_s: float | None,
     ) -> None:
         self._heartbeat: Heartbeat | None = None
@@ -95,7 +95,7 @@ class ModelReplica:
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=accept_edition_texts,
-                speaks=speaks,
+                dialects=dialects,
                 idle_timeout_s=idle_timeout_s,
                 endpoint_id=endpoint_id,
             )
@@ -288,7 +288,7 @@ class ModelActorFactory:
         torch_threads: int = 1,
         stuck_after_s: float = DEFAULT_STUCK_AFTER_S,
         accept_edition_texts: Collection[str] = (),
-        speaks: Collection[str] | None = None,
+        dialects: Collection[str] | None = None,
         idle_timeout_s: float | None = None,
     ) -> Any:
         """Start the actor; return its handle at once.
@@ -312,7 +312,7 @@ class ModelActorFactory:
             torch_threads: See ``ModelServer``.
             stuck_after_s: See ``ModelServer``.
             accept_edition_texts: See ``EnvServer``.
-            speaks: See ``ModelServer``.
+            dialects: See ``ModelServer``.
             idle_timeout_s: See ``ModelServer``.
         """
         if endpoint_id is not None:
@@ -337,7 +337,7 @@ class ModelActorFactory:
             torch_threads=torch_threads,
             stuck_after_s=stuck_after_s,
             accept_edition_texts=accept_edition_texts,
-            speaks=speaks,
+            dialects=dialects,
             idle_timeout_s=idle_timeout_s,
         )
         _STORES[actor] = stored, durable_policy

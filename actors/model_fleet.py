@@ -119,7 +119,7 @@ class ModelFleet(NamedModelFleet):
                 torch_threads=torch_threads,
                 stuck_after_s=stuck_after_s,
                 accept_edition_texts=(),
-                speaks=None,
+                dialects=None,
                 idle_timeout_s=idle_timeout_s,
             )
             for endpoint_id, place in zip(endpoint_ids, places, strict=True)

@@ -57,7 +57,7 @@ class EnvPool:
 
     Raises:
         ConfigurationError: An argument is wrong, or the cluster has a pool of that name.
-        AddressError: The address is in use, not this machine's, or open to strangers.
+        AddressError: The address is in use, not this machine's, or needs a token.
     """
 
     def __init__(

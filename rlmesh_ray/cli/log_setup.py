@@ -29,7 +29,7 @@ LogFormatOption = Annotated[
         envvar=FORMAT_VARIABLE,
         show_envvar=True,
         rich_help_panel=OUTPUT,
-        help="stderr: warnings and sessions as text, or as JSON lines.",
+        help="Format of the log (warnings, sessions) on stderr.",
     ),
 ]
 

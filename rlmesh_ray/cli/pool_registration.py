@@ -1,4 +1,4 @@
-"""How serve-env registers its endpoint with a pool, and leaves it."""
+"""Registration of an endpoint with a pool: options of serve-env and register, and the server."""
 
 import os
 import re
@@ -34,7 +34,7 @@ RegisterOption = Annotated[
         "--register",
         metavar="POOL@HOST:PORT",
         rich_help_panel=POOL,
-        help="The pool to register with: its name, and where its registrar listens.",
+        help="Pool to register with: its name and its registrar's address.",
     ),
 ]
 PoolTokenOption = Annotated[
@@ -45,7 +45,8 @@ PoolTokenOption = Annotated[
         dir_okay=False,
         readable=True,
         rich_help_panel=POOL,
-        help=f"The pool's token; mode 0600. Without it, the variable {POOL_TOKEN_VARIABLE} counts.",
+        help="The pool's token; mode 0600.",
+        show_default=f"the token in {POOL_TOKEN_VARIABLE}",
     ),
 ]
 EndpointIdOption = Annotated[
@@ -54,7 +55,7 @@ EndpointIdOption = Annotated[
         "--endpoint-id",
         metavar="NAME",
         rich_help_panel=POOL,
-        help="What pool and log call this endpoint.",
+        help="Name of this endpoint in the pool and in the log.",
         show_default="the host's name and a number",
     ),
 ]
@@ -64,7 +65,7 @@ AdvertiseOption = Annotated[
         "--advertise",
         metavar="HOST:PORT",
         rich_help_panel=POOL,
-        help="Where clients reach this endpoint, if not at --address; port 0: the same port.",
+        help="Address that clients dial, if it is not --address; port 0: the same port.",
     ),
 ]
 PoolAuthorityOption = Annotated[
@@ -75,8 +76,8 @@ PoolAuthorityOption = Annotated[
         dir_okay=False,
         readable=True,
         rich_help_panel=POOL,
-        help="Speak TLS with the registrar; who must have signed its certificate (PEM). The "
-        "endpoint's own is shown, if it has one.",
+        help="Use TLS with the registrar; the authority that signed its certificate (PEM). "
+        "--tls-cert, if given, is presented.",
     ),
 ]
 
@@ -88,14 +89,15 @@ LeaveTimeOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=POOL,
         callback=at_most_a_day_s,
-        help="When stopped, how long sessions may move elsewhere; by default they are cut off.",
+        help="On stop, time for sessions to move away.",
+        show_default="0",
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationConfig:
-    """How an endpoint is to be registered."""
+    """The settings with which an endpoint registers."""
 
     pool: str
     registrar: str
@@ -103,29 +105,29 @@ class RegistrationConfig:
     secret: str | None = field(repr=False)
     tls: "ClientTls | None"
     listening: Address
-    """Where the endpoint was told to listen."""
+    """The value of ``--address``."""
     advertised: Address | None
-    """Where clients are told to dial; None: where it listens."""
+    """The address that clients dial; None: the one that the endpoint listens on."""
     leave_time_s: float = 0.0
-    """How long its sessions have to move elsewhere in the end."""
+    """How long sessions have to move to other endpoints when this one stops."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """What people are told of it."""
+        """Rows for the table that ``serve-env`` prints."""
         return {"registers with": f"{self.pool} at {self.registrar}, as {self.endpoint_id}"}
 
     @property
     def connect_options(self) -> "RegistrarOptions":
-        """How to reach the registrar."""
+        """Connection options for the registrar."""
         from rlmesh_ray.client.registration import RegistrarOptions
 
         return RegistrarOptions(self.registrar, self.pool, self.endpoint_id, self.secret, self.tls)
 
     def token(self, own: TokenSource | None) -> TokenSource | None:
-        """Return what the endpoint's clients must show.
+        """Return the token that the endpoint's clients must present.
 
         Args:
-            own: What it was given besides; only a file counts.
+            own: The endpoint's own token (``--token-file``); besides a pool's only a file counts.
         """
         if self.secret is None:
             return own
@@ -133,10 +135,10 @@ class RegistrationConfig:
         return PoolTokenFile(own.path, derived) if isinstance(own, TokenFile) else derived
 
     def place(self, bound: Address) -> tuple[str, int]:
-        """Return host and port to register; no host: wherever the registrar sees us come from.
+        """Return host and port to register; an empty host: the one that the registrar sees.
 
         Args:
-            bound: Where the endpoint listens, in the end.
+            bound: The address that the endpoint listens on.
         """
         from rlmesh_ray.server.bind_policy import is_wildcard
 
@@ -146,14 +148,14 @@ class RegistrationConfig:
 
 
 def require_unused(*options: object) -> None:
-    """See to it that none of the options for a pool is given.
+    """Refuse options for a pool where no pool is named.
 
     Raises:
-        typer.BadParameter: One is, and there is no pool to register with.
+        typer.BadParameter: One of them is given.
     """
     if any(option is not None for option in options):
         raise typer.BadParameter(
-            "for an endpoint that registers with a pool: name it by --register POOL@HOST:PORT",
+            "only for an endpoint that registers with a pool: add --register POOL@HOST:PORT",
             param_hint=["--pool-token-file", "--advertise", "--pool-tls-ca", "--leave-time"],
         )
 
@@ -165,23 +167,23 @@ def registration_config(
     tls: "ClientTls | None",
     addresses: tuple[str, str | None],
 ) -> RegistrationConfig:
-    """Return what the options say.
+    """Return the settings with which an endpoint registers.
 
     Args:
         register: ``--register``.
         token_file: ``--pool-token-file``.
         endpoint_id: ``--endpoint-id``.
-        tls: How to dial the registrar.
+        tls: TLS files for the registrar; None: plain text.
         addresses: ``--address`` and ``--advertise``.
 
     Raises:
-        ConfigurationError: They make no sense.
+        ConfigurationError: An option is malformed, or an address is a unix socket.
     """
     pool, separator, registrar = register.partition("@")
     if not separator:
         raise ConfigurationError(
-            f"{register!r} names no pool: write POOL@HOST:PORT, the pool's name and where its "
-            "registrar listens"
+            f"{register!r} names no pool: write POOL@HOST:PORT, the pool's name and its "
+            "registrar's address"
         )
     listening = parse_address(addresses[0])
     advertised = None if addresses[1] is None else parse_address(addresses[1])
@@ -215,12 +217,12 @@ def pool_secret(file: Path | None) -> str | None:
 
 
 class RegisteredServer:
-    """A server whose endpoint is in a pool while it serves.
+    """An ``EnvServer`` whose endpoint is registered with a pool while it serves.
 
     Args:
-        server: Serves.
-        entry: How it is registered.
-        console: Told each time that it has been.
+        server: The server.
+        entry: The settings of the registration.
+        console: Reports each registration.
     """
 
     def __init__(self, server: "EnvServer", entry: RegistrationConfig, console: Console) -> None:
@@ -231,19 +233,19 @@ class RegisteredServer:
 
     @property
     def address(self) -> str:
-        """Where it listens, once it does."""
+        """The address that the server listens on; only after ``start``."""
         return self._server.address
 
     def start(self) -> object:
-        """Listen."""
+        """Start listening."""
         return self._server.start()
 
     def statistics(self) -> "Statistics":
-        """Return what it has done."""
+        """Return the server's statistics."""
         return self._server.statistics()
 
     def register(self) -> None:
-        """Begin to register; does not wait for it."""
+        """Start to register; returns at once."""
         from rlmesh_ray.client.registration import Registration
         from rlmesh_ray.server.statistics_report import pack_report
 
@@ -259,17 +261,17 @@ class RegisteredServer:
         ).start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until it has stopped; return whether it has.
+        """Block until the server has stopped; return whether it has.
 
         Raises:
-            RlmeshError: The pool does not let it in, and will not.
+            RlmeshError: The pool has refused the endpoint for good.
         """
         if self._registration is not None:
             self._registration.require_not_failed()
         return self._server.wait(timeout_s)
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Leave the pool, let the sessions move, then end those that are left."""
+        """Leave the pool, give sessions ``leave_time_s`` to move, then end those that remain."""
         try:
             if self._registration is not None:
                 self._registration.close()
@@ -282,7 +284,7 @@ class RegisteredServer:
 def report_registered(
     console: Console, entry: RegistrationConfig, registered: RegistrationAccepted
 ) -> None:
-    """Say that an endpoint is in its pool now."""
+    """Report that an endpoint is registered with its pool."""
     console.event(
         "registered",
         pool=entry.pool,
@@ -298,6 +300,6 @@ def report_registered(
 
 
 def _default_endpoint_id() -> str:
-    # What a host may be called beyond our names' letters is of no use to anybody.
+    # Host names may have letters that names of endpoints may not.
     host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname(), flags=re.ASCII).lstrip(".-")
     return f"{host[:40] or 'endpoint'}-{secrets.token_hex(4)}"

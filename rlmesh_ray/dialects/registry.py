@@ -1,4 +1,4 @@
-"""The other languages that an endpoint of an environment speaks besides RLMesh's."""
+"""Optional dialects of an environment endpoint, besides the edition's."""
 
 import math
 from collections.abc import Collection
@@ -24,14 +24,14 @@ def max_dialect_request_bytes(contract: EnvContract) -> int:
     return min(wanted, MAX_MESSAGE_BYTES)
 
 
-def streams_per_session(speaks: Collection[str], contract: EnvContract) -> int:
+def streams_per_session(dialects: Collection[str], contract: EnvContract) -> int:
     """Return how many streams a session may have: each agent of a dm_env_rpc world has its own.
 
     Args:
-        speaks: What the endpoint shall speak, and what is installed for it.
+        dialects: Names of the dialects that the endpoint enables and that are installed.
         contract: What the endpoint promises.
     """
-    if DM_ENV_RPC not in speaks:
+    if DM_ENV_RPC not in dialects:
         return 1
     from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import agent_names
 
@@ -39,7 +39,7 @@ def streams_per_session(speaks: Collection[str], contract: EnvContract) -> int:
 
 
 def additional_services(
-    speaks: Collection[str],
+    dialects: Collection[str],
     pool: WorkerPool,
     contract: EnvContract,
     step_grace_s: float,
@@ -49,14 +49,14 @@ def additional_services(
     """Return what a gRPC server dispatches to.
 
     Args:
-        speaks: What the endpoint shall speak, and what is installed for it.
+        dialects: Names of the dialects that the endpoint enables and that are installed.
         pool: Started; where environments come from.
         contract: What the endpoint promises.
         step_grace_s: See ``EnvServer``.
         drain: The endpoint's.
         idle_timeout_s: See ``EnvServer``.
     """
-    if DM_ENV_RPC not in speaks:
+    if DM_ENV_RPC not in dialects:
         return []
     # Needs the extra.
     from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService

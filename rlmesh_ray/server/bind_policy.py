@@ -22,19 +22,16 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 
-def checked_address(
-    address: str, token: TokenSource | None, *, open_to_strangers: bool = False
-) -> Address:
+def checked_address(address: str, token: TokenSource | None, *, no_token: bool = False) -> Address:
     """Return where to listen, if an endpoint with this token may.
 
     Args:
         address: As the operator wrote it.
         token: What calls must carry.
-        open_to_strangers: Whether the operator wants an endpoint that everybody may use.
+        no_token: Whether the operator allows an endpoint without a token that other machines reach.
 
     Raises:
-        AddressError: ``address`` is malformed, names a protocol, or is open to strangers without a
-            token.
+        AddressError: ``address`` is malformed, names a protocol, or needs a token.
         ConfigurationError: ``token`` is nothing that a call can carry, or Ray's own, or its file
             cannot be used.
     """
@@ -42,9 +39,9 @@ def checked_address(
     if is_dm_env_rpc_address(address):
         raise AddressError(
             f"{address} names the protocol that a client speaks; an endpoint answers all of its "
-            f"protocols on one port: write {parsed} (speaks=…, --speak restricts the protocols)"
+            f"protocols on one port: write {parsed} (dialects=…, --dialect restricts the protocols)"
         )
-    if not open_to_strangers:
+    if not no_token:
         check_exposure(parsed, token)
     if token is not None:
         TokenStore(token)
@@ -66,8 +63,8 @@ def check_exposure(address: Address, token: TokenSource | None, what: str = "") 
         return
     raise AddressError(
         f"{what}{address} can be reached from other machines: give a token (token=…, "
-        "--token-file), listen on 127.0.0.1, or let everybody in (open_to_strangers=True, "
-        "--open-to-strangers)"
+        "--token-file), listen on 127.0.0.1, or serve without a token on purpose "
+        "(no_token=True, --no-token)"
     )
 
 
@@ -75,9 +72,9 @@ def warn_without_token(address: Address) -> None:
     """Tell the log that an endpoint without a token listens, if others can reach it."""
     if not address.is_local:
         _LOG.warning(
-            "%s is open to strangers: whoever reaches it may open sessions, run what is served, "
-            "call what is allowed, and take this machine's processor and memory for it; a token "
-            "(token=…, --token-file) keeps them out",
+            "%s can be reached from other machines and has no token: any client may open sessions, "
+            "run what is served, call what is allowed, and use this machine's processor and memory "
+            "for it; a token (token=…, --token-file) keeps strangers out",
             address,
         )
 

@@ -73,11 +73,11 @@ class DeferredModelServer:
         address: ``HOST:PORT``; port 0: a free one.
         token: What clients must show; required unless ``address`` is loopback.
         tls: Files for TLS; None for plain text.
-        open_to_strangers: Whether it may do without a token where other machines can reach it.
+        no_token: Whether it may do without a token where other machines can reach it.
         max_message_bytes: Size of the largest message to accept.
 
     Raises:
-        AddressError: ``address`` is malformed, or open to strangers without a token.
+        AddressError: ``address`` is malformed, or needs a token.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DeferredModelServer:
         address: str,
         token: TokenSource | None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         max_message_bytes: int = DEFAULT_MODEL_MESSAGE_BYTES,
     ) -> None:
         self._host = _DeferredHost(policy)
@@ -96,7 +96,7 @@ class DeferredModelServer:
             address,
             token=token,
             tls=tls,
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
             on_stop=self._host.close,
             probe=self._host.health,
         )

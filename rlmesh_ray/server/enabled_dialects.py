@@ -1,4 +1,4 @@
-"""Which languages an endpoint speaks, if its operator names them."""
+"""The dialects that an endpoint enables."""
 
 import importlib.util
 from collections.abc import Collection, Sequence
@@ -7,39 +7,40 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.versions import GENERATIONS
 
 DM_ENV_RPC = "dm_env_rpc.v1"
-"""What dm_env_rpc calls itself; spoken where the extra ``dm-env-rpc`` is installed."""
+"""The name of the dm_env_rpc dialect; it needs the extra ``dm-env-rpc``."""
 MODEL_DIALECT_NAMES: Sequence[str] = GENERATIONS
-"""All that a model's endpoint can speak."""
+"""The dialects of a model endpoint."""
 ENV_DIALECT_NAMES: Sequence[str] = (*GENERATIONS, DM_ENV_RPC)
-"""All that an environment's endpoint can speak."""
+"""The dialects of an environment endpoint."""
 
 
-def checked_dialects(speaks: Collection[str] | None, able: Sequence[str]) -> frozenset[str]:
-    """Return what an endpoint shall speak.
+def checked_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> frozenset[str]:
+    """Return the names of the dialects that an endpoint enables.
 
     Args:
-        speaks: What its operator names; None: all that is installed.
-        able: What it could speak, if everything is installed.
+        dialects: Names that the operator chose; None: all dialects that are installed.
+        able: Names of all dialects that the endpoint could enable.
 
     Raises:
-        ConfigurationError: ``speaks`` is empty, or names what is not known or not installed.
+        ConfigurationError: ``dialects`` is empty, or names one that is unknown or not installed.
     """
-    if speaks is None:
+    if dialects is None:
         return frozenset(filter(_is_installed, able))
-    if isinstance(speaks, str):
-        raise ConfigurationError(f"speaks={speaks!r} must be several names: ({speaks!r},)")
-    if not speaks:
-        raise ConfigurationError(f"speaks names nothing; name one or more of {', '.join(able)}")
-    for name in speaks:
+    if isinstance(dialects, str):
+        raise ConfigurationError(f"dialects={dialects!r} must be several names: ({dialects!r},)")
+    if not dialects:
+        raise ConfigurationError(f"dialects names nothing; name one or more of {', '.join(able)}")
+    for name in dialects:
         if name not in able:
             raise ConfigurationError(
-                f"speaks names {name!r}, which is not one of {', '.join(able)}"
+                f"dialects names {name!r}, which is not one of {', '.join(able)}"
             )
         if not _is_installed(name):
             raise ConfigurationError(
-                f"speaks names {name!r}, which is not installed: pip install rlmesh-ray[dm-env-rpc]"
+                f"dialects names {name!r}, which is not installed: pip install "
+                "rlmesh-ray[dm-env-rpc]"
             )
-    return frozenset(speaks)
+    return frozenset(dialects)
 
 
 def _is_installed(dialect: str) -> bool:

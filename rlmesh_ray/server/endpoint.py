@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rlmesh_ray.auth.interceptor import TokenInterceptor
@@ -13,6 +13,7 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol.address import Address
+from rlmesh_ray.protocol.capabilities import SESSION_METADATA_KEY
 from rlmesh_ray.server.bind_policy import (
     TlsSource,
     checked_address,
@@ -25,7 +26,7 @@ from rlmesh_ray.server.event_loop import in_thread, shared_loop
 from rlmesh_ray.server.health import Health, HealthService, Probe, always_serving, run_probe
 from rlmesh_ray.server.limits import MAX_CALLS
 from rlmesh_ray.server.listener import Listener, ServerConfig
-from rlmesh_ray.server.log_context import LoggingInterceptor, facts, logged_as, new_endpoint_id
+from rlmesh_ray.server.log_context import enter, facts, logged_as, new_endpoint_id, short_name
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,6 +38,34 @@ _NAP_S = 1.0
 _LATE_S = 2.0
 _SILENT_S = 5.0
 
+_OPENING = frozenset({"Join", "Process"})
+
+
+class LoggingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Lets every call through, and names it.
+
+    A call has a task of its own, in which interceptors and handler run: so nothing needs to be
+    undone at its end.
+
+    Args:
+        endpoint_id: The endpoint's name.
+    """
+
+    def __init__(self, endpoint_id: str) -> None:
+        self._endpoint_id = endpoint_id
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Name the call, by the session that it opens or belongs to."""
+        metadata = dict(details.invocation_metadata or ())
+        session_id = str(metadata.get(SESSION_METADATA_KEY, ""))
+        is_session = bool(session_id) or details.method.rpartition("/")[2] in _OPENING
+        enter(self._endpoint_id, short_name(session_id) if is_session else "")
+        return await continuation(details)
+
 
 class Endpoint:
     """A gRPC server in the process's serving loop.
@@ -45,14 +74,14 @@ class Endpoint:
         address: Where to listen; port 0 lets the system choose.
         token: What every call must carry, or the file with such tokens; None for no check.
         tls: Files for TLS; None for plain text.
-        open_to_strangers: Whether it may do without a token where other machines can reach it.
+        no_token: Whether it may do without a token where other machines can reach it.
         on_stop: Ends what the services are made of; called once, after the last call.
         probe: Tells the health of what the services are made of.
         endpoint_id: Names it in the log; None: a name is drawn.
         kind: What it calls itself when it turns a call away, such as ``"gateway"``.
 
     Raises:
-        AddressError: ``address`` is malformed, or open to strangers without a token.
+        AddressError: ``address`` is malformed, or needs a token.
         ConfigurationError: ``token`` is nothing that a call can carry, or is Ray's own; or a file
             cannot be used.
     """
@@ -63,7 +92,7 @@ class Endpoint:
         *,
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         on_stop: Callable[[], None],
         probe: Probe = always_serving,
         endpoint_id: str | None = None,
@@ -71,7 +100,7 @@ class Endpoint:
     ) -> None:
         self.endpoint_id = endpoint_id or new_endpoint_id()
         """Its name in the log."""
-        self._wanted = checked_address(address, token, open_to_strangers=open_to_strangers)
+        self._wanted = checked_address(address, token, no_token=no_token)
         self._has_token = token is not None
         self._drain_interceptor = DrainInterceptor()
         # The first one is the outermost: strangers do not learn that an endpoint drains.

@@ -65,7 +65,7 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
     *,
     has_tls: bool,
     token: TokenSource | None,
-    open_to_strangers: bool,
+    no_token: bool,
 ) -> Address | None:
     """Return where to listen for direct TCP connections; None: nowhere.
 
@@ -76,10 +76,10 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
         transports: What ``transport`` lets steps travel by.
         has_tls: Whether the endpoint speaks TLS.
         token: What calls to it must carry.
-        open_to_strangers: See ``EnvServer``.
+        no_token: See ``EnvServer``.
 
     Raises:
-        AddressError: ``data_address`` is no ``HOST:PORT``, or open to strangers without a token.
+        AddressError: ``data_address`` is no ``HOST:PORT``, or needs a token.
         ConfigurationError: Such connections are not possible, or the port is none.
     """
     obstacle = _obstacle_to_tcp(address, transports, has_tls=has_tls)
@@ -94,7 +94,7 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
         raise ConfigurationError(f"data_advertise={data_advertise!r} must be a port, 1 to 65535")
     if data_address is not None:
         parsed = _parsed_data_address(data_address, address)
-        if not open_to_strangers:
+        if not no_token:
             check_exposure(parsed, token, "data_address (--data-address) ")
         return parsed
     return None if obstacle else Address(address.host, 0)

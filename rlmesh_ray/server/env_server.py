@@ -75,8 +75,8 @@ class EnvServer:
             which cannot be made twice.
         token: What clients must show, or a ``TokenFile``; required unless ``address`` is loopback.
         tls: Files for TLS; ``RayTls()``: those that Ray uses.
-        open_to_strangers: Whether to listen without a token where other machines can reach it; the
-            log says what that means.
+        no_token: Whether the endpoint may listen without a token where other machines can reach
+            it; the log then warns what that means.
         validation: What happens to values out of range: ``"warn"``, ``"strict"`` or ``"off"``
             (edition 2026.06, "Range conformance"). So it is with rewards that are not finite.
         on_bad_value: What happens where an observation would be refused (NaN, an element outside
@@ -105,8 +105,8 @@ class EnvServer:
             ``address``.
         data_advertise: The port for them that clients are told, where it is mapped to another one,
             as from a container. Default: that of ``data_address``.
-        speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
-            released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.
+        dialects: Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"``
+            (the released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.
         idle_timeout_s: After how many seconds without a request a session ends, which its client
             hears of with its next one. Default: never, since a learner may think for minutes.
         endpoint_id: Names it in the log. Default: a name is drawn.
@@ -130,7 +130,7 @@ class EnvServer:
         max_sessions: int | None = None,
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         validation: str = "warn",
         on_bad_value: str = "error",
         step_grace_s: float = DEFAULT_STEP_GRACE_S,
@@ -141,7 +141,7 @@ class EnvServer:
         transport: str = "auto",
         data_address: str | None = None,
         data_advertise: int | None = None,
-        speaks: Collection[str] | None = None,
+        dialects: Collection[str] | None = None,
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
         spin: bool | None = None,
@@ -153,7 +153,7 @@ class EnvServer:
         self._transports = allowed_transports(transport)
         self._allow_calls = checked_names(allow_calls)
         self._has_observers = observers
-        languages = checked_dialects(speaks, ENV_DIALECT_NAMES)
+        enabled = checked_dialects(dialects, ENV_DIALECT_NAMES)
         self._source = dataclasses.replace(
             make_source(env, num_envs, env_kwargs, autoresets=autoresets(autoreset)),
             truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
@@ -166,14 +166,14 @@ class EnvServer:
             address,
             token=token,
             tls=tls,
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
             endpoint_id=endpoint_id,
             on_stop=self._close_pool,
         )
         self._options = ServiceOptions(
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             accept_texts=frozenset(map(edition_sha256, accept_edition_texts)),
-            speaks=languages,
+            dialects=enabled,
             idle_timeout_s=checked_idle_timeout(idle_timeout_s),
         )
         self._data_address = checked_data_address(
@@ -183,7 +183,7 @@ class EnvServer:
             self._transports,
             has_tls=tls is not None,
             token=token,
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
         )
         self._data_advertise = data_advertise
         self._contract: EnvContract | None = None
@@ -236,7 +236,7 @@ class EnvServer:
                 max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
             )
             dialects = additional_services(
-                self._options.speaks,
+                self._options.dialects,
                 self._pool,
                 self._contract,
                 self._step_grace_s,
@@ -247,7 +247,7 @@ class EnvServer:
             handlers = [service.handlers(), *calls.handlers(), *direct.handlers(), *dialects]
             if self._has_observers:
                 handlers.append(observers.handlers())
-            num_streams = streams_per_session(self._options.speaks, self._contract)
+            num_streams = streams_per_session(self._options.dialects, self._contract)
             self._endpoint.start(
                 handlers,
                 max_receive_bytes=limit_bytes,

@@ -38,14 +38,14 @@ class GatewayServer:
         token: What clients must show, or a ``TokenFile`` with such tokens; required unless
             ``address`` is loopback. Endpoints are shown their own.
         tls: Files for TLS with the clients.
-        open_to_strangers: Whether to listen where other machines can reach it without a token.
+        no_token: Whether to listen where other machines can reach it without a token.
         endpoint_credentials: How to speak TLS with the endpoints; default: plain text.
         service: Full name of the service that the endpoints have, for who asks for its health.
         max_receive_bytes: Size of the largest request to forward; endpoints have limits of
             their own.
 
     Raises:
-        AddressError: ``address`` is malformed, a unix socket, or open to strangers without a token.
+        AddressError: ``address`` is malformed, a unix socket, or needs a token.
         ConfigurationError: ``token`` is nothing that a call can carry, or a file cannot be used.
     """
 
@@ -56,7 +56,7 @@ class GatewayServer:
         address: str = "127.0.0.1:0",
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         endpoint_credentials: Credentials | None = None,
         service: str = "",
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
@@ -75,7 +75,7 @@ class GatewayServer:
             address,
             token=token,
             tls=tls,
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
             on_stop=self._close,
             probe=self._watch.health,
             kind="gateway",

@@ -157,8 +157,8 @@ class ServiceOptions:
     """Called after each model session that a Close has ended; None: that ends nothing more."""
     accept_texts: frozenset[str] = frozenset()
     """The sha256 of edition texts that count as this package's own."""
-    speaks: frozenset[str] = frozenset(GENERATIONS)
-    """The generations whose clients are served; names of other languages tell those who are not."""
+    dialects: frozenset[str] = frozenset(GENERATIONS)
+    """Names of the enabled dialects; the clients of any other one are refused."""
     idle_timeout_s: float | None = None
     """After how long without a request a session ends; None: never."""
     spin: bool | None = None
@@ -192,7 +192,7 @@ class HandshakeService:
         self._options = options
         self._contract = contract
         self._on_request = on_request
-        self._disabled = {each: _disabled(each, options) for each in {*frames} - options.speaks}
+        self._disabled = {each: _disabled(each, options) for each in {*frames} - options.dialects}
         self._obstacles = {**obstacles, **self._disabled}
         self._answers: Mapping[str, Callable[[HandshakeRequest], HandshakeResponse]] = {
             PROTOCOL_V1: self._answer_handshake,
@@ -291,7 +291,7 @@ class HandshakeService:
     def _answer_handshake(self, offer: HandshakeRequest) -> HandshakeResponse:
         obstacle = self._obstacles.get(PROTOCOL_V1)
         if obstacle is not None:
-            spoken = ", ".join(sorted(self._options.speaks))
+            spoken = ", ".join(sorted(self._options.dialects))
             return HandshakeResponse(
                 compatible=False,
                 generation=spoken,
@@ -324,6 +324,7 @@ class HandshakeService:
 
 def _disabled(generation: str, options: ServiceOptions) -> str:
     return (
-        f"this endpoint does not speak {generation}, only {' and '.join(sorted(options.speaks))}: "
-        "its operator has named these (speaks=…, --speak)"
+        f"this endpoint does not speak {generation}, only "
+        f"{' and '.join(sorted(options.dialects))}: its operator has enabled these (dialects=…, "
+        "--dialect)"
     )

@@ -41,8 +41,8 @@ class ModelServer:
         address: ``HOST:PORT`` (port 0: a free one) or ``unix:PATH``.
         token: What clients must show, or a ``TokenFile``; required unless ``address`` is loopback.
         tls: Files for TLS; ``RayTls()``: those that Ray uses.
-        open_to_strangers: Whether to listen without a token where other machines can reach it; the
-            log says what that means.
+        no_token: Whether the endpoint may listen without a token where other machines can reach
+            it; the log then warns what that means.
         max_batch_rows: Most rows in a batch that joins the requests of several routes.
         max_message_bytes: Size of the largest message to accept, from 65,536 to 2**31 - 1; a larger
             one ends its session with a size error. Default: what ``max_batch_rows`` observations
@@ -57,8 +57,8 @@ class ModelServer:
         stop_on_close: Whether a client's Close stops the server after that client's session. By
             default it ends the session only: other clients may be at work.
         accept_edition_texts: See ``EnvServer``.
-        speaks: What clients may speak, by name: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"`` (the
-            released rlmesh 0.1.0). Default: both.
+        dialects: Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"``
+            (the released rlmesh 0.1.0). Default: both.
         idle_timeout_s: See ``EnvServer``; a session that waits for an answer is not idle.
         endpoint_id: See ``EnvServer``.
         spin: Whether the serving loop stays awake for up to 1 ms where its only client usually
@@ -66,8 +66,8 @@ class ModelServer:
 
     Raises:
         ConfigurationError: ``policy`` is none of these, an option is out of its range, or an
-            edition text or a name in ``speaks`` is not known.
-        AddressError: ``address`` is malformed, or open to strangers without a token.
+            edition text or a name in ``dialects`` is not known.
+        AddressError: ``address`` is malformed, or needs a token.
     """
 
     def __init__(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -77,7 +77,7 @@ class ModelServer:
         address: str = "127.0.0.1:0",
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         max_batch_rows: int = DEFAULT_MAX_ROWS,
         max_message_bytes: int | None = None,
         torch_threads: int = 1,
@@ -85,15 +85,15 @@ class ModelServer:
         allow_shutdown: bool = False,
         stop_on_close: bool = False,
         accept_edition_texts: Collection[str] = (),
-        speaks: Collection[str] | None = None,
+        dialects: Collection[str] | None = None,
         idle_timeout_s: float | None = None,
         endpoint_id: str | None = None,
         spin: bool | None = None,
     ) -> None:
         # What can be refused without the policy comes first: a host begins with a thread.
-        checked_address(address, token, open_to_strangers=open_to_strangers)
+        checked_address(address, token, no_token=no_token)
         accept_texts = frozenset(map(edition_sha256, accept_edition_texts))
-        languages = checked_dialects(speaks, MODEL_DIALECT_NAMES)
+        enabled = checked_dialects(dialects, MODEL_DIALECT_NAMES)
         checked_idle_timeout(idle_timeout_s)
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)
@@ -110,7 +110,7 @@ class ModelServer:
             address,
             token=token,
             tls=tls,
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
             endpoint_id=endpoint_id,
             on_stop=self._host.close,
             probe=self._host.health,
@@ -119,7 +119,7 @@ class ModelServer:
             shutdown=self._endpoint.stop_soon if allow_shutdown else None,
             on_close=self._endpoint.stop_soon if stop_on_close else None,
             accept_texts=accept_texts,
-            speaks=languages,
+            dialects=enabled,
             idle_timeout_s=idle_timeout_s,
             spin=is_awake,
         )

@@ -386,21 +386,21 @@ def _make(kind: str, **options: Any) -> object:
 
 
 @pytest.mark.parametrize("kind", ["env", "model"])
-def test_an_endpoint_may_be_open_to_strangers_and_says_so(
+def test_an_endpoint_may_listen_without_a_token_and_logs_a_warning(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server: Any = _make(kind, address="0.0.0.0:0", open_to_strangers=True)
+    server: Any = _make(kind, address="0.0.0.0:0", no_token=True)
     with server:
         assert check_health(ConnectOptions(server.address)).is_serving
 
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "open to strangers" in warning.getMessage()
+    assert "has no token" in warning.getMessage()
 
 
-def test_a_port_for_simulators_may_be_open_to_strangers_and_says_so(
+def test_an_rllink_port_may_listen_without_a_token_and_logs_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server = RLlinkServer(Nobody(), address="0.0.0.0:0", open_to_strangers=True)
+    server = RLlinkServer(Nobody(), address="0.0.0.0:0", no_token=True)
     server.start()
     try:
         _, _, port = server.address.rpartition(":")
@@ -410,10 +410,10 @@ def test_a_port_for_simulators_may_be_open_to_strangers_and_says_so(
         server.stop()
 
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
-    assert "open to strangers" in warning.getMessage()
+    assert "has no token" in warning.getMessage()
 
 
-@pytest.mark.parametrize("options", [{"token": RIGHT, "open_to_strangers": True}, {}])
+@pytest.mark.parametrize("options", [{"token": RIGHT, "no_token": True}, {}])
 def test_what_is_closed_warns_of_nobody(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -126,7 +126,7 @@ def started(
 def test_serve_env_says_what_it_serves_and_serves_it(folder: Path) -> None:
     arguments = [
         "--num-envs", "3", "--env-kwargs", '{"render_mode": "rgb_array"}',
-        "--autoreset", "disabled", "--speak", "rlmesh.protocol.v1", "--speak", "dm_env_rpc.v1",
+        "--autoreset", "disabled", "--dialect", "rlmesh.protocol.v1", "--dialect", "dm_env_rpc.v1",
     ]  # fmt: skip
     with (
         started("serve-env", "CartPole-v1", *arguments, folder=folder) as (_, serving),
@@ -489,8 +489,8 @@ def test_a_token_file_that_others_may_read_is_refused(folder: Path, here: Run) -
     fails(here, ["serve-env", "CartPole-v1", "--token-file", "token"], "chmod 600")
 
 
-def test_an_endpoint_may_be_open_to_strangers_if_it_is_said(folder: Path) -> None:
-    arguments = ["serve-env", "CartPole-v1", "--address", "0.0.0.0:0", "--open-to-strangers"]
+def test_an_endpoint_listens_without_a_token_after_no_token(folder: Path) -> None:
+    arguments = ["serve-env", "CartPole-v1", "--address", "0.0.0.0:0", "--no-token"]
     with started(*arguments, folder=folder) as (_, serving), RemoteEnv(serving["address"]) as env:
         env.reset()
 
@@ -635,7 +635,7 @@ def test_an_error_is_all_that_a_process_says(
         (["serve-env", "./mine:make"], ["without folder and without .py"]),
         (
             ["serve-env", "CartPole-v1", "--address", "dm_env_rpc://127.0.0.1:0"],
-            ["dm_env_rpc://127.0.0.1:0", "write 127.0.0.1:0", "--speak"],
+            ["dm_env_rpc://127.0.0.1:0", "write 127.0.0.1:0", "--dialect"],
         ),
         (["serve-model", "127.0.0.1:5555"], ["is an address", "--address 127.0.0.1:5555"]),
         (["inspect", "own_policy.pt"], ["is not an address", "serve-model own_policy.pt"]),

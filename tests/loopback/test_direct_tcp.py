@@ -430,7 +430,7 @@ def test_a_data_address_that_is_in_use_is_refused_and_leaves_nothing_behind() ->
 def test_a_data_address_at_another_host_is_in_the_log(
     address: str, data_address: str, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    EnvServer(Lifelike, address=address, data_address=data_address, open_to_strangers=True)
+    EnvServer(Lifelike, address=address, data_address=data_address, no_token=True)
 
     assert any("will not find data_address" in each.message for each in caplog.records) is is_told
 

@@ -67,7 +67,7 @@ CONTRACT = EnvContract(
 def test_a_single_environment_is_the_same_in_both_generations() -> None:
     traces = []
     for generation in (PROTOCOL_V1, WIRE_V1):
-        with EnvServer(World, speaks=[generation]) as server:
+        with EnvServer(World, dialects=[generation]) as server:
             remote = RemoteEnv(server.address)
             actions = world.actions(5, 7)
             space = remote.observation_space
@@ -85,7 +85,7 @@ def test_a_single_environment_is_the_same_in_both_generations() -> None:
 def test_lanes_are_the_same_in_both_generations(autoreset: str) -> None:
     traces = []
     for generation in (PROTOCOL_V1, WIRE_V1):
-        with EnvServer(World, num_envs=3, autoreset=autoreset, speaks=[generation]) as server:
+        with EnvServer(World, num_envs=3, autoreset=autoreset, dialects=[generation]) as server:
             remote = RemoteVectorEnv(server.address)
             traces.append(list(_lanes_told(remote)))
             remote.close()
@@ -113,7 +113,7 @@ def test_episodes_are_counted_alike_in_both_generations(autoreset: str) -> None:
     accounts = []
     for generation in (PROTOCOL_V1, WIRE_V1):
         with EnvServer(
-            "CartPole-v1", num_envs=2, autoreset=autoreset, speaks=[generation]
+            "CartPole-v1", num_envs=2, autoreset=autoreset, dialects=[generation]
         ) as server:
             client = EnvClient(ConnectOptions(server.address), transport="grpc")
             accounts.append(list(_account(client)))
@@ -151,7 +151,7 @@ def test_models_act_alike_in_both_generations() -> None:
     for generation in (PROTOCOL_V1, WIRE_V1):
         with (
             ModelServer(
-                lambda rows: (rows[:, 0] > 2).astype(np.int64), speaks=[generation]
+                lambda rows: (rows[:, 0] > 2).astype(np.int64), dialects=[generation]
             ) as server,
             RemoteModel(server.address) as model,
         ):
@@ -174,10 +174,10 @@ def test_both_are_evaluated_together() -> None:
         return (rows[:, 2] + rows[:, 3] > 0).astype(np.int64)
 
     with (
-        EnvServer("CartPole-v1", speaks=[PROTOCOL_V1]) as one,
-        EnvServer("CartPole-v1", num_envs=2, autoreset="disabled", speaks=[WIRE_V1]) as other,
-        ModelServer(balance, speaks=[PROTOCOL_V1]) as model,
-        ModelServer(balance, speaks=[WIRE_V1]) as other_model,
+        EnvServer("CartPole-v1", dialects=[PROTOCOL_V1]) as one,
+        EnvServer("CartPole-v1", num_envs=2, autoreset="disabled", dialects=[WIRE_V1]) as other,
+        ModelServer(balance, dialects=[PROTOCOL_V1]) as model,
+        ModelServer(balance, dialects=[WIRE_V1]) as other_model,
     ):
         envs, models = [one.address, other.address], [model.address, other_model.address]
         result = evaluate(envs, models, episodes=4, seed=1)
@@ -190,7 +190,7 @@ def test_both_are_evaluated_together() -> None:
 
 
 def test_what_an_environments_endpoint_speaks_is_seen_from_outside() -> None:
-    with EnvServer("CartPole-v1", speaks=[DM_ENV_RPC, WIRE_V1]) as server:
+    with EnvServer("CartPole-v1", dialects=[DM_ENV_RPC, WIRE_V1]) as server:
         connect_options = ConnectOptions(server.address)
         assert shake_hands(connect_options).generation == WIRE_V1
         assert dialects_of_env(connect_options) == (WIRE_V1, DM_ENV_RPC)
@@ -198,19 +198,19 @@ def test_what_an_environments_endpoint_speaks_is_seen_from_outside() -> None:
             EnvClient(ConnectOptions(server.address, edition_text="rlmesh-0.1.0b3"))
 
 
-@pytest.mark.parametrize("speaks", [[PROTOCOL_V1], [WIRE_V1], [PROTOCOL_V1, WIRE_V1]])
-def test_what_a_models_endpoint_speaks_is_seen_from_outside(speaks: list[str]) -> None:
-    with ModelServer(lambda rows: rows, speaks=speaks) as server:
+@pytest.mark.parametrize("dialects", [[PROTOCOL_V1], [WIRE_V1], [PROTOCOL_V1, WIRE_V1]])
+def test_what_a_models_endpoint_speaks_is_seen_from_outside(dialects: list[str]) -> None:
+    with ModelServer(lambda rows: rows, dialects=dialects) as server:
         answer = shake_hands_with_model(ConnectOptions(server.address))
         found = dialects_of_model(ConnectOptions(server.address))
 
-    assert found == tuple(speaks)
+    assert found == tuple(dialects)
     assert answer.generation == found[0]
 
 
 def test_an_endpoint_that_speaks_neither_says_so() -> None:
     with (
-        EnvServer("CartPole-v1", speaks=[DM_ENV_RPC]) as server,
+        EnvServer("CartPole-v1", dialects=[DM_ENV_RPC]) as server,
         pytest.raises(HandshakeRefusedError, match=DM_ENV_RPC),
     ):
         RemoteEnv(server.address)

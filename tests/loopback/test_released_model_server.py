@@ -747,12 +747,12 @@ def test_a_stream_may_begin_with_any_request(
 
 
 @pytest.mark.parametrize(
-    ("speaks", "reaches"), [((PROTOCOL_V1,), False), ((WIRE_V1,), True), (None, True)]
+    ("dialects", "reaches"), [((PROTOCOL_V1,), False), ((WIRE_V1,), True), (None, True)]
 )
 def test_an_endpoint_may_be_told_what_to_speak(
-    speaks: tuple[str, ...] | None, reaches: bool, policy: Counting
+    dialects: tuple[str, ...] | None, reaches: bool, policy: Counting
 ) -> None:
-    with ModelServer(policy, speaks=speaks) as server:
+    with ModelServer(policy, dialects=dialects) as server:
         runtime = Runtime(server.address)
 
         assert shake_hands(server.address).compatible is reaches

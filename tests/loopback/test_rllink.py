@@ -357,7 +357,7 @@ def test_a_stranger_can_neither_ask_nor_send_much(
     assert not trainer.received
 
 
-def test_a_port_open_to_strangers_needs_a_token(trainer: Trainer) -> None:
+def test_a_port_that_other_machines_can_reach_needs_a_token(trainer: Trainer) -> None:
     with pytest.raises(AddressError, match="give a token"):
         RLlinkServer(trainer, address="0.0.0.0:0")
     with pytest.raises(ConfigurationError, match="printable"):

@@ -192,7 +192,7 @@ def test_an_env_service_actor_can_be_used_by_itself() -> None:
         num_envs=2,
         address="127.0.0.1:0",
         autoreset="disabled",
-        speaks=["rlmesh.protocol.v1"],
+        dialects=["rlmesh.protocol.v1"],
     )
     address = ray.get(actor.address.remote())
     env = RemoteVectorEnv(address)
@@ -210,7 +210,9 @@ def test_a_model_service_actor_serves_what_was_trained(
     trained: tuple[list[TrainingProgress], Path],
 ) -> None:
     actor_class: Any = ModelServiceActor
-    actor = actor_class.options(num_cpus=0.1).remote(str(trained[1]), speaks=["rlmesh.protocol.v1"])
+    actor = actor_class.options(num_cpus=0.1).remote(
+        str(trained[1]), dialects=["rlmesh.protocol.v1"]
+    )
 
     with RemoteModel(ray.get(actor.address.remote())) as model:
         model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=4))

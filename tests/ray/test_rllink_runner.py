@@ -371,9 +371,7 @@ def test_what_cannot_work_is_said_on_the_driver(
 def test_runners_listen_for_strangers_if_they_are_told_to(
     listen: Listen, simulators: Simulators
 ) -> None:
-    runner = listen(
-        configured(address="0.0.0.0:0", service_address="0.0.0.0:0", open_to_strangers=True)
-    )
+    runner = listen(configured(address="0.0.0.0:0", service_address="0.0.0.0:0", no_token=True))
     _, _, port = runner.address.rpartition(":")
     simulators.start(f"127.0.0.1:{port}", asking)
 

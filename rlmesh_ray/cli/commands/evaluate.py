@@ -1,4 +1,4 @@
-"""``rlmesh-ray evaluate``: what a policy earns in an environment."""
+"""``rlmesh-ray evaluate``: the returns of a policy in an environment."""
 
 import contextlib
 import math
@@ -11,10 +11,11 @@ import typer
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import muted
 from rlmesh_ray.cli.options.common import (
-    ACCESS,
+    CONNECTION,
     ENVIRONMENT,
     OUTPUT,
     POLICY,
+    SECURITY,
     DebugFlag,
     EditionText,
     EnvKwargs,
@@ -77,7 +78,7 @@ SeedOption = Annotated[
         "--seed",
         metavar="SEED",
         rich_help_panel=_EPISODES,
-        help="Of the first episode, 0 or more; episode i starts with seed + i.",
+        help="Seed of the first episode, 0 or more; episode i starts with seed + i.",
     ),
 ]
 LanesOption = Annotated[
@@ -86,7 +87,7 @@ LanesOption = Annotated[
         "--num-envs",
         min=1,
         rich_help_panel=ENVIRONMENT,
-        help="Lanes, for an id.",
+        help="Lanes of each session, for an id or a factory.",
         show_default="at most 8",
     ),
 ]
@@ -96,7 +97,7 @@ OutputOption = Annotated[
         "--output",
         metavar="FILE.jsonl",
         rich_help_panel=OUTPUT,
-        help="A new file for the episodes, one JSON object a line, written as they end.",
+        help="A new file for the episodes: one JSON object a line, written as each ends.",
     ),
 ]
 EnvTimeoutOption = Annotated[
@@ -106,7 +107,7 @@ EnvTimeoutOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=_EPISODES,
         callback=positive_s,
-        help="How long to wait for any answer of an environment; what hangs counts as lost.",
+        help="Longest wait for an answer of an environment; after it, the endpoint counts as lost.",
     ),
 ]
 ModelTimeoutOption = Annotated[
@@ -116,7 +117,7 @@ ModelTimeoutOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=_EPISODES,
         callback=positive_s,
-        help="How long to wait for any answer of a policy.",
+        help="Longest wait for an answer of a policy.",
     ),
 ]
 ReconnectOption = Annotated[
@@ -126,7 +127,7 @@ ReconnectOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=_EPISODES,
         callback=non_negative_s,
-        help="How long to wait for lost endpoints to come back when none is left.",
+        help="Once all endpoints are lost, wait this long for one to come back.",
     ),
 ]
 ModelTokenFile = Annotated[
@@ -135,8 +136,8 @@ ModelTokenFile = Annotated[
         "--model-token-file",
         exists=True,
         dir_okay=False,
-        rich_help_panel=ACCESS,
-        help="The model endpoint's token, where it differs.",
+        rich_help_panel=SECURITY,
+        help="Token of the model's endpoint, if it is another one.",
     ),
 ]
 ModelEditionText = Annotated[
@@ -144,8 +145,8 @@ ModelEditionText = Annotated[
     typer.Option(
         "--model-edition-text",
         metavar="NAME_OR_SHA256",
-        rich_help_panel=ACCESS,
-        help="The same, of the model's endpoint.",
+        rich_help_panel=CONNECTION,
+        help="--edition-text of the model's endpoint.",
     ),
 ]
 
@@ -173,10 +174,10 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Run episodes at all endpoints at once and count the returns.
+    """Run episodes at all endpoints at once and summarize the returns.
 
-    What is not served yet, an id or a checkpoint, is served for the length of the command. An
-    endpoint that dies costs no finished episode: the others go on, and it is dialed again.
+    An id or a checkpoint is served while the command runs. An endpoint that dies costs no finished
+    episode: the other endpoints go on, and the command dials it again.
     """
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.evaluation import check_seeds

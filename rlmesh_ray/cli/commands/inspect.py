@@ -21,37 +21,11 @@ from rlmesh_ray.cli.options.common import (
     client_tls,
     read_token,
 )
-from rlmesh_ray.client import env_handshake, model_handshake
-from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.client.health import HealthStatus, check_health
 from rlmesh_ray.errors import EndpointUnreachableError
 from rlmesh_ray.protocol.address import is_dm_env_rpc_address
 
 _DM_ENV_RPC = "dm_env_rpc.v1"
 _DM_ENV_RPC_SERVICE = "dm_env_rpc.v1.Environment"
-
-
-def dialects_of_env(connect_options: ConnectOptions) -> tuple[str, ...]:
-    """Return what can be spoken with the EnvService of an endpoint, and dm_env_rpc's protocol.
-
-    Whether that is spoken, too, is seen only where the endpoint's health tells of its services, as
-    that of rlmesh-ray does: to ask in that protocol would be to join.
-
-    Raises:
-        EndpointError: The endpoint cannot be reached.
-    """
-    health = check_health(connect_options, _DM_ENV_RPC_SERVICE)
-    is_known = health.status in (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
-    return env_handshake.generations_of(connect_options) + ((_DM_ENV_RPC,) if is_known else ())
-
-
-def dialects_of_model(connect_options: ConnectOptions) -> tuple[str, ...]:
-    """Return what can be spoken with the ModelService of an endpoint.
-
-    Raises:
-        EndpointError: The endpoint cannot be reached.
-    """
-    return model_handshake.generations_of(connect_options)
 
 
 if TYPE_CHECKING:
@@ -195,13 +169,40 @@ def _range(values: Sequence[float], episode_ids: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys(f"{end:.6g}" for end in ends)) or "-"
 
 
+def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
+    """Return the dialects of an endpoint's EnvService, dm_env_rpc included.
+
+    dm_env_rpc is known only where the endpoint's health lists its services, as that of rlmesh-ray
+    does: to ask in dm_env_rpc itself would open a session.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached.
+    """
+    from rlmesh_ray.client.env_handshake import generations_of
+    from rlmesh_ray.client.health import HealthStatus, check_health
+
+    health = check_health(connect_options, _DM_ENV_RPC_SERVICE)
+    is_known = health.status in (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
+    return generations_of(connect_options) + ((_DM_ENV_RPC,) if is_known else ())
+
+
+def dialects_of_model(connect_options: "ConnectOptions") -> tuple[str, ...]:
+    """Return the dialects of an endpoint's ModelService.
+
+    Raises:
+        EndpointError: The endpoint cannot be reached.
+    """
+    from rlmesh_ray.client.model_handshake import generations_of
+
+    return generations_of(connect_options)
+
+
 def _services(connect_options: "ConnectOptions") -> "list[_Service]":
     """Ask for both services, where there can be both; return those that answer.
 
     Raises:
         EndpointError: None of them does.
     """
-    from rlmesh_ray.cli.commands.inspect import dialects_of_env, dialects_of_model
     from rlmesh_ray.client.lane_client import probe_endpoint as ask_env
     from rlmesh_ray.client.remote_model import shake_hands as ask_model
 

@@ -1,4 +1,4 @@
-"""``rlmesh-ray pool``: where endpoints outside of Ray register themselves."""
+"""``rlmesh-ray pool``: a registrar for endpoints outside of Ray."""
 
 import contextlib
 import importlib.util
@@ -12,8 +12,8 @@ import typer
 from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.options.common import (
-    ACCESS,
     POOL,
+    SECURITY,
     DebugFlag,
     JsonFlag,
     TlsCertificate,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _POLL_S = 1.0
 
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="What endpoints and trainings call the pool.")
+    str, typer.Argument(metavar="NAME", help="Name of the pool, for its endpoints and trainings.")
 ]
 SecretOption = Annotated[
     Path | None,
@@ -41,9 +41,9 @@ SecretOption = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="The pool's token, which its endpoints have, too; mode 0600. Without it, "
-        f"the variable {POOL_TOKEN_VARIABLE} counts.",
+        rich_help_panel=SECURITY,
+        help="The pool's token, which its endpoints share; mode 0600.",
+        show_default=f"the token in {POOL_TOKEN_VARIABLE}",
     ),
 ]
 RayOption = Annotated[
@@ -52,8 +52,8 @@ RayOption = Annotated[
         "--ray-address",
         metavar="ADDRESS",
         rich_help_panel=POOL,
-        help="The Ray of the trainings, as ray.init takes it.",
-        show_default="RAY_ADDRESS, or the one on this machine",
+        help="The Ray cluster of the trainings, as ray.init takes it.",
+        show_default="RAY_ADDRESS, or the cluster on this machine",
     ),
 ]
 EndpointAuthorityOption = Annotated[
@@ -63,9 +63,9 @@ EndpointAuthorityOption = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="Endpoints speak TLS; who must have signed their certificates (PEM). The file must "
-        "lie where runners are, too.",
+        rich_help_panel=SECURITY,
+        help="Endpoints use TLS; the authority that signed their certificates (PEM). The file "
+        "must also exist on the runners' nodes.",
     ),
 ]
 
@@ -84,28 +84,28 @@ def pool(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Keep a pool of endpoints that register themselves, beside a running Ray, until stopped.
+    """Run the registrar of a pool of endpoints, beside a running Ray, until it is stopped.
 
-    Endpoints come by serve-env --register NAME@HOST:PORT, on machines that need no Ray.
+    Endpoints register with serve-env --register NAME@HOST:PORT, on machines that need no Ray.
 
-    Trainings on the same Ray take whatever is there: configure(config, EnvPool.find(NAME)).
+    Trainings on the same Ray use all registered endpoints: configure(config, EnvPool.find(NAME)).
     """
     from rlmesh_ray.cli.local_ray import connected_ray
     from rlmesh_ray.cli.log_setup import show_log
 
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError(
-            "a pool is kept beside a Ray, which the base install does not have: pip install "
-            "'.[rllib]' in a checkout of rlmesh-ray; endpoints do without (serve-env --register)"
+            "a pool runs beside a Ray cluster, and the base install has no Ray: pip install "
+            "'.[rllib]' in a checkout of rlmesh-ray; endpoints need none (serve-env --register)"
         )
     console: Console = context.obj
     secret = pool_secret(token_file)
-    # The registrar has a process, and a folder, of its own.
+    # The registrar runs in another process, with another current folder.
     own = [file and file.absolute() for file in (tls_cert, tls_key, tls_client_ca)]
     tls = server_tls(*own, from_ray=tls_from_ray)
     endpoint_tls = client_tls(endpoint_tls_ca and endpoint_tls_ca.absolute())
     show_log()
-    # No Ray is started here: nobody would train on it.
+    # Starts no Ray: no training would run on it.
     where = ray_address or os.environ.get("RAY_ADDRESS") or "auto"
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -143,27 +143,27 @@ def _announce(console: Console, pool: "EnvPool", *, is_protected: bool) -> None:
 
 
 def _follow(console: Console, pool: "EnvPool") -> None:
-    """Tell who comes and goes, for ever."""
+    """Report each endpoint that registers or leaves, for ever."""
     known: dict[str, EndpointRecord] = {}
     while True:
         try:
             now = {record.endpoint_id: record for record in pool.endpoints}
         except EndpointError as error:
-            # The registrar is another process, and goes on.
-            console.say(f"who is there is not known just now: {error}", style="yellow")
+            # The registrar is another process, which goes on.
+            console.say(f"the registered endpoints are not known now: {error}", style="yellow")
             time.sleep(_POLL_S)
             continue
         for record in (known[name] for name in known.keys() - now.keys()):
             console.event("left", endpoint_id=record.endpoint_id, address=record.address)
-            console.say(f"{record.endpoint_id} has left")
+            console.say(f"{record.endpoint_id} has left the pool")
         for name in now:
             if now[name] != known.get(name):
-                _tell_arrival(console, now[name])
+                _report_arrival(console, now[name])
         known = now
         time.sleep(_POLL_S)
 
 
-def _tell_arrival(console: Console, record: "EndpointRecord") -> None:
+def _report_arrival(console: Console, record: "EndpointRecord") -> None:
     console.event(
         "came",
         endpoint_id=record.endpoint_id,
@@ -171,5 +171,6 @@ def _tell_arrival(console: Console, record: "EndpointRecord") -> None:
         incarnation=record.incarnation,
     )
     console.say(
-        f"{record.endpoint_id} is there, at {record.address} (incarnation {record.incarnation})"
+        f"{record.endpoint_id} has registered at {record.address} "
+        f"(incarnation {record.incarnation})"
     )

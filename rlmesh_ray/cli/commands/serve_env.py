@@ -12,6 +12,8 @@ from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import LogFormatOption
 from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
+    LIMITS,
+    SECURITY,
     SERVING,
     DebugFlag,
     EnvKwargs,
@@ -37,8 +39,8 @@ from rlmesh_ray.cli.options.serving import (
     EnvDialectChoice,
     IdleTimeout,
     NoSpin,
+    NoTokenFlag,
     OnBadValue,
-    OpenToStrangers,
     TlsClientAuthority,
     Transport,
     TransportOption,
@@ -88,7 +90,7 @@ LanesOption = Annotated[
         "--num-envs",
         min=1,
         rich_help_panel=ENVIRONMENT,
-        help="Lanes that each session gets.",
+        help="Lanes of each session.",
     ),
 ]
 AutoresetOption = Annotated[
@@ -96,7 +98,7 @@ AutoresetOption = Annotated[
     typer.Option(
         "--autoreset",
         rich_help_panel=ENVIRONMENT,
-        help="Whether several lanes reset after an episode's end.",
+        help="Autoreset mode of several lanes.",
     ),
 ]
 SessionsOption = Annotated[
@@ -104,8 +106,8 @@ SessionsOption = Annotated[
     typer.Option(
         "--max-sessions",
         min=1,
-        rich_help_panel=SERVING,
-        help="Most sessions at once.",
+        rich_help_panel=LIMITS,
+        help="Most sessions at a time.",
         show_default="16",
     ),
 ]
@@ -114,7 +116,7 @@ ValidationOption = Annotated[
     typer.Option(
         "--validation",
         rich_help_panel=ENVIRONMENT,
-        help="What happens to values out of range.",
+        help="How to treat values out of range.",
     ),
 ]
 OnBadValueOption = Annotated[
@@ -122,7 +124,7 @@ OnBadValueOption = Annotated[
     typer.Option(
         "--on-bad-value",
         rich_help_panel=ENVIRONMENT,
-        help="At NaN in an observation or a reward that is not finite: raise an error, or truncate "
+        help="On NaN in an observation or a reward that is not finite: raise an error, or truncate "
         "the episode after its last good observation (single environments only).",
     ),
 ]
@@ -131,9 +133,9 @@ GraceOption = Annotated[
     typer.Option(
         "--step-grace",
         metavar="SECONDS",
-        rich_help_panel=ENVIRONMENT,
+        rich_help_panel=LIMITS,
         callback=non_negative_s,
-        help="How long after its deadline a step's worker is killed.",
+        help="Kill a worker this long after a step's deadline.",
     ),
 ]
 
@@ -144,24 +146,25 @@ CallsOption = Annotated[
         metavar="NAME",
         rich_help_panel=ENVIRONMENT,
         callback=_callable_names,
-        help="Method or attribute that clients may call, such as set_task; repeatable.",
+        help="Method or attribute that clients may use, such as set_task; repeatable.",
     ),
 ]
 ObserversOption = Annotated[
     bool,
     typer.Option(
         "--no-observers",
-        rich_help_panel=SERVING,
-        help="Show sessions to nobody but their clients.",
+        rich_help_panel=SECURITY,
+        help="Refuse observers of sessions (see inspect --sessions).",
     ),
 ]
-SpeakOption = Annotated[
+DialectOption = Annotated[
     list[EnvDialectChoice] | None,
     typer.Option(
-        "--speak",
+        "--dialect",
+        "--generation",
         metavar="DIALECT",
         rich_help_panel=SERVING,
-        help=f"What clients may speak: {', '.join(EnvDialectChoice)}; repeatable.",
+        help=f"Dialect to enable: {', '.join(EnvDialectChoice)}; repeatable.",
         show_default="all that are installed",
     ),
 ]
@@ -182,13 +185,13 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     no_observers: ObserversOption = False,
     allow_shutdown: AllowShutdown = False,
     accept_edition_text: AcceptedTexts = None,
-    speak: SpeakOption = None,
+    dialect: DialectOption = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientAuthority = None,
     tls_from_ray: TlsFromRay = False,
-    open_to_strangers: OpenToStrangers = False,
+    no_token: NoTokenFlag = False,
     idle_timeout: IdleTimeout = None,
     transport: TransportOption = Transport.AUTO,
     data_address: DataAddress = None,
@@ -235,7 +238,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             max_sessions=max_sessions,
             token=token,
             tls=server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray),
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
             validation=validation.value,
             on_bad_value=on_bad_value.value,
             step_grace_s=step_grace,
@@ -243,7 +246,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             observers=not no_observers,
             allow_shutdown=allow_shutdown,
             accept_edition_texts=accept_edition_text or (),
-            speaks=[language.value for language in speak] if speak else None,
+            dialects=[each.value for each in dialect] if dialect else None,
             idle_timeout_s=idle_timeout,
             transport=transport.value,
             data_address=data_address,

@@ -10,6 +10,7 @@ from rlmesh_ray import __version__
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.cli.log_setup import LogFormatOption, muted
 from rlmesh_ray.cli.options.common import (
+    LIMITS,
     POLICY,
     SERVING,
     DebugFlag,
@@ -27,7 +28,7 @@ from rlmesh_ray.cli.options.serving import (
     IdleTimeout,
     ModelDialectChoice,
     NoSpin,
-    OpenToStrangers,
+    NoTokenFlag,
     TlsClientAuthority,
     server_tls,
 )
@@ -45,7 +46,7 @@ Explore = Annotated[
     typer.Option(
         "--explore",
         rich_help_panel=POLICY,
-        help="Sample actions instead of taking the likeliest (RLlib checkpoints).",
+        help="Sample actions instead of taking the most likely one (RLlib checkpoints).",
     ),
 ]
 Device = Annotated[
@@ -54,7 +55,7 @@ Device = Annotated[
         "--device",
         metavar="DEVICE",
         rich_help_panel=POLICY,
-        help="Where torch runs, such as cuda:0.",
+        help="Device of the policy, as torch names it, such as cuda:0.",
         show_default="cpu",
     ),
 ]
@@ -73,16 +74,16 @@ Compile = Annotated[
     typer.Option(
         "--compile",
         rich_help_panel=POLICY,
-        help="Run the module through torch.compile, with --bucket.",
+        help="Compile the module with torch.compile, once for each --bucket.",
     ),
 ]
 Threads = Annotated[
     int,
     typer.Option(
-        "--threads",
+        "--torch-threads",
         min=1,
         rich_help_panel=POLICY,
-        help="Threads of torch; more pay for large modules only.",
+        help="Threads that torch uses; more than one pays for large modules only.",
     ),
 ]
 MaxBatchRows = Annotated[
@@ -90,7 +91,7 @@ MaxBatchRows = Annotated[
     typer.Option(
         "--max-batch-rows",
         min=1,
-        rich_help_panel=SERVING,
+        rich_help_panel=LIMITS,
         help="Most rows in a batch that joins requests.",
     ),
 ]
@@ -98,18 +99,18 @@ MaxMessageBytes = Annotated[
     int | None,
     typer.Option(
         "--max-message-bytes",
-        rich_help_panel=SERVING,
-        help="Size of the largest message to accept.",
+        rich_help_panel=LIMITS,
+        help="Largest message to accept.",
         show_default="what the policy's batches need, or 32 MiB",
     ),
 ]
-Speak = Annotated[
+Dialects = Annotated[
     list[ModelDialectChoice] | None,
     typer.Option(
-        "--speak",
+        "--dialect",
         metavar="DIALECT",
         rich_help_panel=SERVING,
-        help=f"What clients may speak: {', '.join(ModelDialectChoice)}; repeatable.",
+        help=f"Dialect to enable: {', '.join(ModelDialectChoice)}; repeatable.",
         show_default="both",
     ),
 ]
@@ -130,7 +131,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     device: Device = None,
     bucket: Buckets = None,
     compile_module: Compile = False,
-    threads: Threads = 1,
+    torch_threads: Threads = 1,
     max_batch_rows: MaxBatchRows = DEFAULT_MAX_ROWS,
     max_message_bytes: MaxMessageBytes = None,
     allow_shutdown: AllowShutdown = False,
@@ -139,17 +140,17 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         typer.Option(
             "--stop-on-close",
             rich_help_panel=SERVING,
-            help="Stop when the first client closes its session.",
+            help="Stop the server when the first client closes its session.",
         ),
     ] = False,
     accept_edition_text: AcceptedTexts = None,
-    speak: Speak = None,
+    dialect: Dialects = None,
     token_file: TokenFile = None,
     tls_cert: TlsCertificate = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientAuthority = None,
     tls_from_ray: TlsFromRay = False,
-    open_to_strangers: OpenToStrangers = False,
+    no_token: NoTokenFlag = False,
     idle_timeout: IdleTimeout = None,
     no_spin: NoSpin = False,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -174,7 +175,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
         token = read_token(token_file)
         tls = server_tls(tls_cert, tls_key, tls_client_ca, from_ray=tls_from_ray)
         # Loading the policy may take long.
-        checked_address(address, token, open_to_strangers=open_to_strangers)
+        checked_address(address, token, no_token=no_token)
         with muted():
             policy = load_policy(
                 checkpoint,
@@ -188,14 +189,14 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             address=address,
             token=token,
             tls=tls,
-            open_to_strangers=open_to_strangers,
+            no_token=no_token,
             max_batch_rows=max_batch_rows,
             max_message_bytes=max_message_bytes,
-            torch_threads=threads,
+            torch_threads=torch_threads,
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,
             accept_edition_texts=accept_edition_text or (),
-            speaks=[language.value for language in speak] if speak else None,
+            dialects=[each.value for each in dialect] if dialect else None,
             idle_timeout_s=idle_timeout,
             spin=False if no_spin else None,
         )

@@ -32,8 +32,8 @@ RayAddressOption = Annotated[
     typer.Option(
         "--ray-address",
         metavar="ADDRESS",
-        help="The cluster, as ray.init takes it.",
-        show_default="RAY_ADDRESS, else the one that runs on this machine",
+        help="The Ray cluster, as ray.init takes it.",
+        show_default="RAY_ADDRESS, or the cluster on this machine",
     ),
 ]
 WatchFlag = Annotated[
@@ -41,7 +41,7 @@ WatchFlag = Annotated[
     typer.Option(
         "--watch",
         rich_help_panel=OUTPUT,
-        help="PollAnswer again every 3 s, as often as endpoints tell.",
+        help="Refresh every 3 s, as often as endpoints report.",
     ),
 ]
 DashboardFlag = Annotated[

@@ -63,7 +63,7 @@ AlgoOption = Annotated[
         "--algo",
         metavar="NAME",
         rich_help_panel=_TRAINING,
-        help="PPO, APPO, IMPALA, DQN or SAC, as RLlib has them.",
+        help="An algorithm of RLlib: PPO, APPO, IMPALA, DQN or SAC.",
     ),
 ]
 EndpointsOption = Annotated[
@@ -72,7 +72,7 @@ EndpointsOption = Annotated[
         "--num-endpoints",
         min=1,
         rich_help_panel=ENVIRONMENT,
-        help="EndpointSet to start, for an id.",
+        help="Endpoints to start, for an id or a factory.",
         show_default="one a runner",
     ),
 ]
@@ -82,7 +82,7 @@ LanesOption = Annotated[
         "--num-envs",
         min=1,
         rich_help_panel=ENVIRONMENT,
-        help="Lanes of each endpoint, for an id.",
+        help="Lanes of each session, for an id or a factory.",
         show_default=str(_DEFAULT_LANES),
     ),
 ]
@@ -92,7 +92,7 @@ RunnersOption = Annotated[
         "--num-env-runners",
         min=0,
         rich_help_panel=_TRAINING,
-        help="RLlib's EnvRunners; 0: the driver samples itself.",
+        help="EnvRunner actors of RLlib; 0: the driver samples.",
     ),
 ]
 ReturnOption = Annotated[
@@ -101,7 +101,7 @@ ReturnOption = Annotated[
         "--stop-return",
         metavar="RETURN",
         rich_help_panel=_TRAINING,
-        help="Mean return to reach.",
+        help="Stop at this mean return.",
     ),
 ]
 ItersOption = Annotated[
@@ -110,7 +110,7 @@ ItersOption = Annotated[
         "--stop-iters",
         min=1,
         rich_help_panel=_TRAINING,
-        help="Most iterations.",
+        help="Stop after this many iterations.",
         show_default=f"{_DEFAULT_ITERS}, without --stop-return",
     ),
 ]
@@ -121,7 +121,7 @@ FolderOption = Annotated[
         file_okay=False,
         metavar="FOLDER",
         rich_help_panel=OUTPUT,
-        help="Gets checkpoint/ and learning_curve.png.",
+        help="Folder for checkpoint/ and learning_curve.png.",
         show_default="runs/ENV-ALGO-TIME",
     ),
 ]
@@ -131,7 +131,7 @@ SeedOption = Annotated[
         "--seed",
         metavar="SEED",
         rich_help_panel=_TRAINING,
-        help="Of everything RLlib seeds; sessions go together then.",
+        help="Seed of everything that RLlib seeds; sessions then step together.",
     ),
 ]
 
@@ -142,7 +142,7 @@ SetOption = Annotated[
         "--set",
         metavar="NAME=VALUE",
         rich_help_panel=_TRAINING,
-        help="A hyperparameter as AlgorithmConfig.training() has it, such as lr=1e-4 or "
+        help="A hyperparameter of AlgorithmConfig.training(), such as lr=1e-4 or "
         "model_config.fcnet_hiddens=[64,64]; repeatable.",
     ),
 ]
@@ -154,7 +154,7 @@ ConfigOption = Annotated[
         dir_okay=False,
         readable=True,
         rich_help_panel=_TRAINING,
-        help="Hyperparameters in YAML or JSON; --set comes after it.",
+        help="Hyperparameters in YAML or JSON; --set overrides them.",
     ),
 ]
 

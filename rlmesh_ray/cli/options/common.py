@@ -1,4 +1,8 @@
-"""Options that commands of all kinds share, and what is made of them."""
+"""Options that several commands share, and functions that read them.
+
+A flag and the Python parameter of the same thing share their name: ``--step-grace`` is
+``step_grace_s``, a repeatable ``--allow-call`` is ``allow_calls``, ``--no-spin`` is ``spin=False``.
+"""
 
 import enum
 import json
@@ -21,15 +25,17 @@ TOKEN_VARIABLE = "RLMESH_RAY_TOKEN"
 
 # The groups of options in --help, in the order in which commands name their options.
 ENVIRONMENT = "Environment"
-POLICY = "ValidationMode"
+POLICY = "Policy"
 SERVING = "Serving"
-ACCESS = "Access"
+LIMITS = "Limits"
+CONNECTION = "Connection"
+SECURITY = "Security"
 POOL = "Pool"
-OUTPUT = "Output"
+OUTPUT = "Output and logging"
 
 
 class ValidationChoice(enum.StrEnum):
-    """What happens to values out of range."""
+    """How an endpoint treats values out of range."""
 
     WARN = "warn"
     STRICT = "strict"
@@ -43,7 +49,7 @@ JsonFlag = Annotated[
     typer.Option(
         "--json",
         rich_help_panel=OUTPUT,
-        help="One JSON object a line on stdout; people's text on stderr.",
+        help="One JSON object a line on stdout; text for people on stderr.",
     ),
 ]
 DebugFlag = Annotated[
@@ -58,9 +64,9 @@ TokenFile = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="A token a line, with its role (probe, client, operator) if it has one; mode 0600. "
-        f"Without it, the variable {TOKEN_VARIABLE} counts.",
+        rich_help_panel=SECURITY,
+        help="One token a line, optionally with its role (probe, client, operator); mode 0600.",
+        show_default=f"the token in {TOKEN_VARIABLE}",
     ),
 ]
 TlsCertificate = Annotated[
@@ -70,8 +76,8 @@ TlsCertificate = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="Own certificate (PEM).",
+        rich_help_panel=SECURITY,
+        help="Certificate to present (PEM).",
     ),
 ]
 TlsKey = Annotated[
@@ -81,8 +87,8 @@ TlsKey = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="Its key (PEM).",
+        rich_help_panel=SECURITY,
+        help="Private key of --tls-cert (PEM).",
     ),
 ]
 TlsAuthority = Annotated[
@@ -92,15 +98,15 @@ TlsAuthority = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="Speak TLS; who must have signed the endpoint's certificate (PEM).",
+        rich_help_panel=SECURITY,
+        help="Use TLS; the authority that signed the endpoint's certificate (PEM).",
     ),
 ]
 TlsFromRay = Annotated[
     bool,
     typer.Option(
         "--tls-from-ray",
-        rich_help_panel=ACCESS,
+        rich_help_panel=SECURITY,
         help="Mutual TLS with the files that Ray's RAY_TLS_* variables name.",
     ),
 ]
@@ -109,8 +115,8 @@ EditionText = Annotated[
     typer.Option(
         "--edition-text",
         metavar="NAME_OR_SHA256",
-        rich_help_panel=ACCESS,
-        help="Edition text of an endpoint that implements another one than this package, "
+        rich_help_panel=CONNECTION,
+        help="The edition text that the endpoint implements, if it is not this package's, "
         f"such as {next(iter(KNOWN_TEXTS))}.",
     ),
 ]
@@ -128,9 +134,9 @@ EnvKwargs = Annotated[
 
 
 def read_token(file: Path | None) -> TokenSource | None:
-    """Return where the token is: ``file``, or itself from the environment; None: there is none.
+    """Return a client's or a server's token: ``file``, or the text in the environment, or None.
 
-    Tokens never stand on a command line: every user of the machine can read those.
+    No option takes a token itself: every user of the machine can read command lines.
 
     Raises:
         ConfigurationError: The file cannot be used, or the token cannot travel in a header.
@@ -155,13 +161,13 @@ def client_tls(
     *,
     from_ray: bool = False,
 ) -> "ClientTls | None":
-    """Return how a client speaks TLS; None for plain text.
+    """Return the TLS files of a client; None for plain text.
 
     Args:
         authority: ``--tls-ca``.
-        certificate: ``--tls-cert``; without ``authority`` one of the system's is meant.
+        certificate: ``--tls-cert``; without ``authority`` the system's authorities count.
         private_key: ``--tls-key``.
-        from_ray: ``--tls-from-ray``, which stands alone.
+        from_ray: ``--tls-from-ray``, which excludes all other TLS options.
 
     Raises:
         typer.BadParameter: The options do not go together.
@@ -181,10 +187,10 @@ def client_tls(
 
 
 def require_alone(*files: Path | None) -> None:
-    """Refuse options that name files beside ``--tls-from-ray``.
+    """Refuse TLS files beside ``--tls-from-ray``.
 
     Raises:
-        typer.BadParameter: One is given.
+        typer.BadParameter: A file is given.
     """
     if any(file is not None for file in files):
         raise typer.BadParameter(
@@ -194,10 +200,10 @@ def require_alone(*files: Path | None) -> None:
 
 
 def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
-    """Return the keyword arguments that ``text`` holds as JSON.
+    """Return the keyword arguments in ``text``, a JSON object.
 
     Raises:
-        typer.BadParameter: It is not a JSON object.
+        typer.BadParameter: ``text`` is not a JSON object.
     """
     if text is None:
         return None
@@ -214,9 +220,9 @@ def parse_env_kwargs(text: str | None) -> dict[str, object] | None:
 
 
 def search_current_folder(env: str) -> None:
-    """Have modules in the current folder found, if ``env`` names one: ``module:...``.
+    """Put the current folder on ``sys.path``, if ``env`` names a module: ``module:...``.
 
-    A console script has its own folder on the path instead.
+    The path of a console script has the script's own folder instead.
     """
     here = os.getcwd()
     if ":" in env and here not in sys.path:

@@ -1,4 +1,4 @@
-"""Options of commands that serve something, and what is made of them."""
+"""Options of the commands that serve an environment or a policy."""
 
 import enum
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlmesh_ray.cli.options.common import ACCESS, SERVING, require_alone
+from rlmesh_ray.cli.options.common import LIMITS, SECURITY, SERVING, require_alone
 from rlmesh_ray.cli.options.duration_params import positive_s
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
 from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class ModelDialectChoice(enum.StrEnum):
-    """What clients of a policy may speak."""
+    """Dialects of a policy's endpoint."""
 
     PROTOCOL_V1 = PROTOCOL_V1
     WIRE_V1 = WIRE_V1
 
 
 class EnvDialectChoice(enum.StrEnum):
-    """What clients of an environment may speak."""
+    """Dialects of an environment's endpoint."""
 
     PROTOCOL_V1 = PROTOCOL_V1
     WIRE_V1 = WIRE_V1
@@ -31,14 +31,14 @@ class EnvDialectChoice(enum.StrEnum):
 
 
 class Autoreset(enum.StrEnum):
-    """What several lanes do after an episode's end."""
+    """Autoreset mode of an endpoint with several lanes."""
 
     NEXT_STEP = "next_step"
     DISABLED = "disabled"
 
 
 class Transport(enum.StrEnum):
-    """What steps may travel by, besides gRPC messages."""
+    """Transports of steps, besides gRPC messages."""
 
     AUTO = "auto"
     SHARED_MEMORY = "shared_memory"
@@ -47,7 +47,7 @@ class Transport(enum.StrEnum):
 
 
 class OnBadValue(enum.StrEnum):
-    """What happens where an observation would be refused."""
+    """How an endpoint treats an observation or a reward that it cannot deliver."""
 
     ERROR = "error"
     TRUNCATE = "truncate"
@@ -59,7 +59,7 @@ AddressToListen = Annotated[
         "--address",
         metavar="HOST:PORT",
         rich_help_panel=SERVING,
-        help="Where to listen: HOST:PORT (port 0: a free one) or unix:PATH.",
+        help="HOST:PORT to listen on (port 0: a free one), or unix:PATH.",
     ),
 ]
 TlsClientAuthority = Annotated[
@@ -69,16 +69,16 @@ TlsClientAuthority = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        rich_help_panel=ACCESS,
-        help="Let in only clients with a certificate that this authority signed (PEM).",
+        rich_help_panel=SECURITY,
+        help="Accept only clients whose certificate this authority signed (PEM).",
     ),
 ]
-OpenToStrangers = Annotated[
+NoTokenFlag = Annotated[
     bool,
     typer.Option(
-        "--open-to-strangers",
-        rich_help_panel=ACCESS,
-        help="Listen without a token where other machines can reach it: everybody may use it.",
+        "--no-token",
+        rich_help_panel=SECURITY,
+        help="Serve without a token where other machines can connect: every client may use it.",
     ),
 ]
 IdleTimeout = Annotated[
@@ -86,9 +86,10 @@ IdleTimeout = Annotated[
     typer.Option(
         "--idle-timeout",
         metavar="SECONDS",
-        rich_help_panel=SERVING,
+        rich_help_panel=LIMITS,
         callback=positive_s,
-        help="End sessions without a request for so long; by default none.",
+        help="End sessions that are idle for this long.",
+        show_default="never",
     ),
 ]
 TransportOption = Annotated[
@@ -96,7 +97,7 @@ TransportOption = Annotated[
     typer.Option(
         "--transport",
         rich_help_panel=SERVING,
-        help="How steps may travel, besides gRPC.",
+        help="Transport of steps, besides gRPC messages.",
         show_default=False,
     ),
 ]
@@ -106,7 +107,8 @@ DataAddress = Annotated[
         "--data-address",
         metavar="HOST:PORT",
         rich_help_panel=SERVING,
-        help="Where steps over TCP come; by default a free port.",
+        help="HOST:PORT for steps over TCP.",
+        show_default="a free port",
     ),
 ]
 DataAdvertise = Annotated[
@@ -115,7 +117,7 @@ DataAdvertise = Annotated[
         "--data-advertise",
         metavar="PORT",
         rich_help_panel=SERVING,
-        help="That port as clients see it, if it is mapped.",
+        help="Its port as clients dial it, where it is mapped.",
     ),
 ]
 NoSpin = Annotated[
@@ -123,15 +125,15 @@ NoSpin = Annotated[
     typer.Option(
         "--no-spin",
         rich_help_panel=SERVING,
-        help="Have every wait sleep at once, also short ones.",
+        help="Sleep in every wait at once; do not spin first.",
     ),
 ]
 AllowShutdown = Annotated[
     bool,
     typer.Option(
         "--allow-shutdown",
-        rich_help_panel=SERVING,
-        help="Let clients stop the endpoint; by default none may.",
+        rich_help_panel=SECURITY,
+        help="Let clients stop the endpoint.",
     ),
 ]
 AcceptedTexts = Annotated[
@@ -140,8 +142,8 @@ AcceptedTexts = Annotated[
         "--accept-edition-text",
         metavar="NAME_OR_SHA256",
         rich_help_panel=SERVING,
-        help="Serve clients of another edition text as well, such as "
-        f"{next(iter(KNOWN_TEXTS))}; repeatable.",
+        help=f"Also serve clients of this edition text, such as {next(iter(KNOWN_TEXTS))}; "
+        "repeatable.",
     ),
 ]
 
@@ -153,13 +155,13 @@ def server_tls(
     *,
     from_ray: bool = False,
 ) -> "ServerTls | None":
-    """Return how a server speaks TLS; None where no file is given.
+    """Return the TLS files of a server; None where no file is given.
 
     Args:
         certificate: ``--tls-cert``.
         private_key: ``--tls-key``.
         client_ca: ``--tls-client-ca``.
-        from_ray: ``--tls-from-ray``, which stands alone.
+        from_ray: ``--tls-from-ray``, which excludes all other TLS options.
 
     Raises:
         typer.BadParameter: The options do not go together.

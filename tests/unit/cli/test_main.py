@@ -1,18 +1,28 @@
+import inspect
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from benchmarks.cli.commands import app as benchmarks
-from rlmesh_ray import __version__
-from rlmesh_ray.cli.main import main, run
+from rlmesh_ray import EnvServer, ModelServer, __version__, evaluate
+from rlmesh_ray.cli.main import app, main, run
+from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.models.loading import load_policy
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ["serve-env", "serve-model", "train", "evaluate", "inspect"]
 TWO_SCREENS = 80
+ONLY_IN_THE_COMMAND_LINE = {
+    "register", "pool-token-file", "advertise", "pool-tls-ca", "leave-time", "log-format", "output",
+    "model-edition-text", "json", "debug", "help",
+}  # fmt: skip
 
 
 def test_without_a_command_it_shows_all_of_them(capsys: Capture) -> None:
@@ -48,7 +58,7 @@ def test_help_is_short_and_has_groups_of_options(
 
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= TWO_SCREENS
-    assert {"Access", "Output"} <= set(re.findall(r"╭─ (\w+) ─", text))
+    assert {"Security", "Output and logging"} <= set(re.findall(r"╭─ ([\w ]+?) ─", text))
     assert "╭─ Options" not in text
 
 
@@ -71,9 +81,42 @@ def test_choices_stand_in_the_help(capsys: Capture, monkeypatch: pytest.MonkeyPa
     assert run(benchmarks, "python -m benchmarks", ["serving", "--help"]) == 0
     serving_bench = capsys.readouterr().out
 
-    assert re.search(r"--speak +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1, dm_env", serving)
+    assert re.search(
+        r"--dialect,--generation +DIALECT +.*: rlmesh.protocol.v1, rlmesh-wire-v1", serving
+    )
     assert re.search(r"--autoreset +next_step\|disabled ", serving)
     assert re.search(r"--vs +NAME +.* One of noop, noop-uvloop, released\.", serving_bench)
+
+
+@pytest.mark.parametrize(
+    ("command", "owners"),
+    [
+        ("serve-env", [EnvServer]),
+        ("serve-model", [ModelServer, load_policy]),
+        ("evaluate", [evaluate, EnvServer, ConnectOptions]),
+    ],
+)
+def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
+    command: str, owners: list[Callable[..., Any]]
+) -> None:
+    commands: Any = get_command(app)
+    flags = {
+        param.opts[0].removeprefix("--")
+        for param in commands.commands[command].params
+        if param.param_type_name == "option"
+    }
+    parameters = {name for owner in owners for name in inspect.signature(owner).parameters}
+    # One of several values, seconds, a switch that is on by default; files of a token and of TLS.
+    forms = [r"\g<0>", r"\g<0>s", r"\g<0>_s"]
+    rules = [*((r".+", form) for form in forms), ("^no_", ""), ("_file$", ""), ("^tls_.*", "tls")]
+
+    unlike = {
+        flag
+        for flag in flags - ONLY_IN_THE_COMMAND_LINE
+        if not parameters & {re.sub(rule, form, flag.replace("-", "_")) for rule, form in rules}
+    }
+
+    assert not unlike
 
 
 def test_the_version_is_told(capsys: Capture) -> None:
@@ -93,7 +136,7 @@ def test_the_version_is_told(capsys: Capture) -> None:
         (["serve-env", "CartPole-v1", "--env-kwargs", "{a"], ["--env-kwargs", "JSON"]),
         (["serve-env", "CartPole-v1", "--validation", "maybe"], ["--validation", "strict"]),
         (["serve-env", "CartPole-v1", "--autoreset", "maybe"], ["--autoreset", "next_step"]),
-        (["serve-env", "CartPole-v1", "--speak", "latin"], ["--speak", "dm_env_rpc.v1"]),
+        (["serve-env", "CartPole-v1", "--dialect", "latin"], ["--dialect", "dm_env_rpc.v1"]),
         (["serve-env", "CartPole-v1", "--step-grace", "inf"], ["finite number of seconds, 0 or"]),
         (["serve-env", "CartPole-v1", "--leave-time", "90000"], ["--leave-time", "a day"]),
         (["serve-env", "CartPole-v1", "--leave-time", "nan"], ["--leave-time", "finite"]),
@@ -101,7 +144,7 @@ def test_the_version_is_told(capsys: Capture) -> None:
         (["serve-env", "CartPole-v1", "--allow-call", "step"], ["--allow-call", "the session"]),
         (["serve-env", "CartPole-v1", "--tls-cert", __file__], ["--tls-cert and --tls-key"]),
         (["serve-model", "no/such", "--tls-key", __file__], ["--tls-cert and --tls-key"]),
-        (["serve-model", "no/such", "--speak", "dm_env_rpc.v1"], ["--speak", "rlmesh-wire-v1"]),
+        (["serve-model", "no/such", "--dialect", "dm_env_rpc.v1"], ["--dialect", "rlmesh-wire-v1"]),
         (["inspect", "127.0.0.1:1", "--token-file", "no/such/file"], ["no/such/file"]),
         (["evaluate", "--env", "CartPole-v1"], ["--model"]),
         (

@@ -81,7 +81,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     address: str = "127.0.0.1:5555",
     token: TokenSource | None = None,
     tls: TlsSource | None = None,
-    open_to_strangers: bool = False,
+    no_token: bool = False,
     num_simulators: int = 1,
     max_weights_lag: int | None = None,
     env_steps_per_sample: int | None = None,
@@ -109,7 +109,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
             be there on the runners' nodes. Without ``tls`` it travels in the clear.
         tls: With which files the port speaks TLS, on the runners' nodes; ``RayTls()``: with those
             that Ray uses there.
-        open_to_strangers: Whether to listen without a token where other machines can reach it:
+        no_token: Whether to listen without a token where other machines can reach it:
             whoever does may teach the policy what they like; runners' logs say so.
         num_simulators: How many are expected at each runner: a sample is a rollout fragment of
             each. There may be more or fewer.
@@ -140,16 +140,16 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     Raises:
         ConfigurationError: A setting cannot work with simulators, or the cluster can never place
             all actors.
-        AddressError: ``address`` is malformed, or open to strangers without a token.
+        AddressError: ``address`` is malformed, or needs a token.
     """
     _require_what_simulators_can_do(config)
-    checked_address(address, token, open_to_strangers=open_to_strangers)
+    checked_address(address, token, no_token=no_token)
     where = parse_address(address)
     if where.path:
         raise ConfigurationError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
     service = None
     if service_address is not None:
-        service = checked_address(service_address, token, open_to_strangers=open_to_strangers)
+        service = checked_address(service_address, token, no_token=no_token)
     if service is not None and service.path:
         raise ConfigurationError(f"{service_address}: every runner wants a port; give HOST:PORT")
     SampleSpaces(observation_space, action_space)
@@ -177,7 +177,7 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
         sends_pickled_config=sends_pickled_config,
         model_input=model_input,
         tls=tls,
-        open_to_strangers=open_to_strangers,
+        no_token=no_token,
         service_address=service,
     )
     config.environment(

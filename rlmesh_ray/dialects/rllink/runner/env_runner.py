@@ -233,7 +233,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             address=str(Address(plan.host, port)),
             token=plan.token,
             tls=plan.tls,
-            open_to_strangers=plan.open_to_strangers,
+            no_token=plan.no_token,
             limits=plan.limits,
         )
         self._server.start()
@@ -252,7 +252,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             address=str(address),
             token=plan.token,
             tls=plan.tls,
-            open_to_strangers=plan.open_to_strangers,
+            no_token=plan.no_token,
             max_message_bytes=plan.limits.max_message_bytes,
         )
         try:

@@ -37,7 +37,7 @@ class RLlinkPlan:
     """What the ONNX model calls its input."""
     tls: TlsSource | None = None
     """With which files runners speak TLS, of the nodes that they are on."""
-    open_to_strangers: bool = False
+    no_token: bool = False
     """Whether runners may do without a token where other machines can reach them."""
     service_address: Address | None = None
     """Where the local runner's ModelService listens, and others' as their RLlink ports do."""

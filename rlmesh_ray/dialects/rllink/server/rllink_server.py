@@ -52,11 +52,11 @@ class RLlinkServer:
         token: What clients must show in their first PING, or the file with such tokens; required
             unless ``address`` is loopback.
         tls: Files for TLS; None for plain text.
-        open_to_strangers: Whether it may do without a token where other machines can reach it.
+        no_token: Whether it may do without a token where other machines can reach it.
         limits: What a client may ask of the port.
 
     Raises:
-        AddressError: ``address`` is malformed, or open to strangers without a token.
+        AddressError: ``address`` is malformed, or needs a token.
         ConfigurationError: ``token`` is nothing that can be shown, or Ray's own, or a file cannot
             be used.
     """
@@ -68,10 +68,10 @@ class RLlinkServer:
         address: str = "127.0.0.1:0",
         token: TokenSource | None = None,
         tls: TlsSource | None = None,
-        open_to_strangers: bool = False,
+        no_token: bool = False,
         limits: RLlinkLimits | None = None,
     ) -> None:
-        self._wanted = checked_address(address, token, open_to_strangers=open_to_strangers)
+        self._wanted = checked_address(address, token, no_token=no_token)
         if self._wanted.path:
             raise AddressError(f"{address}: RLlink is spoken over TCP; give HOST:PORT")
         self._host = host

@@ -74,9 +74,9 @@ def test_whoever_speaks_another_generation_is_told_which_ones_are_spoken(
 ) -> None:
     server: EnvServer | ModelServer
     if service == ENV:
-        server = EnvServer("CartPole-v1", speaks=[spoken])
+        server = EnvServer("CartPole-v1", dialects=[spoken])
     else:
-        server = ModelServer(zeros, speaks=[spoken])
+        server = ModelServer(zeros, dialects=[spoken])
     requests = {
         (PROTOCOL_V1, ENV): edition_env.pack_request(Reset("1")),
         (PROTOCOL_V1, MODEL): edition_model.pack_request(CloseModel("1")),
@@ -98,7 +98,7 @@ def test_whoever_speaks_another_generation_is_told_which_ones_are_spoken(
 
 
 def test_an_endpoint_may_speak_only_dm_env_rpc() -> None:
-    with EnvServer("CartPole-v1", speaks=[DM_ENV_RPC]) as server:
+    with EnvServer("CartPole-v1", dialects=[DM_ENV_RPC]) as server:
         refused = [greet(server.address, each, ENV) for each in (PROTOCOL_V1, WIRE_V1)]
         with plain_channel(server.address) as channel:
             call = channel.stream_stream("/dm_env_rpc.v1.Environment/Process")
@@ -111,7 +111,7 @@ def test_an_endpoint_may_speak_only_dm_env_rpc() -> None:
 
 def test_an_endpoint_may_not_speak_dm_env_rpc() -> None:
     with (
-        EnvServer("CartPole-v1", speaks=[WIRE_V1, PROTOCOL_V1]) as server,
+        EnvServer("CartPole-v1", dialects=[WIRE_V1, PROTOCOL_V1]) as server,
         plain_channel(server.address) as channel,
     ):
         call = channel.stream_stream("/dm_env_rpc.v1.Environment/Process")
@@ -136,7 +136,7 @@ def test_a_shutdown_is_answered_in_the_form_it_came_in(frames: Any, is_allowed: 
 
 
 def test_nobody_stops_an_endpoint_in_a_generation_that_it_does_not_speak() -> None:
-    with ModelServer(zeros, allow_shutdown=True, speaks=[PROTOCOL_V1]) as server:
+    with ModelServer(zeros, allow_shutdown=True, dialects=[PROTOCOL_V1]) as server:
         request = released_env.pack_shutdown_request("the day is over")
         frame = tell(server.address, MODEL + "Shutdown", request)
 
@@ -209,15 +209,15 @@ def test_several_lanes_reset_themselves_or_not_as_the_operator_says() -> None:
 
 def test_wrong_options_are_refused_with_the_choices() -> None:
     both = f"{PROTOCOL_V1}, {WIRE_V1}"
-    for speaks, words in [
+    for dialects, words in [
         (["latin"], rf"'latin', which is not one of {both}, {DM_ENV_RPC}"),
         ([], f"names nothing; name one or more of {both}"),
         (WIRE_V1, rf"must be several names: \('{WIRE_V1}',\)"),
     ]:
         with pytest.raises(ConfigurationError, match=words):
-            EnvServer("CartPole-v1", speaks=speaks)
+            EnvServer("CartPole-v1", dialects=dialects)
     with pytest.raises(ConfigurationError, match=f"'{DM_ENV_RPC}', which is not one of {both}$"):
-        ModelServer(zeros, speaks=[DM_ENV_RPC])
+        ModelServer(zeros, dialects=[DM_ENV_RPC])
     with pytest.raises(ConfigurationError, match="'same_step' is not one of next_step, disabled"):
         EnvServer("CartPole-v1", autoreset="same_step")
 
