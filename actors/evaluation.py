@@ -26,6 +26,7 @@ from rlmesh_ray.evaluation import (
     Schedule,
     check_seeds,
 )
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 
 _POLL_S = 0.5
 _END_S = 5.0
@@ -45,8 +46,8 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     model_token: str | None = None,
     on_episode: Callable[[EpisodeResult], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
-    env_timeout_s: float = 60.0,
-    model_timeout_s: float = 60.0,
+    env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+    model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
     actor_options: Mapping[str, Any] | None = None,

@@ -18,10 +18,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from rlmesh_ray import RemoteModel, Slots
+from rlmesh_ray import AutoresetMode, EnvContract, RemoteModel, Slots, from_gymnasium
 from rlmesh_ray.errors import EndpointError
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 
 OBSERVATIONS = Box(-np.inf, np.inf, (4,))
 ACTIONS: gymnasium.Space[Any] = Discrete(2)

@@ -11,8 +11,7 @@ import os
 
 import gymnasium
 
-from rlmesh_ray.dialects.rllink.client.agents import LocalAgent
-from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
+from rlmesh_ray import LocalAgent, RLlinkClient
 from rlmesh_ray.errors import EndpointLostError
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

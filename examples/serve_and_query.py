@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from rlmesh_ray import ModelServer, RemoteModel
-from rlmesh_ray.models.loading import load_policy
+from rlmesh_ray.models import load_policy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("checkpoint", help="RLlib checkpoint, TorchScript file or module:factory")

@@ -28,8 +28,7 @@ from pathlib import Path
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray import RlmeshError, TokenFile
-from rlmesh_ray.client.channel import ClientTls
+from rlmesh_ray import ClientTls, RlmeshError, TokenFile
 from rlmesh_ray.rllib import configure
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

@@ -10,42 +10,73 @@ from typing import TYPE_CHECKING
 from rlmesh_ray.errors import RlmeshError
 
 if TYPE_CHECKING:
+    from rlmesh_ray.auth.client_tls import ClientTls
+    from rlmesh_ray.auth.ray_credentials import RayTls
+    from rlmesh_ray.auth.server_tls import ServerTls
     from rlmesh_ray.auth.token_file import TokenFile
+    from rlmesh_ray.client.channel import ConnectOptions
+    from rlmesh_ray.client.observer import EndpointObserver
     from rlmesh_ray.client.remote_env import RemoteEnv
     from rlmesh_ray.client.remote_model import RemoteModel, Slots
     from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
     from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+    from rlmesh_ray.dialects.rllink.client.agents import LocalAgent, RemoteAgent
+    from rlmesh_ray.dialects.rllink.client.rllink_client import RLlinkClient
     from rlmesh_ray.evaluation import EvaluationResult, evaluate
     from rlmesh_ray.server.env_server import EnvServer
     from rlmesh_ray.server.model_server import ModelServer
+    from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
+    from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AutoresetMode": "rlmesh_ray.spaces.contract",
+    "ClientTls": "rlmesh_ray.auth.client_tls",
+    "ConnectOptions": "rlmesh_ray.client.channel",
     "DmEnvRpcSettings": "rlmesh_ray.dialects.dm_env_rpc.client.settings",
+    "EndpointObserver": "rlmesh_ray.client.observer",
+    "EnvContract": "rlmesh_ray.spaces.contract",
     "EnvServer": "rlmesh_ray.server.env_server",
     "EvaluationResult": "rlmesh_ray.evaluation",
+    "LocalAgent": "rlmesh_ray.dialects.rllink.client.agents",
     "ModelServer": "rlmesh_ray.server.model_server",
+    "RLlinkClient": "rlmesh_ray.dialects.rllink.client.rllink_client",
+    "RayTls": "rlmesh_ray.auth.ray_credentials",
+    "RemoteAgent": "rlmesh_ray.dialects.rllink.client.agents",
     "RemoteEnv": "rlmesh_ray.client.remote_env",
     "RemoteModel": "rlmesh_ray.client.remote_model",
     "RemoteVectorEnv": "rlmesh_ray.client.remote_vector_env",
+    "ServerTls": "rlmesh_ray.auth.server_tls",
     "Slots": "rlmesh_ray.client.remote_model",
     "TokenFile": "rlmesh_ray.auth.token_file",
     "evaluate": "rlmesh_ray.evaluation",
+    "from_gymnasium": "rlmesh_ray.spaces.gym_conversion",
 }
 
 __all__ = [
+    "AutoresetMode",
+    "ClientTls",
+    "ConnectOptions",
     "DmEnvRpcSettings",
+    "EndpointObserver",
+    "EnvContract",
     "EnvServer",
     "EvaluationResult",
+    "LocalAgent",
     "ModelServer",
+    "RLlinkClient",
+    "RayTls",
+    "RemoteAgent",
     "RemoteEnv",
     "RemoteModel",
     "RemoteVectorEnv",
     "RlmeshError",
+    "ServerTls",
     "Slots",
     "TokenFile",
     "evaluate",
+    "from_gymnasium",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What the numbers must be that a program is told: refused where they are said, not in use."""
+"""Checks of options, made where a caller gives them, and defaults that several rooms share."""
 
 import math
 from collections.abc import Mapping
@@ -7,6 +7,11 @@ from typing import Any
 
 from rlmesh_ray.errors import ConfigurationError
 
+DEFAULT_STEP_TIMEOUT_S = 60.0
+"""Longest wait of a client for one answer."""
+DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
+"""Likewise of an EnvRunner: half of RLlib's ``sample_timeout_s``, so that a runner whose endpoint
+hangs returns the steps of its other sessions before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
 _LONGEST_S = 1e15
 """In milliseconds, a protocol's whole number still holds it."""

@@ -45,6 +45,36 @@ def test_a_block_names_nothing_that_it_has_not_made_or_imported(place: str) -> N
     assert {node.id for node in names} - made - set(dir(builtins)) == set()
 
 
+EXAMPLES = {
+    f"{path.relative_to(ROOT)}": path.read_text() for path in (ROOT / "examples").glob("*.py")
+}
+PUBLIC = ("", ".actors", ".errors", ".models", ".rllib", ".sb3", ".testing")
+
+
+def public_names(module: str) -> set[str]:
+    """What a module exports: its ``__all__``, or the names of its classes if it has none."""
+    inner = module.removeprefix("rlmesh_ray").strip(".")
+    folder = ROOT / "actors" if inner == "actors" else ROOT / "rlmesh_ray" / inner
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    body = ast.parse(file.read_text()).body
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return {node.name for node in body if isinstance(node, ast.ClassDef)}
+
+
+@pytest.mark.parametrize("place", [*BLOCKS, *EXAMPLES])
+def test_a_document_imports_what_a_public_module_exports(place: str) -> None:
+    tree = ast.parse({**BLOCKS, **EXAMPLES}[place])
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if str(node.module).split(".")[0] == "rlmesh_ray"]
+
+    for node in ours:
+        module = str(node.module)
+        assert module.removeprefix("rlmesh_ray") in PUBLIC
+        assert {alias.name for alias in node.names} <= public_names(module)
+
+
 def test_the_events_of_the_log_are_listed() -> None:
     calls = re.compile(r"(?<!\.)\bfacts\(\s*\"(\w+)\"")
     code = [*(ROOT / "rlmesh_ray").rglob("*.py"), *(ROOT / "actors").rglob("*.py")]

@@ -32,6 +32,7 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import (
@@ -135,7 +136,7 @@ class EnvClient:
         self,
         connect_options: ConnectOptions,
         *,
-        step_timeout_s: float = 60.0,
+        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         transport: str = "auto",
         spin: bool | None = None,

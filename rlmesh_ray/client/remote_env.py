@@ -15,7 +15,7 @@ from rlmesh_ray.client.multi_agent_errors import with_agent_names
 from rlmesh_ray.client.png import decode_png
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
-from rlmesh_ray.options import as_reset_options, as_seed
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.conformance import structure_checker
@@ -64,7 +64,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         token: TokenSource | None = None,
         tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
-        step_timeout_s: float = 60.0,
+        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         transport: str = "auto",

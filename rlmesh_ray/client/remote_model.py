@@ -24,7 +24,7 @@ from rlmesh_ray.client.model_handshake import handshake, shake_hands
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
 from rlmesh_ray.dialects.released.client.model_dialect import ReleasedModelClientDialect
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
-from rlmesh_ray.options import require_seconds
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.protocol.versions import WIRE_V1
@@ -132,7 +132,7 @@ class RemoteModel(NotPicklable):
         token: TokenSource | None = None,
         tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
-        predict_timeout_s: float = 60.0,
+        predict_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
         edition_text: str | None = None,
     ) -> None:
         require_seconds("predict_timeout_s", predict_timeout_s)

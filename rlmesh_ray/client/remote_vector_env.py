@@ -24,7 +24,7 @@ from rlmesh_ray.errors import (
     LocalProtocolError,
     RemoteEnvError,
 )
-from rlmesh_ray.options import as_reset_options, as_seed
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.protocol.capabilities import NDARRAY, PARTIAL_RESET
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch, structure_checker
@@ -79,7 +79,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         token: TokenSource | None = None,
         tls: ClientTlsSource | None = None,
         connect_timeout_s: float = 10.0,
-        step_timeout_s: float = 60.0,
+        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         transport: str = "auto",

@@ -26,7 +26,7 @@ from rlmesh_ray.evaluation.worker import (
     FunctionActionSource,
     RemoteActionSource,
 )
-from rlmesh_ray.options import as_int, require_seconds
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_int, require_seconds
 
 # The wire has 64 bits for a seed, and gymnasium takes none below 0.
 _LAST_SEED = 2**63 - 1
@@ -79,8 +79,8 @@ class EvaluationOptions:
     model_token: TokenSource | None = None
     on_episode: Callable[[EpisodeResult], None] | None = None
     on_loss: Callable[[Loss], None] | None = None
-    env_timeout_s: float = 60.0
-    model_timeout_s: float = 60.0
+    env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
+    model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S
     reconnect_timeout_s: float = 30.0
     max_interruptions: int = 5
     is_known: bool = False
@@ -112,8 +112,8 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
     model_token: TokenSource | None = None,
     on_episode: Callable[[EpisodeResult], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
-    env_timeout_s: float = 60.0,
-    model_timeout_s: float = 60.0,
+    env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
+    model_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout_s: float = 30.0,
     max_interruptions: int = 5,
 ) -> EvaluationResult:

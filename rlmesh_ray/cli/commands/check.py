@@ -182,7 +182,7 @@ def _require_edition(address: str) -> None:
     elif address.startswith("rllink://"):
         remedy = (
             "RLlink has no endpoints to check: simulators connect to the runner, which listens "
-            f"there after configure(config, {address!r})"
+            f"there after configure_rllink(config, address={address.removeprefix('rllink://')!r})"
         )
     else:
         return

@@ -39,6 +39,7 @@ from rlmesh_ray.errors import (
     ContractMismatchError,
     EndpointError,
 )
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
@@ -159,8 +160,8 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     seed: SeedOption = None,
     num_envs: LanesOption = None,
     env_kwargs: EnvKwargs = None,
-    env_timeout: EnvTimeoutOption = 60.0,
-    model_timeout: ModelTimeoutOption = 60.0,
+    env_timeout: EnvTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
+    model_timeout: ModelTimeoutOption = DEFAULT_STEP_TIMEOUT_S,
     reconnect_timeout: ReconnectOption = 30.0,
     token_file: TokenFile = None,
     model_token_file: ModelTokenFile = None,

@@ -13,8 +13,8 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.rllink.runner.configure import configure_listener, is_rllink_address
-from rlmesh_ray.errors import ConfigurationWarning
+from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
+from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
 from rlmesh_ray.rllib.config.config_validation import (
     is_evaluated,
@@ -55,7 +55,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     on_bad_value: str | None = None,
     token: TokenSource | None = None,
     tls: ClientTlsSource | None = None,
-    step_timeout_s: float = 30.0,
+    step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S,
     edition_text: str | None = None,
     lockstep: bool = False,
     dm_env_rpc: DmEnvRpcSettings | None = None,
@@ -100,9 +100,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             ``EnvPool`` of endpoints that have registered themselves, the address of an endpoint
             that somebody else has started (``"rlmesh://HOST:PORT"``), or a list of fleets, pools
             and addresses, which may be mixed. All endpoints must serve the same spaces at the same
-            width; what they run on, and with which packages, may differ. Or
-            ``"rllink://HOST:PORT"``: where to listen for simulators that run their own loop; see
-            ``configure_rllink``, to which this hands over.
+            width; what they run on, and with which packages, may differ. Simulators that run
+            their own loop over RLlink are for ``configure_rllink``.
         num_endpoints: For an id or factory: how many to start for training. Default: one a
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session
@@ -144,18 +143,12 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         EndpointError: An endpoint cannot be reached.
     """
     require_config(config, env)
-    if is_rllink_address(env):
-        unused = {
-            "num_endpoints": num_endpoints,
-            "num_envs": num_envs,
-            "num_evaluation_endpoints": num_evaluation_endpoints,
-            "env_kwargs": env_kwargs,
-            "on_bad_value": on_bad_value,
-            "tls": tls,
-            "edition_text": edition_text,
-            "dm_env_rpc": dm_env_rpc,
-        }
-        return configure_listener(config, str(env), token, unused)
+    if isinstance(env, str) and env.startswith("rllink://"):
+        raise ConfigurationError(
+            f"{env} names no endpoint: RLlink simulators connect to the runners, which listen; use "
+            f"configure_rllink(config, address={env.removeprefix('rllink://')!r}, "
+            "observation_space=..., action_space=...)"
+        )
     require_deadlines(config, step_timeout_s)
     require_evaluation_at_endpoints(config)
     runner_spec = _runner_spec(config)

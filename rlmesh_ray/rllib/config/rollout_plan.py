@@ -11,6 +11,7 @@ from rlmesh_ray.auth.token_file import TokenFile, TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
+from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.config.session_layout import SessionLayout, max_sessions_per_endpoint
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -166,7 +167,7 @@ class RolloutPlan:
     """What ``num_envs_per_env_runner`` said before the plan was made; None: nothing."""
     access: tuple[Access, ...] = ()
     """One an endpoint; empty: all of them let everybody in."""
-    step_timeout_s: float = 30.0
+    step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S
     lockstep: bool = False
     """Whether the sessions of a runner are stepped together."""
     plan_id: str = ""

@@ -151,7 +151,10 @@ def test_the_version_is_told(capsys: Capture) -> None:
             ["check", "dm_env_rpc://127.0.0.1:1"],
             ["edition 2026.06 only", "inspect dm_env_rpc://127.0.0.1:1", "check 127.0.0.1:1"],
         ),
-        (["check", "rllink://127.0.0.1:1"], ["edition 2026.06 only", "configure(config, 'rllink"]),
+        (
+            ["check", "rllink://127.0.0.1:1"],
+            ["2026.06 only", "configure_rllink(config, address="],
+        ),
         (["train", "127.0.0.1:1", "--num-envs", "4"], ["--num-envs", "endpoint"]),
         (["train", "CartPole-v1", "--set", "lr"], ["--set", "'lr' is not NAME=VALUE"]),
         (["train", "CartPole-v1", "--config", "no/such/file"], ["--config", "no/such/file"]),

@@ -29,6 +29,7 @@ from rlmesh_ray.errors import (
     RemoteEnvError,
     RlmeshError,
 )
+from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol.capabilities import PARTIAL_RESET
 from rlmesh_ray.protocol.episodes import EpisodeTracker
@@ -71,7 +72,7 @@ class WorldClient:
         connect_options: ConnectOptions,
         settings: DmEnvRpcSettings,
         *,
-        step_timeout_s: float = 60.0,
+        step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
     ) -> None:
         self._connect_options = connect_options
         self._process = ForkGuard(connect_options.address)

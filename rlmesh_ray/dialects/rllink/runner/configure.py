@@ -1,7 +1,6 @@
 """configure_rllink(): switch an RLlib AlgorithmConfig over to simulators that connect to it."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import gymnasium
@@ -24,49 +23,6 @@ from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.server.bind_policy import checked_address
 
 ConfigT = TypeVar("ConfigT", bound=AlgorithmConfig)
-
-_SCHEME = "rllink://"
-
-
-def is_rllink_address(env: object) -> bool:
-    """Tell whether ``env`` says where to listen for simulators, in place of what to sample from."""
-    return isinstance(env, str) and env.startswith(_SCHEME)
-
-
-def configure_listener(
-    config: ConfigT, env: str, token: TokenSource | None, unused: Mapping[str, object | None]
-) -> ConfigT:
-    """Let ``config`` learn from simulators that connect, with the spaces that it has.
-
-    Args:
-        config: With ``environment(observation_space=..., action_space=...)``.
-        env: ``rllink://HOST:PORT``, where to listen.
-        token: What simulators must show.
-        unused: Other arguments of ``configure``, by name, None where they have not been given.
-
-    Raises:
-        ConfigurationError: The spaces are missing, or an argument means nothing here.
-    """
-    for name, value in unused.items():
-        if value is not None:
-            raise ConfigurationError(
-                f"{name}=... is for endpoints, and {env} says where simulators connect; "
-                "configure_rllink() has what can be set for them"
-            )
-    if config.observation_space is None or config.action_space is None:
-        raise ConfigurationError(
-            f"nobody at {env} can be asked for spaces before simulators connect; say them: "
-            "config.environment(observation_space=..., action_space=...)"
-        )
-    return configure_rllink(
-        config,
-        observation_space=config.observation_space,
-        action_space=config.action_space,
-        address=env.removeprefix(_SCHEME),
-        token=token,
-        num_simulators=config.num_envs_per_env_runner,
-    )
-
 
 _ON_POLICY = (PPOConfig, IMPALAConfig)  # APPO's config is one of IMPALA's
 _MOST_LAG = 16
@@ -92,11 +48,10 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
     model_input: str = "obs",
     service_address: str | None = None,
 ) -> ConfigT:
-    """Let ``config`` learn from simulators that run their own loop and connect over RLlink.
+    """Set up ``config`` to learn from simulators that run their own loop and connect over RLlink.
 
-    A function of its own beside ``configure``, since nothing of that one's is asked here: there
-    are no endpoints to find, to size up or to share out, and the spaces must be said, since
-    nobody is there yet who could be asked.
+    A function of its own beside ``configure``: there are no endpoints to find, to size up or to
+    assign, and the caller names the spaces, since no simulator is connected yet.
 
     Args:
         config: Of the new API stack.
