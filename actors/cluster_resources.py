@@ -1,4 +1,4 @@
-"""What Ray's nodes have, what actors need of it, and whether more nodes may come."""
+"""Resources of Ray's nodes and of actors, and whether an autoscaler may add nodes."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from ray.experimental.internal_kv import _internal_kv_get
 
 Resources = Mapping[str, float]
-"""Amounts by Ray's names: "CPU", "GPU", "memory" (bytes), and those of an operator's own."""
+"""Amounts by Ray's names: "CPU", "GPU", "memory" (bytes), and custom resources."""
 
 _NODE_GROUP_LABEL = "ray.io/node-group"
 _STATUS_KEY = b"__autoscaling_status"
@@ -30,15 +30,15 @@ def fits(needs: Resources, node: Resources) -> bool:
 
 
 def node_resources() -> list[dict[str, float]]:
-    """Return what each node has, used or not."""
+    """Return the total resources of each live node."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def may_grow() -> bool:
-    """Return whether nodes may come by themselves: an autoscaler, or Kubernetes, runs the cluster.
+    """Return whether nodes may be added automatically, by Ray's autoscaler or Kubernetes.
 
-    Ray does not tell that in one place. Whoever starts nodes of several kinds names the kind in a
-    label of each node; Ray's older autoscaler names it in its status only.
+    Ray has no single flag for that. Launchers of several node types name the type in a label of
+    each node; Ray's older autoscaler names it in its status only.
     """
     if any(_NODE_GROUP_LABEL in node.get("Labels", {}) for node in ray.nodes()):
         return True
@@ -50,11 +50,11 @@ def may_grow() -> bool:
 
 
 def is_unplaced(needs: Resources) -> bool:
-    """Return whether an actor with these needs has no node yet, as far as Ray tells."""
+    """Return whether an actor with these needs waits for a node, as far as Ray knows."""
     if not any(fits(needs, node) for node in node_resources()):
         return True
     gcs_client = getattr(ray._private.worker.global_worker, "gcs_client", None)
-    if gcs_client is None:  # a driver behind ray:// may not ask
+    if gcs_client is None:  # a driver behind ray:// has none
         return not fits(needs, ray.available_resources())
     state = get_cluster_resource_state(gcs_client)
     pending = [dict(each.request.resources_bundle) for each in state.pending_resource_requests]

@@ -1,4 +1,4 @@
-"""Arguments of actors that are still there when Ray restarts them."""
+"""Arguments of actors that survive until Ray restarts the actor."""
 
 import cloudpickle
 import ray
@@ -6,27 +6,27 @@ import ray
 from rlmesh_ray.errors import ConfigurationError
 
 MAX_INLINE_BYTES = 64 * 1024
-"""Of an argument that Ray keeps itself; its own limit is 100 KiB."""
+"""Largest argument that Ray keeps with the actor; Ray's own limit is 100 KiB."""
 
 
 def durable(name: str, value: object) -> object:
-    """Return ``value`` as an argument that lasts for as long as somebody holds what is returned.
+    """Return ``value``, or an object reference to it, as an argument that survives restarts.
 
-    Ray keeps small arguments with the actor. What lies in its object store is kept alive by
-    whoever holds the reference, and by nobody else.
+    Ray keeps small arguments with the actor. An object in Ray's store lives only as long as a
+    reference to it: the caller keeps the result as long as the actor may restart.
 
     Args:
-        name: Of the value, for error messages.
-        value: Text is small, and returned as it is.
+        name: Name of the value, for error messages.
+        value: The value; text is returned as it is.
 
     Raises:
-        ConfigurationError: It cannot be pickled.
+        ConfigurationError: ``value`` cannot be pickled.
     """
     if isinstance(value, str):
         return value
     try:
         num_bytes = len(cloudpickle.dumps(value))
-    except Exception as error:  # whatever the operator's own code raises
+    except Exception as error:  # the operator's own code may raise anything
         raise ConfigurationError(
             f"{name}, a {type(value).__name__}, cannot be sent to Ray's actors "
             f"({type(error).__name__}: {error}); name a file, or module:factory"

@@ -1,4 +1,4 @@
-"""Waiting for the endpoints of a fleet, and why they do not start."""
+"""Startup of a fleet's endpoints: waiting for it, and errors that name the cause."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from rlmesh_ray.errors import CapacityError, EndpointUnreachableError, EnvStartE
 def await_endpoints(
     starting: Sequence[Any], options: Sequence[Mapping[str, Any]], timeout_s: float
 ) -> None:
-    """Wait until endpoints serve, and tell why they do not by what their actors were to have.
+    """Wait until endpoints serve.
 
     Args:
-        starting: The first call to each one's actor.
-        options: Ray's options of each.
-        timeout_s: For all of them.
+        starting: The first call to each endpoint's actor.
+        options: Ray's options of each actor.
+        timeout_s: Time for all of them together.
 
     Raises:
-        RlmeshError: As one of them raised it.
-        EnvStartError: Its actor could not be made.
+        RlmeshError: An endpoint could not start its server.
+        EnvStartError: An actor could not be created, or its ``runtime_env`` not be set up.
         CapacityError: The cluster did not place all of them in time.
     """
     try:
@@ -32,10 +32,10 @@ def await_endpoints(
         further = _further_needs(options[list(starting).index(late[0])]) if late else ""
         if not further:
             raise
-        raise CapacityError(f"{error}. By actor_options each needs, too: {further}") from error
+        raise CapacityError(f"{error}. By actor_options each also needs {further}") from error
     except ray.exceptions.RuntimeEnvSetupError as error:
         raise EnvStartError(
-            f"the runtime_env of the endpoints cannot be made: {_last_line(error)}", str(error)
+            f"the runtime_env of the endpoints cannot be set up: {_last_line(error)}", str(error)
         ) from error
     except EndpointUnreachableError:
         _raise_failed_creation(starting)
@@ -43,7 +43,7 @@ def await_endpoints(
 
 
 def serves(starting: Any) -> bool:
-    """Return whether an endpoint has started, by the first call to its actor."""
+    """Return whether an endpoint serves, by the first call to its actor."""
     ready, _ = ray.wait([starting], timeout=0)
     try:
         return bool(ready and ray.get(ready[0]))
@@ -52,29 +52,29 @@ def serves(starting: Any) -> bool:
 
 
 def _further_needs(options: Mapping[str, Any]) -> str:
-    """Say what actors need besides resources."""
+    """Return what an actor needs besides resources, as text."""
     needs = []
     if options.get("label_selector"):
         needs.append(f"a node with labels {dict(options['label_selector'])}")
     if options.get("runtime_env"):
-        needs.append("its runtime_env to be made, which may take longer than start_timeout_s")
+        needs.append("its runtime_env to be set up, which may take longer than start_timeout_s")
     return ", ".join(needs)
 
 
 def _raise_failed_creation(starting: Sequence[Any]) -> None:
-    """Raise why an actor could not even be constructed, if that is what has happened."""
+    """Raise the cause, if an actor could not be created at all."""
     for reference in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0]:
         try:
             ray.get(reference)
         except ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 raise EnvStartError(
-                    f"the actors of the endpoints cannot be made: {_last_line(error)}; where they "
-                    "run, and in their runtime_env, rlmesh_ray and Ray must be as they are here",
+                    f"the actors of the endpoints cannot be created: {_last_line(error)}; their "
+                    "nodes and runtime_env need the same rlmesh_ray and Ray as the driver",
                     str(error),
                 ) from error
 
 
 def _last_line(error: Exception) -> str:
-    # The texts of Ray's errors end with the traceback of the cause.
+    # The texts of Ray's errors end with the cause's traceback.
     return str(error).strip().splitlines()[-1]

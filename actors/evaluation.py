@@ -1,7 +1,7 @@
-"""evaluate on a cluster: several processes drive a fleet that is too fast for one.
+"""evaluate_on_ray: an evaluation by several processes, for a fleet that one cannot keep busy.
 
-Each worker is an actor with endpoints of its own. It runs chunks of episodes and streams what is
-finished back, so that a worker that dies costs only what was running.
+Each worker is an actor with endpoints of its own. It runs chunks of episodes and streams finished
+ones back: a worker that dies loses only its unfinished episodes.
 """
 
 import itertools
@@ -16,6 +16,7 @@ import ray
 from rlmesh_ray.actors.durable_args import durable
 from rlmesh_ray.actors.evaluation_worker import ChunkSummary, EvaluationWorker, split_endpoints
 from rlmesh_ray.actors.ray_calls import await_start
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import EvaluationInterruptedError, RlmeshError
 from rlmesh_ray.evaluation import (
     EndpointCounters,
@@ -30,8 +31,8 @@ from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 
 _POLL_S = 0.5
 _END_S = 5.0
-# Losses in a row, without a finished episode between them, that a worker may have.
 _MOST_LOSSES = 3
+"""Times that a worker may die in a row, without a finished episode in between."""
 
 
 def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -42,8 +43,8 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     seed: int | None = None,
     num_workers: int | None = None,
     num_cpus: float = 1.0,
-    token: str | None = None,
-    model_token: str | None = None,
+    token: TokenSource | None = None,
+    model_token: TokenSource | None = None,
     on_episode: Callable[[EpisodeResult], None] | None = None,
     on_loss: Callable[[Loss], None] | None = None,
     env_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
@@ -55,34 +56,34 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
 ) -> EvaluationResult:
     """Run episodes as ``evaluate`` does, from several processes on Ray.
 
-    For the same seed the episodes are the same. The endpoints of the environment are divided
-    among the workers, those of the model are shared by all of them. A worker that dies is
-    restarted by Ray; the episodes that it had finished are kept, the others run again.
+    The same seed gives the same episodes. The environment's endpoints are divided among the
+    workers; all workers share the model's. Ray restarts a worker that dies: its finished episodes
+    count, the others run again.
 
     Args:
         env: A fleet, an address, or a list of addresses that all nodes can reach.
-        model: The same, or a function, which reaches the workers by pickle.
-        episodes: How many; at least 1.
+        model: The same, or a function, which is pickled for the workers.
+        episodes: Number of episodes, at least 1.
         seed: See ``evaluate``.
-        num_workers: Default: one for each endpoint of the environment. There can be more: then
-            several have a session with the same endpoint.
-        num_cpus: What Ray sets aside for each worker.
-        token: See ``evaluate``.
-        model_token: See ``evaluate``.
+        num_workers: Number of workers; default: one for each endpoint of the environment. With
+            more, several have a session with the same endpoint.
+        num_cpus: CPUs that Ray reserves for each worker.
+        token: See ``evaluate``; a ``TokenFile`` must be on the workers' nodes.
+        model_token: Likewise.
         on_episode: Called with each episode, in the caller's thread, soon after it has ended.
         on_loss: Called when an endpoint fails, in the caller's thread.
         env_timeout_s: See ``evaluate``.
         model_timeout_s: See ``evaluate``.
-        reconnect_timeout_s: See ``evaluate``; of each worker with its own endpoints.
-        max_interruptions: See ``evaluate``; of each worker.
-        actor_options: More options of each worker: ``resources``, ``scheduling_strategy``, ...
+        reconnect_timeout_s: See ``evaluate``; for each worker and its own endpoints.
+        max_interruptions: See ``evaluate``; for each worker.
+        actor_options: Further options of each worker: ``resources``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all workers run.
 
     Raises:
         ConfigurationError: An argument is wrong, or cannot be sent to another process.
         CapacityError: The cluster did not place all workers in time.
         EvaluationInterruptedError: No worker is left; holds the finished episodes.
-        RlmeshError: Otherwise as ``evaluate``.
+        RlmeshError: As ``evaluate`` raises it.
     """
     check_seeds(episodes, seed)
     options = EvaluationOptions(
@@ -100,7 +101,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
     placement = {"num_cpus": num_cpus, "scheduling_strategy": "DEFAULT", **(actor_options or {})}
     silent = replace(options, on_episode=None, on_loss=None)
     worker_class: Any = EvaluationWorker
-    if callable(model):  # held until the end: a worker that dies begins again with it
+    if callable(model):  # kept until the end: Ray restarts workers with it
         durable_policy = durable("the policy", model)
         shares = [(own, durable_policy) for own, _ in shares]
     workers = [worker_class.options(**placement).remote(*share, silent) for share in shares]
@@ -114,7 +115,7 @@ def evaluate_on_ray(  # noqa: PLR0913  # the public surface; every option stands
 
 
 class _EvaluationCoordinator:
-    """Hands chunks to the workers and gathers what comes back."""
+    """Assigns chunks of episodes to the workers and collects their results."""
 
     def __init__(
         self, workers: Sequence[Any], indices: Sequence[int], options: EvaluationOptions
@@ -124,7 +125,7 @@ class _EvaluationCoordinator:
         self._schedule = Schedule(indices)
         self._num_episodes = len(indices)
         self._finished: list[EpisodeResult] = []
-        self._tally = EndpointCounters()
+        self._counters = EndpointCounters()
         self._keys = itertools.count()
         self._losses = [0] * len(self._workers)
         self._causes: dict[int, Exception] = {}
@@ -133,7 +134,7 @@ class _EvaluationCoordinator:
     def run(self) -> EvaluationResult:
         start_s = time.perf_counter()
         while not self._schedule.is_complete:
-            self._hand_out()
+            self._assign_chunks()
             if not self._running:
                 raise self._interrupted()
             ready, _ = ray.wait(list(self._running), timeout=_POLL_S)
@@ -143,23 +144,23 @@ class _EvaluationCoordinator:
         return EvaluationResult(
             tuple(sorted(self._finished, key=lambda episode: episode.index)),
             time.perf_counter() - start_s,
-            self._tally.reports(),
+            self._counters.reports(),
         )
 
-    def _hand_out(self) -> None:
-        """Give each idle worker a chunk: half of an even share, so that all end together."""
+    def _assign_chunks(self) -> None:
+        """Assign each idle worker a chunk: half of an even share, so that all end together."""
         busy = {chunk.worker for chunk in self._running.values()}
-        able = [place for place in range(len(self._workers)) if place not in self._causes]
-        for place in able:
-            if place in busy or not self._schedule.num_waiting:
+        usable = [index for index in range(len(self._workers)) if index not in self._causes]
+        for index in usable:
+            if index in busy or not self._schedule.num_waiting:
                 continue
-            size = math.ceil(self._schedule.num_waiting / (2 * len(able)))
-            chunk = _Chunk(next(self._keys), place, {})
+            size = math.ceil(self._schedule.num_waiting / (2 * len(usable)))
+            chunk = _Chunk(next(self._keys), index, {})
             for lane in range(size):
-                index = self._schedule.take(chunk.key, lane)
-                assert index is not None, "no more than wait are taken"
-                chunk.lanes[index] = lane
-            run = self._workers[place].run.options(num_returns="streaming")
+                episode = self._schedule.take(chunk.key, lane)
+                assert episode is not None, "no more episodes are taken than wait"
+                chunk.lanes[episode] = lane
+            run = self._workers[index].run.options(num_returns="streaming")
             self._running[run.remote(list(chunk.lanes))] = chunk
 
     def _receive(self, stream: Any) -> None:
@@ -169,7 +170,7 @@ class _EvaluationCoordinator:
         except StopIteration:
             del self._running[stream]
         except ray.exceptions.RayTaskError as error:
-            # Ray's own text of it is a traceback of many lines.
+            # The text of Ray's error is a traceback of many lines.
             raise error.cause if isinstance(error.cause, RlmeshError) else error from None
         except ray.exceptions.RayError as error:
             del self._running[stream]
@@ -185,7 +186,7 @@ class _EvaluationCoordinator:
             return
         self._losses[chunk.worker] = 0
         for one in news:
-            self._tally.note(one)
+            self._counters.note(one)
             if isinstance(one, Loss):
                 if self._options.on_loss is not None:
                     self._options.on_loss(one)
@@ -196,14 +197,14 @@ class _EvaluationCoordinator:
                 self._options.on_episode(one)
 
     def _lose(self, chunk: "_Chunk", error: Exception) -> None:
-        """Let what a worker that died was running wait again."""
+        """Reschedule the episodes of a worker that died."""
         self._schedule.lose(chunk.key)
         self._losses[chunk.worker] += 1
         if self._losses[chunk.worker] > _MOST_LOSSES:
             self._causes[chunk.worker] = error
 
     def _drain(self) -> None:
-        """Let the workers end their sessions, whose episodes have all come."""
+        """Wait a moment for the workers to end their sessions, after the last episode."""
         end_s = time.monotonic() + _END_S
         while self._running and time.monotonic() < end_s:
             for stream in ray.wait(list(self._running), timeout=_POLL_S)[0]:
@@ -219,7 +220,7 @@ class _EvaluationCoordinator:
         )
         return EvaluationInterruptedError(
             f"no worker is left after {len(self._finished)} of {self._num_episodes} episodes "
-            f"({'; '.join(lines)}); mend it and evaluate again",
+            f"({'; '.join(lines)}); remove the cause and evaluate again",
             tuple(sorted(self._finished, key=lambda episode: episode.index)),
             lines,
         )
@@ -227,9 +228,9 @@ class _EvaluationCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Episodes that one worker runs."""
+    """Episodes that one worker runs in one call."""
 
     key: int
     worker: int
     lanes: dict[int, int]
-    """Of the schedule, by the episode's index."""
+    """Lane in the schedule of each episode, by the episode's index."""

@@ -1,4 +1,4 @@
-"""One process of an evaluation on Ray, and the endpoints that it drives."""
+"""EvaluationWorker: one process of an evaluation on Ray, and its share of the endpoints."""
 
 import queue
 import threading
@@ -17,7 +17,7 @@ from rlmesh_ray.evaluation.session_sources import EndpointDirectory, is_fleet, r
 
 @dataclass(frozen=True, slots=True)
 class FleetEndpoint:
-    """One endpoint of a fleet, as a fleet of its own; travels to a worker and finds it there."""
+    """One endpoint of a fleet, as a fleet of one; workers resolve its address themselves."""
 
     fleet: EndpointDirectory
     token: TokenSource | None
@@ -25,27 +25,27 @@ class FleetEndpoint:
 
     @property
     def resolver(self) -> EndpointDirectory:
-        """Where it is."""
+        """Resolver of this one endpoint."""
         return self
 
     def __len__(self) -> int:
         return 1
 
     def address(self, index: int) -> str:
-        """Return where it is now.
+        """Return the endpoint's present address.
 
         Raises:
-            EndpointUnreachableError: It is away.
+            EndpointUnreachableError: The endpoint is not announced.
         """
         return self.fleet.address(self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSummary:
-    """The end of a chunk."""
+    """The last item of a chunk's results."""
 
     failure: EndpointError | None
-    """Why it ended early: no endpoint of this worker is left."""
+    """Why the chunk ended early: this worker has no usable endpoint left; None: it did not."""
 
 
 @ray.remote(max_restarts=-1)
@@ -59,11 +59,11 @@ class EvaluationWorker:
         self._has_worked = False
 
     def ready(self) -> bool:
-        """Answer."""
+        """Return True, once the actor runs."""
         return True
 
     def run(self, indices: Sequence[int]) -> Iterator[list[EpisodeResult | Loss] | ChunkSummary]:
-        """Run episodes; yield what has happened since the last time, and a summary at the end."""
+        """Run episodes; yield results and losses in batches, and a summary at the end."""
         news: queue.SimpleQueue[EpisodeResult | Loss | ChunkSummary | BaseException] = (
             queue.SimpleQueue()
         )
@@ -106,12 +106,12 @@ class EvaluationWorker:
 
 
 def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple[Any, Any]]:
-    """Return the endpoints of each worker: its own of the environment, all of the model.
+    """Return each worker's endpoints: its own share of the environment's, all of the model's.
 
     Raises:
         ConfigurationError: ``num_workers`` is less than 1, no endpoint is named, or one cannot be
-            sent.
-        EndpointError: A fleet cannot tell of its endpoints.
+            sent to another process.
+        EndpointError: A fleet's endpoints are not known now.
     """
     envs = _parts(env)
     models = None if callable(model) else _parts(model)
@@ -128,7 +128,7 @@ def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple
         if models is None:
             assignments.append((own, model))
             continue
-        # Each worker begins with another one, so that together they load all of them evenly.
+        # Each worker starts with another model endpoint, so that all of them get equal load.
         first = num_before % len(models)
         assignments.append((own, models[first:] + models[:first]))
         num_before += len(own)
@@ -136,7 +136,7 @@ def split_endpoints(env: Any, model: Any, num_workers: int | None) -> list[tuple
 
 
 def _parts(endpoints: Any) -> list[Any]:
-    """Return one part for each endpoint; each can be sent to another process."""
+    """Return one picklable value for each endpoint."""
     if isinstance(endpoints, (list, tuple)):
         return [part for one in endpoints for part in _parts(one)]
     if isinstance(endpoints, (str, ConnectOptions)):

@@ -1,7 +1,7 @@
 """FleetManager: the actor that owns the endpoints of one fleet.
 
-Whoever starts an actor owns it, and Ray ends it with its owner. Endpoints are moved when a runner
-asks for it, so that their owner cannot be the driver; but it ends with the driver.
+The process that starts an actor owns it, and Ray ends the actor with its owner. Endpoints are moved
+at the request of a runner, so their owner cannot be the driver; the manager ends with the driver.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from rlmesh_ray.errors import RlmeshError
 
 _MOVE_TIMEOUT_S = 20.0
 _FULL_FOR_S = 60.0
-"""How long not to try again where there was no room."""
+"""Pause before another attempt to move an endpoint to a node that had no room."""
 _DRAIN_GRACE_S = 5.0
 _NEEDS = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-"""What endpoints need that may be brought somewhere: Ray's options, and its names of resources."""
+"""Resources that a movable endpoint may need: Ray's option, and Ray's name of the resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
-    """What it takes to start one endpoint."""
+    """The arguments with which one endpoint starts."""
 
     endpoint_id: str
     options: Mapping[str, Any]
-    """Ray's, of its actor."""
+    """Ray's options of its actor."""
     token: str = field(repr=False)
     address: str | None = None
     is_movable: bool = False
-    """Whether it is brought to the node of the first runner that claims it."""
+    """Whether it moves to the node of the first runner that opens a session with it."""
 
 
 @dataclass(slots=True)
@@ -47,22 +47,22 @@ class _Endpoint:
     spec: EndpointSpec
     actor: Any
     is_placed: bool = False
-    """Whether a runner has claimed it: it is never moved again."""
+    """Whether a runner has opened a session with it: it is never moved again."""
     moving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class FleetManager:
-    """Starts, moves and ends a fleet's endpoints. Waits for none of them to start.
+    """Starts, moves and ends a fleet's endpoints. It does not wait until they serve.
 
     Args:
-        fleet: Its id.
-        env: What all of them serve.
+        fleet: Id of the fleet.
+        env: The environment of all endpoints.
         settings: Further arguments of each ``EnvServiceActor``.
     """
 
     def __init__(self, fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> None:
         self._fleet = fleet
-        # For the endpoints' restarts; see ``durable``.
+        # Kept for the endpoints' restarts; see ``durable``.
         self._env = env if len(env.content) < MAX_INLINE_BYTES else ray.put(env)
         self._settings = dict(settings)
         self._registry = shared_registry()
@@ -70,25 +70,24 @@ class FleetManager:
         self._leaving: dict[str, _Endpoint] = {}
         self._draining: set[asyncio.Task[None]] = set()
         self._full_until_s: dict[str, float] = {}
-        # A call may overtake another one of the same caller, on the way to an asynchronous actor:
-        # what is to end may not have been started yet.
+        # Calls to an asynchronous actor may overtake each other: ``end`` may come before ``start``.
         self._ended: set[str] = set()
 
     async def start(self, specs: Sequence[EndpointSpec]) -> list[Any]:
-        """Start endpoints that have not been ended; return the handles of their actors at once."""
+        """Start endpoints, but for those already ended; return their actors' handles at once."""
         starting = [spec for spec in specs if spec.endpoint_id not in self._ended]
         for spec in starting:
             self._endpoints[spec.endpoint_id] = _Endpoint(spec, self._actor(spec, {}))
         return [self._endpoints[spec.endpoint_id].actor for spec in starting]
 
     async def actors(self, endpoint_ids: Sequence[str]) -> list[Any]:
-        """Return the handles of the actors that endpoints have now."""
+        """Return the present actors of endpoints."""
         return [self._endpoints[each].actor for each in endpoint_ids if each in self._endpoints]
 
     async def move_near(self, endpoint_id: str, node_id: str) -> None:
-        """Bring an endpoint to a node, if nobody has ever asked that, and there is room.
+        """Move an endpoint to a node, if it has never been asked for and the node has room.
 
-        Returns when it serves where it is to stay.
+        Returns when the endpoint serves at its final place.
         """
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None or endpoint.is_placed or not endpoint.spec.is_movable:
@@ -99,11 +98,11 @@ class FleetManager:
                 endpoint.is_placed = True
 
     async def retire(self, endpoint_ids: Iterable[str], timeout_s: float) -> None:
-        """Give endpoints no new sessions, and end them when their sessions have gone.
+        """Give endpoints no new sessions, and end each one after its last session.
 
         Args:
-            endpoint_ids: Which.
-            timeout_s: After how long sessions that are still there are cut off.
+            endpoint_ids: Ids of the endpoints.
+            timeout_s: After how long sessions that are still open are cut off.
         """
         for endpoint_id in endpoint_ids:
             endpoint = self._endpoints.pop(endpoint_id, None)
@@ -116,12 +115,12 @@ class FleetManager:
             draining.add_done_callback(self._draining.discard)
 
     async def end(self, endpoint_ids: Iterable[str] | None = None) -> None:
-        """End endpoints at once, also those that are still to be started; None: all there are."""
-        there = self._endpoints | self._leaving
-        ids = list(there) if endpoint_ids is None else list(endpoint_ids)
+        """End endpoints at once, also those that ``start`` has yet to start; None: all."""
+        known = self._endpoints | self._leaving
+        ids = list(known) if endpoint_ids is None else list(endpoint_ids)
         self._ended.update(ids)
-        ending = [there[each] for each in ids if each in there]
-        # First all of them: the registry may take its time.
+        ending = [known[each] for each in ids if each in known]
+        # All of them first: the registry may be slow.
         for endpoint in ending:
             ray.kill(endpoint.actor)
         for endpoint in ending:
@@ -142,7 +141,7 @@ class FleetManager:
         )
 
     async def _move_to(self, endpoint: _Endpoint, node_id: str) -> None:
-        """Start an endpoint anew on a node, and end it where it was. It may stay where it is."""
+        """Start an endpoint on a node and end its former actor; without room it stays."""
         if not self._has_room(node_id, endpoint.spec.options):
             return
         actor = None
@@ -151,14 +150,14 @@ class FleetManager:
             if description["node_id"] == node_id or description["num_sessions"]:
                 return
             # Elsewhere at once if that node is full all the same, or lost later.
-            there = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
-            changes = {"scheduling_strategy": there}
+            on_node = NodeAffinitySchedulingStrategy(node_id, soft=True, _spill_on_unavailable=True)
+            changes = {"scheduling_strategy": on_node}
             actor = self._actor(endpoint.spec, changes, announces=False)
             async with asyncio.timeout(_MOVE_TIMEOUT_S):
                 description = await actor.describe.remote()
             if description["node_id"] == node_id and endpoint.spec.endpoint_id in self._endpoints:
-                # From now on this is the one, whatever becomes of the call: the registry may know
-                # it already, and the former one would take that for its end.
+                # The new actor counts from here on, even if the call fails: the registry may have
+                # its record already, and the former actor would then end itself.
                 actor, endpoint.actor = endpoint.actor, actor
                 await _await_within(_MOVE_TIMEOUT_S, endpoint.actor.announce.remote())
                 return
@@ -166,11 +165,11 @@ class FleetManager:
         except (TimeoutError, RlmeshError, ray.exceptions.RayError):
             self._full_until_s[node_id] = time.monotonic() + _FULL_FOR_S
         finally:
-            if actor is not None:  # the one that is not used
+            if actor is not None:  # the one that is not kept
                 ray.kill(actor)
 
     def _has_room(self, node_id: str, options: Mapping[str, Any]) -> bool:
-        """Return whether an endpoint may fit on a node, as far as Ray knows just now."""
+        """Return whether an endpoint may fit on a node, by what Ray knows now."""
         if time.monotonic() < self._full_until_s.get(node_id, 0.0):
             return False
         free = available_resources_per_node().get(node_id, {})
@@ -178,8 +177,8 @@ class FleetManager:
         return all(free.get(name, 0.0) >= amount for name, amount in needs.items())
 
     async def _drain(self, endpoint: _Endpoint, timeout_s: float) -> None:
-        async with endpoint.moving:  # the one that stays is drained
-            # If it does not answer, it has lost its sessions, or they have had their time.
+        async with endpoint.moving:  # after a move the new actor is drained
+            # Without an answer its sessions are lost, or their time is over.
             with contextlib.suppress(TimeoutError, RlmeshError, ray.exceptions.RayError):
                 await _await_within(
                     timeout_s + _DRAIN_GRACE_S, endpoint.actor.drain.remote(timeout_s)
@@ -194,25 +193,25 @@ class FleetManager:
         await self._update_registry("withdraw", endpoint_id)
 
     async def _update_registry(self, method: str, endpoint_id: str) -> None:
-        """Tell the registry something about an endpoint. Never fails: leases run out anyhow."""
+        """Call a method of the registry for an endpoint. Never fails: leases expire anyhow."""
         try:
             await getattr(self._registry, method).remote(endpoint_id)
         except ray.exceptions.RayError:
-            # Lost for good: the endpoints have started another one, or this does.
+            # The registry is lost for good; this starts another one, if no endpoint has.
             with contextlib.suppress(ValueError, ray.exceptions.RayError):
                 self._registry = shared_registry()
                 await getattr(self._registry, method).remote(endpoint_id)
 
 
 def start_fleet_manager(fleet: str, env: SerializedEnv, settings: Mapping[str, Any]) -> Any:
-    """Start the keeper of a fleet; it lives as long as the handle that this returns."""
+    """Start the manager of a fleet; it lives as long as the handle that this returns."""
     return (
         ray.remote(FleetManager)
         .options(
             name=_name(fleet),
             namespace=REGISTRY_NAMESPACE,
             num_cpus=0,
-            # Any other node can be lost without the cluster, and would take the fleet along.
+            # The loss of any other node would end the fleet, but not the cluster.
             resources={"node:__internal_head__": 0.001},
             scheduling_strategy="DEFAULT",
         )
@@ -221,7 +220,7 @@ def start_fleet_manager(fleet: str, env: SerializedEnv, settings: Mapping[str, A
 
 
 def find_fleet_manager(fleet: str) -> Any:
-    """Return the keeper of a fleet.
+    """Return the manager of a fleet.
 
     Raises:
         ValueError: The fleet has been stopped.

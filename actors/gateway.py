@@ -1,4 +1,4 @@
-"""Gateway: one stable address for the endpoints of a fleet, wherever they are and restart."""
+"""Gateway: one stable address for the endpoints of a fleet."""
 
 import secrets
 from collections.abc import Mapping
@@ -29,47 +29,47 @@ from rlmesh_ray.server.health import Health
 from rlmesh_ray.server.model_service import SERVICE as MODEL_SERVICE
 
 _ASK_TIMEOUT_S = 10.0
-# Any other node can be lost without the cluster.
+# The loss of any other node does not end the cluster.
 _HEAD = {"resources": {"node:__internal_head__": 0.001}}
 _PLACES = {"resources", "label_selector", "scheduling_strategy"}
 
 
 class EnvironmentFleet(Protocol):
-    """What an EnvFleet is to a gateway."""
+    """The part of an EnvFleet that a gateway needs."""
 
     @property
     def resolver(self) -> FleetResolver:
-        """Where its endpoints are."""
+        """Resolver of the endpoints."""
 
 
 class Gateway:
-    """One address for the endpoints of a fleet: external programs dial it, whatever restarts.
+    """One stable address for the endpoints of a fleet, for programs outside of the cluster.
 
-    It is an actor that forwards every protocol of the endpoints' port, unparsed: each connection
-    to one endpoint, the one with the fewest. A session on an endpoint that goes ends with
-    EndpointLostError; who dials the same address again gets another endpoint. When the gateway
-    itself dies, Ray restarts it at its address, and all its sessions are lost. See
-    ``GatewayServer``. It lives as long as this object or until ``stop``; the fleet goes on. Usable
-    as a context manager.
+    The gateway is an actor that forwards every protocol of the endpoints' port, unparsed: each
+    connection to one endpoint, the one with the fewest connections. A session on an endpoint that
+    ends fails with EndpointLostError; a client that dials the same address again gets another
+    endpoint. When the gateway itself dies, Ray restarts it at its address, and all its sessions are
+    lost. See ``GatewayServer``. The gateway lives as long as this object or until ``stop``; the
+    fleet goes on. Usable as a context manager.
 
     Args:
-        fleet: An EnvFleet, EnvPool or ModelFleet, or one that ``ModelFleet.find`` has found. A pool
-            may be empty: clients are told so until somebody has registered.
-        address: Where to listen, ``HOST:PORT``: an address of the gateway's node (``0.0.0.0`` for
-            all of them), and a port that is never another process's.
-        token: What clients must show, or a ``TokenFile`` on the gateway's node; default: a new
-            one. The endpoints' own tokens stay within the cluster.
-        tls: Files for TLS with the clients, on the gateway's node.
-        no_token: Do without a token, also where other machines can reach it.
-        endpoint_tls: How to dial endpoints that speak TLS; default: as the pool says, or else with
-            the files that Ray uses, where it uses TLS.
-        actor_options: More options of the Ray actor. It runs on the head node, unless these have
-            ``resources``, a ``label_selector`` or a ``scheduling_strategy``.
-        start_timeout_s: How long to wait until it listens.
+        fleet: An EnvFleet, EnvPool or ModelFleet, or the result of ``ModelFleet.find``. A pool may
+            be empty: clients then get an error until an endpoint has registered.
+        address: The address to listen on, ``HOST:PORT``: one of the gateway's node (``0.0.0.0`` for
+            all of them), with a port that no other process uses.
+        token: Token that clients must present, or a ``TokenFile`` on the gateway's node; default:
+            a new one. The endpoints' own tokens stay within the cluster.
+        tls: TLS files for the clients, on the gateway's node.
+        no_token: Whether to serve without a token, also where other machines can connect.
+        endpoint_tls: TLS files for dialing the endpoints; default: those of the pool, or else
+            Ray's, where Ray uses TLS.
+        actor_options: Further options of the Ray actor. It runs on the head node, unless these
+            have ``resources``, a ``label_selector`` or a ``scheduling_strategy``.
+        start_timeout_s: How long to wait until the gateway listens.
 
     Raises:
         AddressError: ``address`` is malformed, has no fixed port, or is in use.
-        ConfigurationError: ``fleet`` is none, or another argument is wrong.
+        ConfigurationError: ``fleet`` is no fleet or pool, or another argument is wrong.
         CapacityError: The cluster did not place the actor in time.
         EndpointUnreachableError: The fleet has been stopped.
     """
@@ -89,12 +89,12 @@ class Gateway:
         if token is None and not no_token:
             token = secrets.token_urlsafe(32)
         self.token: TokenSource | None = token
-        """What clients must show; None: nothing."""
+        """The token that clients must present; None: none."""
         _check_address(address, token, no_token)
         options = dict(actor_options or {})
         if not _PLACES & options.keys():
             options |= _HEAD
-        # DEFAULT: not into the placement group of whoever happens to call this.
+        # DEFAULT: not in the placement group of the caller.
         options = {"scheduling_strategy": "DEFAULT", **options}
         actor_class: Any = GatewayActor
         self._actor = actor_class.options(**options).remote(
@@ -110,7 +110,7 @@ class Gateway:
             if not ray.wait([starting], timeout=start_timeout_s)[0]:
                 raise CapacityError(
                     f"the gateway did not start in {start_timeout_s:g} s: no node that "
-                    "actor_options allow (the head node, if they say nothing) has room for it"
+                    "actor_options allow (by default the head node) has room for it"
                 )
             self._address = str(get_result(starting))
         except BaseException:
@@ -119,11 +119,11 @@ class Gateway:
 
     @property
     def address(self) -> str:
-        """Where clients dial it; the same for as long as it lives."""
+        """The address that clients dial; it never changes."""
         return self._address
 
     def health(self) -> Health:
-        """Tell whether one of the endpoints would serve a new client.
+        """Return whether one of the endpoints would serve a new client.
 
         Raises:
             EndpointUnreachableError: The gateway is restarting, or has been stopped.
@@ -152,10 +152,10 @@ class Gateway:
 
 
 def query_for(fleet: object) -> EndpointQuery:
-    """Return how to list the endpoints of a fleet.
+    """Return the registry query for the endpoints of a fleet.
 
     Raises:
-        ConfigurationError: It is none, or has been stopped.
+        ConfigurationError: ``fleet`` is no fleet or pool.
     """
     if isinstance(fleet, NamedModelFleet):
         return EndpointQuery(f"model/{fleet.name}", MODEL_SERVICE, token=fleet.token)
@@ -173,10 +173,10 @@ def _check_address(address: str, token: TokenSource | None, no_token: bool) -> N
     parsed = parse_address(address)
     if not no_token:
         check_exposure(parsed, token)
-    if isinstance(token, str):  # a file lies on the gateway's node, and need not lie here
+    if isinstance(token, str):  # a file is on the gateway's node, maybe not on this one
         TokenStore(token)
     if not parsed.port:
         raise AddressError(
             f"{address} would be another port after each restart; name HOST:PORT with a port that "
-            "is nobody else's"
+            "no other process uses"
         )

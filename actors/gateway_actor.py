@@ -1,4 +1,4 @@
-"""The actor behind a Gateway, and how it finds the endpoints of a fleet."""
+"""GatewayActor: the actor behind a Gateway, and its query for the endpoints of a fleet."""
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.registry_actor import find_registry
 from rlmesh_ray.auth.client_tls import ClientTlsSource, resolve_client_tls
-from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.auth.tokens import derive_token
 from rlmesh_ray.errors import EndpointUnreachableError, RlmeshError
 from rlmesh_ray.protocol.address import parse_address
@@ -28,23 +28,23 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EndpointQuery:
-    """Lists the endpoints of a fleet, by the registry; travels to where the gateway is."""
+    """Registry query for the endpoints of a fleet; runs in the gateway's process."""
 
     fleet: str
-    """As the registry knows it."""
+    """Name of the fleet in the registry."""
     service: str
-    """What its endpoints serve."""
+    """Full name of the gRPC service of the endpoints."""
     secret: str | None = field(default=None, repr=False)
-    """From which the token of each endpoint is derived."""
-    token: str | None = field(default=None, repr=False)
-    """What all of them want, where there is no ``secret``."""
+    """Secret from which the token of each endpoint is derived."""
+    token: TokenSource | None = field(default=None, repr=False)
+    """Token of all endpoints, where there is no ``secret``."""
 
     def __call__(self) -> tuple[Target, ...]:
-        """Return those that take new sessions.
+        """Return the endpoints that accept new sessions.
 
         Raises:
             EndpointUnreachableError: The registry is gone, or restarting.
-            EndpointTimeoutError: It does not answer.
+            EndpointTimeoutError: The registry does not answer.
         """
         try:
             registry = find_registry()
@@ -54,7 +54,7 @@ class EndpointQuery:
         return tuple(map(self._target, records))
 
     def _target(self, record: EndpointRecord) -> Target:
-        token = self.token
+        token = None if self.token is None else client_token_of(self.token)
         if self.secret is not None:
             token = derive_token(self.secret, record.endpoint_id)
         return Target(record.endpoint_id, record.incarnation, record.address, token)
@@ -62,16 +62,16 @@ class EndpointQuery:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class GatewayActor:
-    """The actor behind a ``Gateway``; it comes back at its address when Ray restarts it.
+    """The actor behind a ``Gateway``; after a restart it listens at its former address.
 
     Args:
-        listing: Of the fleet.
+        query: Returns the endpoints of the fleet.
         address: See ``Gateway``; likewise the others.
     """
 
     def __init__(
         self,
-        listing: EndpointQuery,
+        query: EndpointQuery,
         address: str,
         token: TokenSource | None,
         tls: TlsSource | None,
@@ -81,18 +81,18 @@ class GatewayActor:
         def start() -> GatewayServer:
             files = resolve_client_tls(endpoint_tls)
             server = GatewayServer(
-                listing,
+                query,
                 address=address,
                 token=token,
                 tls=tls,
                 no_token=no_token,
                 endpoint_credentials=None if files is None else files.credentials,
-                service=listing.service,
+                service=query.service,
             ).start()
             freeze_heap()
             return server
 
-        # Kept and raised by the first call, as what it is; see EnvServiceActor.
+        # Raised by the first call, with its own class; see ServerActor.
         self._failure: RlmeshError | None = None
         self._wanted = address
         self._heartbeat: Heartbeat | None = None
@@ -101,14 +101,14 @@ class GatewayActor:
         except RlmeshError as error:
             self._failure = error
             return
-        self._heartbeat = self._shown(listing.fleet)
+        self._heartbeat = self._announced(query.fleet)
 
     @ray.method(max_task_retries=-1)
     def address(self) -> str:
-        """Return where clients dial it, from other machines if they can reach it.
+        """Return the address that clients dial, from other machines where those can connect.
 
         Raises:
-            RlmeshError: It could not be started.
+            RlmeshError: The gateway could not be started.
         """
         server = self._running()
         if not is_wildcard(parse_address(self._wanted)):
@@ -120,22 +120,22 @@ class GatewayActor:
         """Return whether one of the endpoints would serve a new client."""
         return self._running().health()
 
-    @ray.method(max_task_retries=-1)  # one that is just restarting would be shown as lost
+    @ray.method(max_task_retries=-1)  # during a restart the call would fail
     def stop(self) -> None:
-        """End all calls; kill the actor afterwards."""
+        """End all calls; the caller kills the actor afterwards."""
         server = self._running()
         if self._heartbeat is not None:
             self._heartbeat.end()
         server.stop()
 
-    def _shown(self, fleet: str) -> Heartbeat | None:
-        """Let people see the gateway where they look for endpoints; it is in no fleet of theirs."""
+    def _announced(self, fleet: str) -> Heartbeat | None:
+        """Announce the gateway to the registry for ``rlmesh-ray status``, in a fleet of its own."""
         actor_id = ray.get_runtime_context().get_actor_id()
         try:
             return Heartbeat(f"gateway/{actor_id[:8]}", self.address(), fleet=f"gateway/{fleet}")
         except (ValueError, ray.exceptions.RayError) as error:
-            # It leads to the endpoints that it knows all the same.
-            _LOG.warning("the gateway is not shown by rlmesh-ray status: %s", error)
+            # It forwards to the endpoints all the same.
+            _LOG.warning("rlmesh-ray status does not show the gateway: %s", error)
             return None
 
     def _running(self) -> GatewayServer:

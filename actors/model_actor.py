@@ -1,172 +1,119 @@
 """ModelServiceActor: a policy endpoint, hosted by Ray."""
 
 import logging
-import os
 import secrets
-import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from rlmesh_ray.actors.actor_restart import is_restarted, retry_start
-from rlmesh_ray.actors.device_placement import place_on_device
 from rlmesh_ray.actors.durable_args import durable
 from rlmesh_ray.actors.ray_calls import get_result
 from rlmesh_ray.actors.registry.heartbeat import Heartbeat
 from rlmesh_ray.actors.registry.registry_actor import shared_registry
+from rlmesh_ray.actors.server_actor import ServerActor, default_address
 from rlmesh_ray.actors.weight_store import find_weight_store, offer, start_weight_store
 from rlmesh_ray.auth.ray_credentials import RayTls
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import (
-    EndpointClosedError,
+    ConfigurationError,
     EndpointUnreachableError,
     PolicyError,
     RlmeshError,
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
+from rlmesh_ray.models.loading import as_policy, load_policy
 from rlmesh_ray.server.bind_policy import checked_address
-from rlmesh_ray.server.gc_tuning import freeze_heap
-from rlmesh_ray.server.health import Health
-from rlmesh_ray.server.log_format import configure_logging_from_environment
+from rlmesh_ray.server.error_text import text_of
 from rlmesh_ray.server.model_server import ModelServer
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 logger = logging.getLogger(__name__)
 
-_SUPERSEDED_GRACE_S = 10.0
-"""For the sessions of a replica whose id has gone to another incarnation."""
-
-# Ray restarts an actor, but does not keep alive what the actor needs for that: the driver does, as
-# long as it holds the actor.
+# Ray restarts an actor, but does not keep the objects alive that the restart needs. The driver
+# does, as long as it holds the actor's handle.
 _STORES: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
 @ray.remote(num_cpus=1, max_restarts=-1, concurrency_groups={"weights": 1, "drain": 1, "stop": 1})
-class ModelReplica:
+class ModelReplica(ServerActor[ModelServer]):
     """The actor behind ``ModelServiceActor``, and one replica of a ``ModelFleet``.
 
-    What may take long has a concurrency group of its own: all other methods answer while new
+    Methods that may take long have concurrency groups of their own: all others answer while new
     weights wait for a policy that is stuck.
 
     Args:
-        store: Name of the ``WeightStore`` that has the newest weights.
-        policy: See ``ModelServiceActor``; likewise the others.
+        store: Name of the ``WeightStore`` with the newest weights.
+        policy: See ``ModelServiceActor``.
+        address: See ``ModelServiceActor``.
+        token: See ``ModelServiceActor``.
+        endpoint_id: See ``ModelServiceActor``.
+        fleet: Name of the replica's fleet in the registry; empty: none.
+        policy_options: Keyword arguments of ``place_on_device``.
+        server_options: Further keyword arguments of ``ModelServer``.
     """
 
-    def __init__(  # noqa: PLR0913  # the options of ModelServer, and a few of its own
+    def __init__(  # noqa: PLR0913  # an actor's arguments travel one by one
         self,
         store: str,
         policy: object,
         *,
         address: str | None,
-        token: str | None,
+        token: TokenSource | None,
         endpoint_id: str | None,
         fleet: str,
-        explore: bool,
-        device: str,
-        buckets: Sequence[int],
-        compile: bool,
-        max_batch_rows: int,
-        max_message_bytes: int | None,
-        torch_threads: int,
-        stuck_after_s: float,
-        accept_edition_texts: Collection[str],
-        dialects: Collection[str] | None,
-        idle_timeout_s: float | None,
+        policy_options: Mapping[str, Any],
+        server_options: Mapping[str, Any],
     ) -> None:
-        self._heartbeat: Heartbeat | None = None
-        # Kept and raised by the first call, as what it is; see EnvServiceActor.
-        self._failure: RlmeshError | None = None
-        self._endpoint_id = endpoint_id
-        self._fleet = fleet
-
         def serve() -> ModelServer:
             self._store = find_weight_store(store)
-            place = address or _default_address(token)
-            checked_address(place, token)  # loading the policy may take long
+            place = address or default_address(token)
+            checked_address(place, token)  # before the policy is loaded, which may take long
             server = ModelServer(
-                place_on_device(policy, device, explore=explore, buckets=buckets, compile=compile),
+                place_on_device(policy, **policy_options),
                 address=place,
                 token=token,
                 tls=RayTls(),
-                max_batch_rows=max_batch_rows,
-                max_message_bytes=max_message_bytes,
-                torch_threads=torch_threads,
-                stuck_after_s=stuck_after_s,
-                accept_edition_texts=accept_edition_texts,
-                dialects=dialects,
-                idle_timeout_s=idle_timeout_s,
                 endpoint_id=endpoint_id,
+                **server_options,
             )
             try:
-                # Before it can be dialled: nobody meets an older version than before a restart.
+                # Before any client can connect: after a restart, too, only the newest weights act.
                 self._take_up(server)
-                server.start()
-                freeze_heap()
-                return server
+                return server.start()
             except BaseException:
                 server.stop(0.0)
                 raise
 
-        try:
-            configure_logging_from_environment()
-            self._server = serve()
-        except RlmeshError as error:
-            self._failure = error
-            if is_restarted():
-                trying = threading.Thread(
-                    target=self._serve_later, args=[serve, error], daemon=True
-                )
-                trying.start()
-            return
-        self._announce()
-
-    @ray.method(max_task_retries=-1)
-    def address(self) -> str:
-        """Return where clients dial it.
-
-        Raises:
-            RlmeshError: It could not be started.
-        """
-        return self._running().address
+        super().__init__(serve, endpoint_id=endpoint_id, fleet=fleet)
 
     @ray.method(max_task_retries=-1)
     def describe(self) -> dict[str, Any]:
-        """Return address, node, process id, policy version and what has been predicted so far."""
-        server = self._running()
-        return {
-            "address": server.address,
-            "node_id": ray.get_runtime_context().get_node_id(),
-            "pid": os.getpid(),
-            "policy_version": server.policy_version,
-            "statistics": server.statistics(),
-        }
+        """Return address, node, process id, statistics and policy version."""
+        return {**super().describe(), "policy_version": self._running().policy_version}
 
     @ray.method(max_task_retries=-1)
     def policy_version(self) -> int:
-        """Return the version of the weights that act; 0: those that it was made with."""
+        """Return the version of the weights that act; 0: the policy's original ones."""
         return self._running().policy_version
-
-    def health(self) -> Health:
-        """Return whether it can serve now, and why not; answers while the policy is stuck."""
-        return self._running().health()
 
     @ray.method(concurrency_group="weights")
     def set_weights(self, weights: object, version: int | None = None) -> int:
-        """Let new weights act, also after restarts.
+        """Replace the policy's weights, also for after a restart.
 
         Args:
-            weights: What the policy's ``set_weights`` takes.
-            version: Of these weights, an integer up to 2**63 - 1 that is larger than the present
-                one; default: one more than that.
+            weights: The argument of the policy's ``set_weights``.
+            version: Version of these weights, an integer up to 2**63 - 1 that is larger than the
+                present one; default: one more than the present one.
 
         Returns:
             The version that acts from now on.
 
         Raises:
-            PolicyError: The policy does not take them; the former ones act on.
-            ConfigurationError: The policy cannot take any, or ``version`` is no such integer.
+            PolicyError: The policy refuses the weights; the former ones act on.
+            ConfigurationError: The policy cannot take weights, or ``version`` is invalid.
         """
         floor = self._running().policy_version
         offered = get_result(offer(self._store, weights, version, floor))
@@ -180,60 +127,17 @@ class ModelReplica:
 
     @ray.method(concurrency_group="weights", max_task_retries=-1)
     def follow(self) -> int:
-        """Act with the keeper's newest weights, if they are newer; return the acting version.
+        """Load the store's newest weights, if they are newer; return the acting version.
 
         Raises:
-            PolicyError: The policy does not take them; the former ones act on.
-            ConfigurationError: The policy cannot take any.
+            PolicyError: The policy refuses the weights; the former ones act on.
+            ConfigurationError: The policy cannot take weights.
         """
         return self._follow()
 
-    @ray.method(concurrency_group="drain")
-    def drain(self, timeout_s: float) -> bool:
-        """Take no new sessions, and wait until the open ones have ended; return whether they have.
-
-        The registry no longer tells its address.
-        """
-        server = self._running()
-        if self._heartbeat is not None:
-            self._heartbeat.suspend()
-        return server.drain(timeout_s)
-
-    @ray.method(concurrency_group="stop")
-    def stop(self, grace_s: float = 1.0) -> None:
-        """End the sessions and stop listening; kill the actor afterwards."""
-        server = self._running()
-        if self._heartbeat is not None:
-            self._heartbeat.end()
-        server.stop(grace_s)
-
-    def _announce(self) -> None:
-        if self._endpoint_id is not None:
-            self._heartbeat = Heartbeat(
-                self._endpoint_id,
-                self._server.address,
-                fleet=self._fleet,
-                statistics=self._server.statistics,
-                on_superseded=self._end_superseded,
-            )
-
-    def _serve_later(self, serve: Callable[[], ModelServer], failure: RlmeshError) -> None:
-        self._server = retry_start(serve, failure, self._note_failure)
-        self._failure = None
-        self._announce()
-
-    def _note_failure(self, failure: RlmeshError) -> None:
-        self._failure = failure
-
-    def _end_superseded(self) -> None:
-        # As of an EnvServiceActor: another process of this very actor has the id now.
-        server = self._running()
-        self._failure = EndpointClosedError(
-            "this replica has been started anew elsewhere; look its address up in the registry",
-            server.address,
-        )
-        server.drain(_SUPERSEDED_GRACE_S)
-        server.stop()
+    def _leave(self, heartbeat: Heartbeat) -> None:
+        """Remove the replica's address from those that the registry returns."""
+        heartbeat.suspend()
 
     def _follow(self) -> int:
         server = self._running()
@@ -243,33 +147,28 @@ class ModelReplica:
         return server.policy_version
 
     def _take_up(self, server: ModelServer) -> None:
-        """Begin with the newest weights that there are."""
+        """Load the newest stored weights that the policy accepts."""
         for stored in get_result(self._store.newest.remote()):
             try:
                 server.set_weights(get_result(stored.reference), version=stored.version)
             except (PolicyError, EndpointUnreachableError) as error:
-                logger.warning("version %d of the weights is left out: %s", stored.version, error)
+                logger.warning("version %d of the weights is skipped: %s", stored.version, error)
             else:
                 return
 
-    def _running(self) -> ModelServer:
-        if self._failure is not None:
-            raise self._failure
-        return self._server
-
 
 class ModelActorFactory:
-    """How ``ModelServiceActor`` is started: as Ray's own classes of actors are.
+    """Starts the actors of ``ModelServiceActor``, with the interface of a Ray actor class.
 
     Args:
-        options: Ray's options for each actor (``num_cpus``, ``num_gpus``, ``resources``, ...).
+        options: Ray's options of each actor (``num_cpus``, ``num_gpus``, ``resources``, ...).
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
 
     def options(self, **options: Any) -> "ModelActorFactory":
-        """Return the same with these options of Ray's, too."""
+        """Return a factory with these options of Ray's added."""
         return ModelActorFactory({**self._options, **options})
 
     def remote(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -277,7 +176,7 @@ class ModelActorFactory:
         policy: object,
         *,
         address: str | None = None,
-        token: str | None = None,
+        token: TokenSource | None = None,
         endpoint_id: str | None = None,
         explore: bool = False,
         device: str = "auto",
@@ -295,15 +194,16 @@ class ModelActorFactory:
 
         Args:
             policy: A checkpoint as ``rlmesh-ray serve-model`` takes it (a path on the actor's
-                node, or ``module:factory``), or whatever ``ModelServer`` takes. **An RLlib
+                node, or ``module:factory``), or any policy that ``ModelServer`` takes. **An RLlib
                 checkpoint is unpickled: load only what you trust.**
-            address: ``HOST:PORT``; default: a free port, at the node's own address with a token,
-                without one where only that node can reach it.
-            token: What clients must show; required unless the address is loopback.
-            endpoint_id: Under which it announces itself to the registry; None: it does not.
-            explore: For an RLlib checkpoint: sample actions instead of taking the likeliest.
-            device: Where a checkpoint or a torch module runs, as torch names it; "auto": on the
-                GPU that Ray gave the actor, if it gave one.
+            address: ``HOST:PORT``; default: a free port, with a token at the node's own address,
+                without one on loopback.
+            token: Token that clients must present, or a ``TokenFile`` on the actor's node; required
+                unless ``address`` is loopback.
+            endpoint_id: Id in the registry; None: the actor does not announce itself.
+            explore: For an RLlib checkpoint: sample actions instead of taking the most likely one.
+            device: Device of a checkpoint or a torch module, as torch names it; "auto": the GPU
+                that Ray assigned to the actor, if it assigned one.
             buckets: Sizes to which batches are padded, so that the device sees few; for
                 checkpoints and torch modules.
             compile: Whether torch compiles the module, for each of ``buckets``.
@@ -328,31 +228,84 @@ class ModelActorFactory:
             token=token,
             endpoint_id=endpoint_id,
             fleet="",
-            explore=explore,
-            device=device,
-            buckets=tuple(buckets),
-            compile=compile,
-            max_batch_rows=max_batch_rows,
-            max_message_bytes=max_message_bytes,
-            torch_threads=torch_threads,
-            stuck_after_s=stuck_after_s,
-            accept_edition_texts=accept_edition_texts,
-            dialects=dialects,
-            idle_timeout_s=idle_timeout_s,
+            policy_options={
+                "explore": explore,
+                "device": device,
+                "buckets": tuple(buckets),
+                "compile": compile,
+            },
+            server_options={
+                "max_batch_rows": max_batch_rows,
+                "max_message_bytes": max_message_bytes,
+                "torch_threads": torch_threads,
+                "stuck_after_s": stuck_after_s,
+                "accept_edition_texts": accept_edition_texts,
+                "dialects": dialects,
+                "idle_timeout_s": idle_timeout_s,
+            },
         )
         _STORES[actor] = stored, durable_policy
         return actor
 
 
 ModelServiceActor = ModelActorFactory({})
-"""Serves a policy as ``ModelServer`` does, on whatever node Ray puts it.
+"""Serves a policy as ``ModelServer`` does, on the node that Ray chooses.
 
 ``ModelServiceActor.remote(policy)``, or ``ModelServiceActor.options(num_gpus=1).remote(policy)``;
-``ModelReplica`` has the methods of what this returns. When Ray restarts the actor, it serves
-again, at another port and with the weights that it had: a small actor beside it keeps them, as
-long as the handle lives that ``remote`` returned.
+the returned handle has the methods of ``ModelReplica``. When Ray restarts the actor, it serves
+again at another port, with the weights that it had: a small actor beside it stores them, as long
+as the handle lives.
 """
 
 
-def _default_address(token: str | None) -> str:
-    return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
+def place_on_device(
+    policy: object,
+    device: str,
+    *,
+    explore: bool = False,
+    buckets: Sequence[int] = (),
+    compile: bool = False,
+) -> object:
+    """Return a policy on its device, loaded first if it is named by a text.
+
+    Args:
+        policy: See ``ModelServiceActor``; likewise the others.
+        device: A device as torch names it, or "auto".
+        explore: For an RLlib checkpoint.
+        buckets: Sizes to which batches are padded.
+        compile: Whether torch compiles the module.
+
+    Raises:
+        ConfigurationError: The policy or the device does not exist, or the policy cannot run there.
+        PolicyError: Loading or moving the policy failed.
+    """
+    where: str | None = device
+    if device == "auto":
+        # A factory chooses the device of its policy itself.
+        is_factory = isinstance(policy, str) and not Path(policy).expanduser().exists()
+        where = "cuda" if ray.get_gpu_ids() and not is_factory else None
+    if isinstance(policy, str):
+        return load_policy(policy, explore=explore, device=where, buckets=buckets, compile=compile)
+    moved = _moved(policy, where, is_automatic=device == "auto")
+    return as_policy(moved, buckets=buckets, compile=compile) if buckets or compile else moved
+
+
+def _moved(policy: object, where: str | None, *, is_automatic: bool) -> object:
+    """Move a policy object to a device, if it has a method ``to``."""
+    move = getattr(policy, "to", None)
+    if where is None or (is_automatic and move is None):
+        return policy
+    if move is None:
+        raise ConfigurationError(
+            f"device={where!r} is for checkpoints and torch modules; a {type(policy).__name__} "
+            "chooses its own device: leave device out"
+        )
+    from rlmesh_ray.models.torch.module import torch_device
+
+    place = torch_device(where)
+    try:
+        return move(place)
+    except Exception as error:  # the device's memory is full, or the operator's own code raised
+        raise PolicyError(
+            f"the policy could not be moved to {where}: {type(error).__name__}: {text_of(error)}"
+        ) from error

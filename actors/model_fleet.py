@@ -11,37 +11,41 @@ import ray
 from rlmesh_ray.actors.durable_args import durable
 from rlmesh_ray.actors.model_actor import ModelReplica
 from rlmesh_ray.actors.named_model_fleet import POLL_S, NamedModelFleet, actor_name, find_actor
+from rlmesh_ray.actors.node_placement import checked_addresses
 from rlmesh_ray.actors.ray_calls import await_start
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, shared_registry
 from rlmesh_ray.actors.weight_store import FleetRecord, start_weight_store
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import (
     ConfigurationError,
     EndpointUnreachableError,
 )
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
+from rlmesh_ray.options import require_count
 from rlmesh_ray.server.policy_health import DEFAULT_STUCK_AFTER_S
 
 _NAME_TIMEOUT_S = 10.0
 
 
 class ModelFleet(NamedModelFleet):
-    """Replicas on Ray that serve one policy, ready when this returns.
+    """Replicas on Ray that serve one policy, ready when the constructor returns.
 
-    They live as long as this object or until ``stop``; Ray restarts those that die, and they come
-    back with the weights that they had, at another port. Make a fleet on the driver, not within a
-    Tune trial, whose resources it would take. Usable as a context manager. Where it is sent to
-    another process, a ``NamedModelFleet`` arrives.
+    The replicas live as long as this object or until ``stop``; Ray restarts those that die, and
+    they serve again with their last weights, at another port. Make a fleet on the driver, not
+    within a Tune trial, whose resources it would take. Usable as a context manager. Sent to another
+    process, it becomes a ``NamedModelFleet``.
 
     Args:
         policy: A path or ``module:factory`` on every node, or a policy; see ``ModelServiceActor``.
-        name: No other fleet of the cluster may have it.
-        num_replicas: How many, at least 1.
-        num_cpus: What Ray sets aside for each replica.
-        num_gpus: Likewise; a fraction lets replicas share one.
-        token: What clients must show; default: a new one.
-        addresses: Where each replica listens, ``HOST:PORT``, one a replica: no two can share a
-            port of one node, and Ray says which node a replica gets. Default: each at its own
-            node's address, at a free port.
+        name: Name of the fleet, unique in the cluster.
+        num_replicas: Number of replicas, at least 1.
+        num_cpus: CPUs that Ray reserves for each replica.
+        num_gpus: GPUs that Ray reserves for each replica; a fraction lets replicas share one.
+        token: Token that clients must present, or a ``TokenFile`` on the replicas' nodes; default:
+            a new one.
+        addresses: The address of each replica, ``HOST:PORT``, one for each, also after a restart.
+            Ray chooses the node, and two replicas on one node cannot share a port. Default: each
+            at its own node's address, at a free port.
         explore: See ``ModelServiceActor``.
         device: See ``ModelServiceActor``.
         buckets: See ``ModelServiceActor``.
@@ -51,13 +55,13 @@ class ModelFleet(NamedModelFleet):
         torch_threads: See ``ModelServer``.
         stuck_after_s: See ``ModelServer``.
         idle_timeout_s: See ``ModelServer``.
-        actor_options: More options of each Ray actor: ``resources``, ``label_selector``,
+        actor_options: Further options of each Ray actor: ``resources``, ``label_selector``,
             ``runtime_env``, ``scheduling_strategy``, ...
         start_timeout_s: How long to wait until all replicas serve.
 
     Raises:
         ConfigurationError: ``num_replicas`` is less than 1, ``addresses`` are not one for each,
-            a fleet of this name exists, or ``policy`` names none.
+            the cluster has a fleet of this name, or ``policy`` names none.
         PolicyError: The policy could not be loaded.
         CapacityError: The cluster did not place all replicas in time.
     """
@@ -70,7 +74,7 @@ class ModelFleet(NamedModelFleet):
         num_replicas: int = 1,
         num_cpus: float = 1.0,
         num_gpus: float = 0.0,
-        token: str | None = None,
+        token: TokenSource | None = None,
         addresses: Sequence[str] | None = None,
         explore: bool = False,
         device: str = "auto",
@@ -85,17 +89,18 @@ class ModelFleet(NamedModelFleet):
         start_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(name)
-        places = _places(num_replicas, addresses)
+        require_count("num_replicas", num_replicas)
+        places = checked_addresses(addresses, num_replicas, "replica") or [None] * num_replicas
         endpoint_ids = tuple(f"{name}/{index}" for index in range(num_replicas))
         record = FleetRecord(endpoint_ids, token or secrets.token_urlsafe(32))
         self._policy = durable("the policy", policy)
         self._registry = shared_registry()
-        self._kept = _start_store(name, record)
+        self._weight_store = _start_store(name, record)
         self._endpoint_ids = endpoint_ids
         options = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
-            # Not into the placement group of whoever happens to call this.
+            # Not in the placement group of the caller.
             "scheduling_strategy": "DEFAULT",
             **(actor_options or {}),
         }
@@ -110,17 +115,19 @@ class ModelFleet(NamedModelFleet):
                 token=record.token,
                 endpoint_id=endpoint_id,
                 fleet=f"model/{name}",
-                explore=explore,
-                device=device,
-                buckets=tuple(buckets),
-                compile=compile,
-                max_batch_rows=max_batch_rows,
-                max_message_bytes=max_message_bytes,
-                torch_threads=torch_threads,
-                stuck_after_s=stuck_after_s,
-                accept_edition_texts=(),
-                dialects=None,
-                idle_timeout_s=idle_timeout_s,
+                policy_options={
+                    "explore": explore,
+                    "device": device,
+                    "buckets": tuple(buckets),
+                    "compile": compile,
+                },
+                server_options={
+                    "max_batch_rows": max_batch_rows,
+                    "max_message_bytes": max_message_bytes,
+                    "torch_threads": torch_threads,
+                    "stuck_after_s": stuck_after_s,
+                    "idle_timeout_s": idle_timeout_s,
+                },
             )
             for endpoint_id, place in zip(endpoint_ids, places, strict=True)
         ]
@@ -133,23 +140,23 @@ class ModelFleet(NamedModelFleet):
 
     @staticmethod
     def find(name: str) -> NamedModelFleet:
-        """Find a fleet that somebody has started in this cluster.
+        """Return the fleet of that name, which another program has started and will stop.
 
         Raises:
-            EndpointUnreachableError: There is none of that name.
+            EndpointUnreachableError: The cluster has none of that name.
         """
         fleet = NamedModelFleet(name)
         fleet._record()
         return fleet
 
     def stop(self) -> None:
-        """End all replicas at once; ``drain`` first to spare the sessions. Idempotent."""
+        """End all replicas at once; call ``drain`` first to let sessions end. Idempotent."""
         replicas, self._replicas = self._replicas, []
         if not replicas:
             return
         for endpoint_id in self._endpoint_ids:
             self._registry.withdraw.remote(endpoint_id)
-        for actor in (*replicas, self._kept):
+        for actor in (*replicas, self._weight_store):
             ray.kill(actor)
         _await_free(self.name, ("", *self._endpoint_ids))
 
@@ -168,36 +175,18 @@ class ModelFleet(NamedModelFleet):
         self.stop()
 
 
-def _places(num_replicas: int, addresses: Sequence[str] | None) -> list[str | None]:
-    """Return where each replica listens; None: it chooses."""
-    if num_replicas < 1:
-        raise ConfigurationError(f"num_replicas={num_replicas} must be at least 1")
-    if addresses is None:
-        return [None] * num_replicas
-    if isinstance(addresses, str) or len(addresses) != num_replicas:
-        raise ConfigurationError(
-            f"addresses={addresses!r} must be a list of {num_replicas}, one a replica"
-        )
-    if len(set(addresses)) < num_replicas:
-        raise ConfigurationError(
-            f"addresses={list(addresses)!r}: each replica needs a port of its own; leave addresses "
-            "out, and every replica takes a free one"
-        )
-    return list(addresses)
-
-
 def _start_store(name: str, record: FleetRecord) -> Any:
     try:
         return start_weight_store(actor_name(name), record)
     except ValueError as error:
         raise ConfigurationError(
-            f"a model fleet called {name!r} runs in this cluster; choose another name, or use that "
-            f"one: ModelFleet.find({name!r})"
+            f"the cluster has a model fleet {name!r} already; use it (ModelFleet.find({name!r})), "
+            "or give this one another name"
         ) from error
 
 
 def _await_free(fleet: str, endpoint_ids: Sequence[str]) -> None:
-    """Wait until the actors' names can be used again: Ray ends actors in its own time."""
+    """Wait until the actors' names are free again: Ray ends actors asynchronously."""
     deadline_s = time.monotonic() + _NAME_TIMEOUT_S
     for endpoint_id in endpoint_ids:
         while time.monotonic() < deadline_s:

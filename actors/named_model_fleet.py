@@ -1,4 +1,4 @@
-"""NamedModelFleet: what can be done with a fleet of served policies by whoever knows its name."""
+"""NamedModelFleet: handle of a fleet of served policies that another program has started."""
 
 import time
 from typing import Any
@@ -9,55 +9,56 @@ from rlmesh_ray.actors.ray_calls import get_outcomes, get_result, get_results
 from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE, find_registry
 from rlmesh_ray.actors.weight_store import FleetRecord, offer
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, PolicyError
 from rlmesh_ray.server.health import Health
 
 POLL_S = 0.02
-"""How often to look for what Ray tells nobody: that an actor has ended."""
+"""How often to check whether an actor has ended, for which Ray has no notification."""
 
 _HEALTH_TIMEOUT_S = 5.0
 
 
 def actor_name(fleet: str, endpoint_id: str = "") -> str:
-    """Name the actor of an endpoint, or the fleet's keeper of weights."""
+    """Return the name of a replica's actor; without an id that of the fleet's weight store."""
     return f"model-fleet/{fleet}/{endpoint_id}"
 
 
 def find_actor(fleet: str, endpoint_id: str = "") -> Any:
-    """Return the handle of a fleet's replica, or of its keeper of weights.
+    """Return the handle of a fleet's replica, or of its weight store.
 
     Raises:
-        EndpointUnreachableError: There is none; the fleet has been stopped, or never was.
+        EndpointUnreachableError: The fleet does not exist, or has been stopped.
     """
     try:
         return ray.get_actor(actor_name(fleet, endpoint_id), namespace=REGISTRY_NAMESPACE)
     except ValueError as error:
         raise EndpointUnreachableError(
-            f"no model fleet called {fleet!r} runs in this cluster"
+            f"the cluster has no model fleet {fleet!r}; it was never started, or has been stopped"
         ) from error
 
 
 class NamedModelFleet:
-    """A fleet that somebody has started, known by its name; it is looked up at each use.
+    """A ``ModelFleet`` of another program, looked up by its name at each use.
 
-    Works wherever Ray does: in other drivers and namespaces, in tasks and actors. Whoever has
-    started the fleet ends it.
+    Usable in other drivers and namespaces, in tasks and actors. The program that started the fleet
+    stops it.
 
     Args:
-        name: As given to ``ModelFleet``.
+        name: The ``name`` of the ``ModelFleet``.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @property
-    def token(self) -> str:
-        """What clients must show."""
+    def token(self) -> TokenSource:
+        """The token that clients must present."""
         return self._record().token
 
     @property
     def addresses(self) -> list[str]:
-        """Where the replicas are that take new sessions; those that restart may be missing."""
+        """Addresses of the replicas that accept sessions, without those that restart."""
         registry = find_registry()
         ids = self._record().endpoint_ids
         records = get_results([registry.lookup.remote(endpoint_id) for endpoint_id in ids])
@@ -65,7 +66,7 @@ class NamedModelFleet:
 
     @property
     def resolver(self) -> FleetResolver:
-        """Where each of the replicas is; each keeps its place while it restarts, or is drained."""
+        """Resolver of the replicas, by index, also while one restarts or drains."""
         return FleetResolver(self._record().endpoint_ids)
 
     @property
@@ -75,60 +76,60 @@ class NamedModelFleet:
 
     @property
     def policy_version(self) -> int:
-        """The version that all replicas act with, or have for when they have restarted."""
+        """Version of the weights of all replicas; one that restarts gets them, too."""
         return int(get_result(self._store().accepted_version.remote()))
 
     def set_weights(
         self, weights: object, version: int | None = None, *, timeout_s: float = 120.0
     ) -> int:
-        """Let all replicas act with new weights; blocks until they do, restarting ones as well.
+        """Replace the weights of all replicas; blocks until they act, also in restarting ones.
 
         Args:
-            weights: What the policy's ``set_weights`` takes, a reference to it, or a mapping of
-                which some values are references.
-            version: Of these weights, an integer up to 2**63 - 1 that is larger than the present
-                one; default: one more than that.
-            timeout_s: How long to wait for each step of it.
+            weights: The argument of the policy's ``set_weights``, an object reference to it, or a
+                mapping with references as values.
+            version: Version of these weights, an integer up to 2**63 - 1 that is larger than the
+                present one; default: one more than the present one.
+            timeout_s: How long to wait for each step: the offer, the replicas, the acceptance.
 
         Returns:
-            The version that acts from now on: this one, or a newer one of somebody else.
+            The version that acts from now on: this one, or a newer one that another caller set.
 
         Raises:
-            PolicyError: The policy does not take them; the former ones act on.
-            ConfigurationError: The policy cannot take any, or ``version`` is no such integer.
-            EndpointTimeoutError: A replica has not taken them up in time; it will when it can.
+            PolicyError: The policy refuses the weights; the former ones act on.
+            ConfigurationError: The policy cannot take weights, or ``version`` is invalid.
+            EndpointTimeoutError: A replica has not loaded them in time; it loads them later.
             EndpointUnreachableError: The fleet has been stopped, or a replica is gone for good.
         """
         store = self._store()
         offered = int(get_result(offer(store, weights, version), timeout_s))
         acting = self._try(store, offered, timeout_s)
         if acting > offered and acting > self._newest_version(store):
-            # The keeper was restarted and has begun to count anew.
+            # The weight store has been restarted, and has lost its count of versions.
             offered = int(get_result(offer(store, weights, None, acting), timeout_s))
             acting = self._try(store, offered, timeout_s)
         return acting
 
     def health(self, timeout_s: float = _HEALTH_TIMEOUT_S) -> list[Health]:
-        """Ask every replica whether it can serve; one that does not answer in time cannot."""
-        told = get_outcomes([actor.health.remote() for actor in self.actors], timeout_s)
+        """Return the health of every replica; one that does not answer in time is not serving."""
+        answers = get_outcomes([actor.health.remote() for actor in self.actors], timeout_s)
         return [
             Health(is_serving=False, reason=str(health))
             if isinstance(health, Exception)
             else health
-            for health in told
+            for health in answers
         ]
 
     def drain(self, timeout_s: float, *, replica: int | None = None) -> bool:
-        """Take no new sessions, and wait until the open ones have ended.
+        """Accept no new sessions, and wait until the open ones have ended.
 
         ``addresses`` no longer has the replica, and its health says that it does not serve.
 
         Args:
             timeout_s: How long to wait.
-            replica: Which, by its place in ``actors``; None: all.
+            replica: Index of the replica in ``actors``; None: all.
 
         Returns:
-            Whether no session is open any more.
+            Whether all sessions have ended.
 
         Raises:
             ConfigurationError: There is no such replica.
@@ -140,7 +141,7 @@ class NamedModelFleet:
         """Drain one replica, end its process and wait until it serves again.
 
         Args:
-            replica: Which, by its place in ``actors``.
+            replica: Index of the replica in ``actors``.
             drain_timeout_s: After how long sessions that are still open are cut off.
 
         Raises:
@@ -150,27 +151,27 @@ class NamedModelFleet:
         actor = self._actor(replica)
         former = get_result(actor.describe.remote())["pid"]
         ray.kill(actor, no_restart=False)
-        # Ray kills in its own time: the process that answers first may still be the former one.
+        # Ray kills asynchronously: the former process may still answer first.
         while get_result(actor.describe.remote())["pid"] == former:
             time.sleep(POLL_S)
 
     def _actor(self, replica: int) -> Any:
         actors = self.actors
-        is_place = isinstance(replica, int) and not isinstance(replica, bool)
-        if not is_place or not 0 <= replica < len(actors):
-            there = ", ".join(map(str, range(len(actors))))
+        is_index = isinstance(replica, int) and not isinstance(replica, bool)
+        if not is_index or not 0 <= replica < len(actors):
+            indices = ", ".join(map(str, range(len(actors))))
             raise ConfigurationError(
-                f"replica={replica!r} is not one of the fleet's replicas: {there}"
+                f"replica={replica!r} is not one of the fleet's replicas: {indices}"
             )
         return actors[replica]
 
     def _try(self, store: Any, offered: int, timeout_s: float) -> int:
-        """Have the replicas take up an offer; return the newest version that acts."""
+        """Have the replicas load an offer; return the newest version that acts."""
         tried = get_outcomes([actor.follow.remote() for actor in self.actors], timeout_s)
         versions = [outcome for outcome in tried if isinstance(outcome, int)]
         errors = [outcome for outcome in tried if isinstance(outcome, Exception)]
         if versions or not isinstance(errors[0], PolicyError | ConfigurationError):
-            # What one replica can act with, all can; some may have to restart first.
+            # Weights that one replica accepts, all accept; some may have to restart first.
             get_result(store.accept.remote(offered), timeout_s)
         else:
             get_result(store.reject.remote(offered), timeout_s)

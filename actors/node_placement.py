@@ -1,4 +1,4 @@
-"""Where a fleet's endpoints are to run: from what users say to the options of Ray's actors."""
+"""Placement of a fleet's endpoints on nodes, as options of Ray actors."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlmesh_ray.errors import ConfigurationError
 
 ActorOptions = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Options of Ray's actors: for all endpoints, or one mapping for each."""
+"""Options of Ray actors: one mapping for all endpoints, or one for each."""
 
-# Whoever gives one of these says more precisely where endpoints may be.
+# Options that name nodes more precisely than "near" does.
 _PLACES = {"scheduling_strategy", "label_selector", "resources"}
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Says where the endpoint at each index of a fleet goes. Make one with ``of``."""
+    """The node choice of each endpoint of a fleet, by index. Make one with ``of``."""
 
-    num_cpus: float
+    resources: Mapping[str, float]
+    """``num_cpus`` and ``num_gpus`` of each endpoint."""
     where: str | tuple[str, ...]
     options: tuple[Mapping[str, Any], ...]
     """At least one; repeated where the fleet has more endpoints."""
@@ -28,22 +29,22 @@ class Placement:
     def of(
         cls,
         where: str | Sequence[str],
-        num_cpus: float,
+        resources: Mapping[str, float],
         options: ActorOptions | None,
         num_endpoints: int,
         nodes: Collection[str],
     ) -> Self:
-        """Check what the user has said.
+        """Return the placement of a fleet, if its options are valid.
 
         Args:
             where: ``"near"``, ``"spread"``, or node ids.
-            num_cpus: Of each endpoint.
-            options: Further ones.
-            num_endpoints: How many mappings ``options`` has to have, if it is a sequence.
+            resources: ``num_cpus`` and ``num_gpus`` of each endpoint.
+            options: Further options of the actors.
+            num_endpoints: Number of mappings in ``options``, if it is a sequence.
             nodes: Ids of the nodes that are alive.
 
         Raises:
-            ConfigurationError: Something of it cannot be.
+            ConfigurationError: ``where`` names no node, or ``options`` are not one for each.
         """
         if isinstance(options, Mapping) or options is None:
             each: tuple[Mapping[str, Any], ...] = (options or {},)
@@ -59,7 +60,7 @@ class Placement:
                 raise ConfigurationError(
                     f"placement={where!r} is neither 'near' nor 'spread' nor a list of node ids"
                 )
-            return cls(num_cpus, where, each)
+            return cls(resources, where, each)
         if not isinstance(where, Sequence):
             raise ConfigurationError(
                 f"placement={where!r} is neither 'near' nor 'spread' nor a list of node ids"
@@ -70,42 +71,47 @@ class Placement:
                 f"placement={list(where)!r}: {', '.join(unknown) or 'an empty list'} names no node "
                 f"that is alive; the cluster has: {', '.join(sorted(nodes))}"
             )
-        return cls(num_cpus, tuple(where), each)
+        return cls(resources, tuple(where), each)
 
     def options_of(self, index: int) -> dict[str, Any]:
-        """Return the options of the actor of the endpoint at ``index``."""
+        """Return Ray's options for the actor of the endpoint at ``index``."""
         given = self.options[index % len(self.options)]
-        # DEFAULT: not into the placement group of whoever happens to start the fleet.
+        # DEFAULT: not in the placement group of the caller.
         strategy: Any = "SPREAD" if self.where == "spread" else "DEFAULT"
         if not isinstance(self.where, str):
-            # Soft: when the node is lost, its endpoints go elsewhere.
+            # Soft: when the node is lost, its endpoints restart elsewhere.
             node_id = self.where[index % len(self.where)]
             strategy = NodeAffinitySchedulingStrategy(node_id, soft=True)
-        return {"num_cpus": self.num_cpus, "scheduling_strategy": strategy, **given}
+        return {**self.resources, "scheduling_strategy": strategy, **given}
 
     def is_near(self, index: int) -> bool:
-        """Return whether the endpoint at ``index`` is brought to the runner that claims it."""
+        """Return whether the endpoint at ``index`` moves to the node of its first runner."""
         given = self.options[index % len(self.options)]
         return self.where == "near" and not _PLACES.intersection(given)
 
 
 def checked_addresses(
-    addresses: Sequence[str] | None, num_endpoints: int
+    addresses: Sequence[str] | None, count: int, what: str
 ) -> tuple[str, ...] | None:
-    """Return where each endpoint is to listen; None: it chooses.
+    """Return the addresses that a fleet's actors listen on; None: each chooses a free port.
+
+    Args:
+        addresses: As the caller gave them.
+        count: Number of actors.
+        what: Name of one of them, for error messages.
 
     Raises:
         ConfigurationError: ``addresses`` are not one for each.
     """
     if addresses is None:
         return None
-    if isinstance(addresses, str) or len(addresses) != num_endpoints:
+    if isinstance(addresses, str) or len(addresses) != count:
         raise ConfigurationError(
-            f"addresses={addresses!r} must be a list of {num_endpoints}, one an endpoint"
+            f"addresses={addresses!r} must be a list of {count}, one for each {what}"
         )
-    if len(set(addresses)) < num_endpoints:
+    if len(set(addresses)) < count:
         raise ConfigurationError(
-            f"addresses={list(addresses)!r}: each endpoint needs a port of its own; leave "
-            "addresses out, and every endpoint takes a free one"
+            f"addresses={list(addresses)!r}: each {what} needs a port of its own; leave addresses "
+            f"out, and every {what} takes a free one"
         )
     return tuple(addresses)

@@ -30,30 +30,30 @@ _STOP_S = 10.0
 
 
 class EnvPool:
-    """Endpoints that nobody lists: they register themselves, come and go while training runs.
+    """Endpoints outside of Ray that register themselves, and come and go while training runs.
 
-    The pool's registrar listens on this node. An endpoint needs no Ray, and dials it:
+    The pool's registrar listens on this node. An endpoint needs no Ray; it dials the registrar:
 
         rlmesh-ray serve-env my:Game-v0 --address HOST:0 \
             --register games@REGISTRAR:7070 --pool-token-file FILE
 
-    The pool looks at each endpoint before it is in: it must be reachable at the address that it
-    tells, and serve the same spaces at the same width as those that are in the pool already. As
-    long as its connection to the registrar lives, it is in the pool; when it comes back, wherever
-    that is, sessions find it there. The registrar itself restarts at its address if it has a fixed
-    port, and sessions go on meanwhile.
+    The pool checks each endpoint before it accepts it: the endpoint must be reachable at the
+    address that it reports, and serve the same spaces at the same width as the endpoints in the
+    pool. It is in the pool as long as its connection to the registrar lives; when it registers
+    again, even at another address, sessions find it there. The registrar itself restarts at its
+    address if that has a fixed port, and sessions go on meanwhile.
 
     The pool lives as long as this object or until ``stop``. Make it on the driver. Usable as a
     context manager.
 
     Args:
-        name: Of the pool, which no other pool of the cluster has.
-        address: Where the registrar listens, ``HOST:PORT``.
-        token: What the pool and its endpoints have in common, or a ``TokenFile`` with it; required
-            unless ``address`` is loopback. It does not travel: from it is derived what endpoints
-            show to the registrar, and what clients show to each endpoint.
-        tls: Files for TLS, of the registrar.
-        endpoint_tls: How to dial endpoints that speak TLS: all of them.
+        name: Name of the pool, unique in the cluster.
+        address: The address that the registrar listens on, ``HOST:PORT``.
+        token: Secret that the pool and its endpoints share, or a ``TokenFile`` with it; required
+            unless ``address`` is loopback. It does not travel: the tokens of endpoints at the
+            registrar, and of clients at each endpoint, are derived from it.
+        tls: TLS files of the registrar.
+        endpoint_tls: TLS files for dialing the endpoints, if they use TLS: then all of them must.
 
     Raises:
         ConfigurationError: An argument is wrong, or the cluster has a pool of that name.
@@ -77,7 +77,7 @@ class EnvPool:
             actor = actor_class.options(
                 name=fleet_name_of_pool(name),
                 namespace=REGISTRY_NAMESPACE,
-                # Where the address is.
+                # On this node, which has the address.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(
                     ray.get_runtime_context().get_node_id(), soft=False
                 ),
@@ -92,10 +92,10 @@ class EnvPool:
 
     @classmethod
     def find(cls, name: str) -> Self:
-        """Return the pool of that name, which somebody else has started and will stop.
+        """Return the pool of that name, which another program has started and will stop.
 
         Raises:
-            ConfigurationError: The cluster has none.
+            ConfigurationError: The cluster has none of that name.
         """
         try:
             actor = ray.get_actor(
@@ -121,43 +121,43 @@ class EnvPool:
 
     @property
     def address(self) -> str:
-        """Where endpoints dial the registrar."""
+        """The address at which endpoints dial the registrar."""
         return self._info.address
 
     @property
     def endpoint_tls(self) -> ClientTlsSource | None:
-        """How its endpoints are dialed."""
+        """TLS files for dialing the endpoints; None: plain text."""
         return self._info.endpoint_tls
 
     @property
     def endpoints(self) -> tuple[EndpointRecord, ...]:
-        """Those that are there now, in the order in which they came first.
+        """The registered endpoints, in the order of their first registration.
 
         Raises:
-            EndpointUnreachableError: The registry of the cluster does not answer, or is gone.
+            EndpointUnreachableError: The cluster's registry does not answer, or is gone.
         """
         found: tuple[EndpointRecord, ...] = call_registry("members", self.fleet)
         return found
 
     @property
     def fleet(self) -> str:
-        """What the cluster's registry calls it."""
+        """Name of the pool in the cluster's registry."""
         return fleet_name_of_pool(self.name)
 
     @property
     def client_secret(self) -> str | None:
-        """From which ``derive_token`` makes the token of each endpoint, by its id in the registry.
+        """Secret from which ``derive_token`` makes each endpoint's token, by its registry id.
 
-        It registers nobody. None: the pool has no token.
+        No endpoint can register with it. None: the pool has no token.
         """
         return self._info.secret
 
     @property
     def resolver(self) -> FleetResolver:
-        """How runners find its endpoints: those that are there now, and others later.
+        """Resolver of the endpoints, present and future; runners get a copy.
 
         Raises:
-            EndpointUnreachableError: There is none now.
+            EndpointUnreachableError: No endpoint is registered.
         """
         ids = tuple(record.endpoint_id for record in self.endpoints)
         if not ids:
@@ -169,16 +169,16 @@ class EnvPool:
         return FleetResolver(ids, self.fleet, self.client_secret)
 
     def wait(self, num_endpoints: int = 1, timeout_s: float = 60.0) -> Self:
-        """Block until so many endpoints are there; return the pool.
+        """Block until ``num_endpoints`` endpoints have registered; return the pool.
 
         Raises:
-            EndpointTimeoutError: They have not come in time.
+            EndpointTimeoutError: They have not registered in time.
         """
         deadline_s = time.monotonic() + timeout_s
-        while (num_there := len(self.endpoints)) < num_endpoints:
+        while (num_registered := len(self.endpoints)) < num_endpoints:
             if time.monotonic() > deadline_s:
                 raise EndpointTimeoutError(
-                    f"{num_there} of {num_endpoints} endpoints have registered with pool "
+                    f"{num_registered} of {num_endpoints} endpoints have registered with pool "
                     f"{self.name} in {timeout_s:g} s; start them: {self.command}",
                     self.address,
                 )
@@ -187,15 +187,15 @@ class EnvPool:
 
     @property
     def command(self) -> str:
-        """What starts an endpoint on another machine, in outline."""
+        """Command that starts an endpoint on another machine, with placeholders."""
         token = " --pool-token-file FILE" if self._info.secret else ""
         pool = f"{self.name}@{self.address}"
         return f"rlmesh-ray serve-env ENV --address HOST:0 --register {pool}{token}"
 
     def stop(self) -> None:
-        """End the registrar; endpoints go on, and try to come back. Idempotent.
+        """End the registrar; endpoints go on, and try to register again. Idempotent.
 
-        A pool that was found is somebody else's, and goes on.
+        After ``find`` it does nothing: the pool belongs to the program that started it.
         """
         actor, self._actor = self._actor, None
         if actor is not None and self._is_own:
@@ -214,6 +214,6 @@ class EnvPool:
 
 
 def tokens_of(resolver: FleetResolver) -> list[str | None]:
-    """Return what the endpoints of a pool want to see, in the order of its directory."""
+    """Return the token of each endpoint of a pool, in the order of its resolver."""
     secret = resolver.secret
     return [secret and derive_token(secret, each) for each in resolver.endpoint_ids]

@@ -1,4 +1,4 @@
-"""PoolActor: the registrar of a pool, and what it keeps in the cluster's registry."""
+"""PoolActor: the registrar of a pool, which keeps the pool's endpoints in the registry."""
 
 import logging
 import threading
@@ -37,22 +37,23 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PoolInfo:
-    """What users of a pool have to know."""
+    """What the clients of a pool need to know."""
 
     address: str
-    """Of the registrar."""
+    """Address of the registrar."""
     secret: str | None = field(repr=False)
-    """Of its clients: endpoints' tokens are derived from it. It registers nobody."""
+    """Secret from which clients derive endpoints' tokens; no endpoint can register with it."""
     endpoint_tls: ClientTlsSource | None
+    """TLS files for dialing the endpoints; None: plain text."""
 
 
 class PoolMembership:
     """Keeps a pool's endpoints in the cluster's registry, and renews their leases.
 
     Args:
-        pool: Its name.
-        secret: Its secret; None: it has none.
-        endpoint_tls: How endpoints are dialed.
+        pool: Name of the pool.
+        secret: Secret of the pool; None: it has none.
+        endpoint_tls: TLS files for dialing the endpoints; None: plain text.
     """
 
     def __init__(self, pool: str, secret: str | None, endpoint_tls: ClientTlsSource | None) -> None:
@@ -65,7 +66,7 @@ class PoolMembership:
         self._reported = ReportedStatistics()
 
     def check(self, endpoint_id: str, address: str) -> EnvContract:
-        """Return what an endpoint serves; see ``PoolRegistry``."""
+        """Return the contract of an endpoint; see ``PoolRegistry``."""
         token = self._secret and endpoint_token(self._secret, self._pool, endpoint_id)
         try:
             contract = shake_hands(
@@ -73,16 +74,16 @@ class PoolMembership:
             ).contract
         except AccessDeniedError as error:
             raise ConfigurationError(
-                f"the endpoint at {address} does not let its pool in; serve it with the token that "
+                f"the endpoint at {address} refuses its pool's token; serve it with the token that "
                 "is derived from the pool's secret, as serve-env --register does"
             ) from error
         except EndpointError as error:
             raise EndpointUnreachableError(
-                f"the pool cannot reach the endpoint at {address}, where it says that it is: "
+                f"the pool cannot reach the endpoint at {address}, the address that it registered: "
                 f"{error.message}"
             ) from error
         if not isinstance(contract, EnvContract):
-            raise ConfigurationError(f"the endpoint at {address} tells no environment contract")
+            raise ConfigurationError(f"the endpoint at {address} has no environment contract")
         return contract
 
     def enter(self, endpoint_id: str, address: str, found: EnvContract) -> int:
@@ -91,7 +92,7 @@ class PoolMembership:
             for other_id, (_, contract) in self._present.items():
                 if other_id != endpoint_id:
                     require_same_contract(contract, found, address)
-                    break  # the others are like this one
+                    break  # all others have the same contract
             name, fleet = full_id(self._pool, endpoint_id), fleet_name_of_pool(self._pool)
             incarnation = get_result(
                 self._registry.announce.remote(name, address, fleet), _TIMEOUT_S
@@ -107,7 +108,7 @@ class PoolMembership:
             self._withdraw(endpoint_id)
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
-        """Keep what an endpoint tells for the next renewal; see ``PoolRegistry``."""
+        """Store an endpoint's statistics for the next renewal; see ``PoolRegistry``."""
         self._reported.note(endpoint_id, statistics)
 
     def clear(self) -> None:
@@ -133,7 +134,7 @@ class PoolMembership:
                 for endpoint_id, (record, _) in self._present.items()
             ]
             renewed = ray.get(asked, timeout=_TIMEOUT_S)
-            # A registry that has restarted knows none of them.
+            # A registry that has restarted has lost them.
             lost = [each for each, is_known in zip(records, renewed, strict=True) if not is_known]
             ray.get([self._registry.resume.remote(each) for each in lost], timeout=_TIMEOUT_S)
 
@@ -148,7 +149,7 @@ class PoolMembership:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PoolActor:
-    """Runs the registrar of an ``EnvPool``, whose arguments it takes."""
+    """Runs the registrar of an ``EnvPool``; for its arguments see there."""
 
     def __init__(
         self,
@@ -158,13 +159,15 @@ class PoolActor:
         tls: TlsSource | None,
         endpoint_tls: ClientTlsSource | None,
     ) -> None:
-        # Kept, it is raised by whatever is called first, as what it is.
+        # Raised by the first call, with its own class; see ServerActor.
         self._failure: RlmeshError | None = None
         self._stopping = threading.Event()
         try:
-            self._book = PoolMembership(pool, secret, endpoint_tls)
+            self._members = PoolMembership(pool, secret, endpoint_tls)
             self._registrar = start_server(
-                lambda: Registrar(pool, self._book, address=address, secret=secret, tls=tls).start()
+                lambda: Registrar(
+                    pool, self._members, address=address, secret=secret, tls=tls
+                ).start()
             )
         except RlmeshError as error:
             self._failure = error
@@ -175,28 +178,28 @@ class PoolActor:
         threading.Thread(target=self._renew, name="renewals", daemon=True).start()
 
     def info(self) -> PoolInfo:
-        """Return what users of the pool have to know.
+        """Return what the clients of the pool need to know.
 
         Raises:
-            RlmeshError: It could not be started.
+            RlmeshError: The registrar could not be started.
         """
         if self._failure is not None:
             raise self._failure
         return self._info
 
     def stop(self) -> None:
-        """Take no endpoints any more, and withdraw those that are there."""
+        """Accept no more endpoints, and withdraw the registered ones."""
         if self._failure is None:
             self._stopping.set()
             self._registrar.stop()
-            self._book.clear()
+            self._members.clear()
 
     def _renew(self) -> None:
         while not self._stopping.wait(PERIOD_S):
             try:
-                self._book.renew()
+                self._members.renew()
             except ray.exceptions.RayError as error:
-                # It restarts by itself; leases last longer than that takes.
+                # Ray restarts the registry before the leases end.
                 _LOG.warning("the registry does not answer: %s", str(error).splitlines()[0])
 
     def _dialable(self, address: str) -> str:

@@ -1,4 +1,4 @@
-"""Answers of Ray actors, with this package's errors in place of Ray's."""
+"""Calls to Ray actors, with this package's errors in place of Ray's."""
 
 import contextlib
 import logging
@@ -19,18 +19,18 @@ from rlmesh_ray.errors import (
 _LOG = logging.getLogger(__name__)
 
 _ALIKE_S = 1.0
-"""How long others that fail in the same way may be behind the first."""
+"""After the first failure: how long to wait for others with the same cause."""
 _FIRST_NOTICE_S = 5.0
 _NOTICE_EVERY_S = 30.0
-"""How often the log tells that actors have no node yet."""
+"""How often the log reports that actors have no node yet."""
 
 
 def get_result(reference: Any, timeout_s: float | None = None) -> Any:
     """Wait for the answer to one actor call.
 
     Raises:
-        RlmeshError: As the actor raised it.
-        EndpointTimeoutError: There is none after ``timeout_s``.
+        RlmeshError: The call raised it.
+        EndpointTimeoutError: There is no answer after ``timeout_s``.
         EndpointUnreachableError: The actor is restarting, or dead.
     """
     return get_results([reference], timeout_s)[0]
@@ -53,18 +53,18 @@ def await_start(
 ) -> None:
     """Wait until actors have answered their first call.
 
-    While some of them have no node yet, the log says so after a few seconds, and again and again,
+    While some of them have no node yet, the log says so after a few seconds, and then every 30 s,
     with what they need and what is free.
 
     Args:
-        starting: The calls.
-        what: The actors, in the plural; also the end of the option that says how many.
-        needs: What Ray sets aside for each of them, by Ray's names ("CPU", "GPU"); or a
-            sequence of that, one an actor.
-        timeout_s: For all of them.
+        starting: The first call to each actor.
+        what: Plural name of the actors; ``num_<what>`` is the option with their number.
+        needs: What Ray reserves for each actor, by Ray's names ("CPU", "GPU"); one mapping for
+            all of them, or one for each.
+        timeout_s: Time for all of them together.
 
     Raises:
-        RlmeshError: As one of them raised it.
+        RlmeshError: An actor failed.
         CapacityError: The cluster did not place all of them in time.
     """
     deadline_s = time.monotonic() + timeout_s
@@ -72,10 +72,10 @@ def await_start(
     waiting = list(starting)
 
     def wanted() -> Mapping[str, float]:
-        """Return what the first of those that wait needs."""
+        """Return the needs of the first actor that is not ready."""
         return needs if isinstance(needs, Mapping) else needs[list(starting).index(waiting[0])]
 
-    # One by one: who waits for room that never comes hides no failure.
+    # One at a time: an actor that never gets a node must not hide the failure of another one.
     while waiting and (left_s := deadline_s - time.monotonic()) > 0:
         ready, waiting = ray.wait(
             waiting, timeout=min(left_s, max(notice_s - time.monotonic(), 0.0))
@@ -85,10 +85,10 @@ def await_start(
                 ray.wait(waiting, num_returns=len(waiting), timeout=_ALIKE_S)
             get_results(ready)
         if waiting and time.monotonic() >= notice_s:
-            is_told = is_unplaced(wanted())
-            if is_told:
+            is_reported = is_unplaced(wanted())
+            if is_reported:
                 _LOG.warning(
-                    "%d of %d %s have no node yet; %s: %s. This waits for them for %.0f s more",
+                    "%d of %d %s have no node yet; %s: %s. The wait ends in %.0f s",
                     len(waiting),
                     len(starting),
                     what,
@@ -96,14 +96,14 @@ def await_start(
                     _more_room(wanted(), what),
                     max(deadline_s - time.monotonic(), 0.0),
                 )
-            notice_s = time.monotonic() + (_NOTICE_EVERY_S if is_told else _FIRST_NOTICE_S)
+            notice_s = time.monotonic() + (_NOTICE_EVERY_S if is_reported else _FIRST_NOTICE_S)
     if not waiting:
         return
     remedy = (
-        "so they take longer to start, or die while they do, which Ray's log tells: raise "
-        "start_timeout_s, or mend them"
+        "so they start slowly, or die while they start (see Ray's log): raise start_timeout_s, or "
+        "fix the cause"
         if fits(wanted(), ray.available_resources())
-        else f"{_more_room(wanted(), what)}; where nodes come by themselves, which takes minutes, "
+        else f"{_more_room(wanted(), what)}; where an autoscaler adds nodes, which takes minutes, "
         "raise start_timeout_s"
     )
     raise CapacityError(
@@ -124,14 +124,14 @@ def _needed_and_free(wanted: Mapping[str, float]) -> str:
 def _more_room(wanted: Mapping[str, float], what: str) -> str:
     options = [{"CPU": "num_cpus", "GPU": "num_gpus"}.get(name, name) for name in wanted]
     return (
-        f"lower {', '.join(options)} or num_{what}, end what holds the rest (an algorithm, another "
+        f"lower {', '.join(options)} or num_{what}, stop what uses the rest (an algorithm, another "
         "fleet), or add nodes"
     )
 
 
 def stop_actor(actor: Any, timeout_s: float) -> None:
-    """Have an actor stop what it hosts, by its method ``stop``, and end it in any case."""
-    # Without Ray it has ended already, and to ask for it would start another Ray.
+    """Call an actor's method ``stop``, and then kill the actor in any case."""
+    # Without Ray the actor has ended already, and a call would start another Ray.
     if not ray.is_initialized():
         return
     try:
@@ -142,9 +142,9 @@ def stop_actor(actor: Any, timeout_s: float) -> None:
 
 
 def get_outcomes(references: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-    """Wait for several actor calls; return each one's answer, or the error in its place."""
+    """Wait for several actor calls; return each answer, or the error in its place."""
     _, late = ray.wait(list(references), num_returns=len(references), timeout=timeout_s)
-    # All of them, also those behind a failure: Ray logs failures that nobody looks at.
+    # All of them, also after a failure: Ray logs each failure that no caller retrieves.
     return [
         EndpointTimeoutError(f"an actor did not answer within {timeout_s:g} s")
         if reference in late
@@ -157,16 +157,16 @@ def _outcome(reference: Any) -> Any:
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        # Ray's own text of it is a traceback of many lines.
+        # The text of Ray's error is a traceback of many lines.
         return error.cause if isinstance(error.cause, RlmeshError) else error
     except ray.exceptions.RayActorError as error:
         lines = str(error).strip().splitlines()
         if getattr(error, "actor_init_failed", False):
-            # Ray's text ends with the traceback of the cause.
+            # The text of Ray's error ends with the cause's traceback.
             return EndpointUnreachableError(
-                f"an actor cannot be made: {lines[-1]}; where it runs, rlmesh_ray and Ray must be "
-                "as they are here"
+                f"an actor cannot be created: {lines[-1]}; its node needs the same rlmesh_ray and "
+                "Ray as this one"
             )
         return EndpointUnreachableError(f"an actor is restarting or gone: {lines[0]}")
     except ray.exceptions.ObjectLostError:
-        return EndpointUnreachableError("what an actor kept is gone with it")
+        return EndpointUnreachableError("an object is lost, because the actor that held it is gone")

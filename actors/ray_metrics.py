@@ -1,6 +1,6 @@
-"""Feeds what an endpoint counts into Ray's metrics: at each heartbeat, never at a step.
+"""Statistics of endpoints as Ray metrics, updated at each heartbeat, never at a step.
 
-Where Ray's agent does not run (it comes with ``ray[default]``), Ray drops what it is given.
+Without Ray's metrics agent (of ``ray[default]``) Ray drops the values.
 """
 
 import functools
@@ -14,17 +14,17 @@ from rlmesh_ray.server.statistics import Statistics, StatisticsPair
 
 
 class EndpointMetrics:
-    """Tells Ray of one endpoint, again and again. For one thread.
+    """The Ray metrics of one endpoint. For one thread.
 
     Args:
-        record: Of the endpoint.
-        since: What it had done before, which is not to count; None: nothing.
+        record: Record of the endpoint.
+        since: Statistics that the metrics do not count; None: they count everything.
     """
 
     def __init__(self, record: EndpointRecord, since: Statistics | None = None) -> None:
         self._tags = dict(zip(TAGS, (record.endpoint_id, record.fleet), strict=True))
         self._before = since
-        # By metric and label: what Ray's counters have been given.
+        # Sums added to Ray's counters so far, by metric and label.
         self._given: dict[tuple[str, str], float] = {}
         self._num_restarts = record.incarnation - 1
         for metric in metrics_of(since) if since is not None else ():
@@ -32,7 +32,7 @@ class EndpointMetrics:
                 self._given[metric.name, value_of_label] = value
 
     def feed(self, now: Statistics) -> StatisticsPair:
-        """Feed the metrics with what has happened since the last time; return both times."""
+        """Add the difference to the last statistics to the metrics; return both statistics."""
         _instrument(RESTARTS).set(self._num_restarts, self._tags)
         for metric in metrics_of(now):
             for value_of_label, value in metric.read(now).items():
@@ -48,14 +48,14 @@ class EndpointMetrics:
             return
         key = metric.name, value_of_label
         grown = value - self._given.get(key, 0.0)
-        if grown > 0:  # Ray takes no other
+        if grown > 0:  # Ray refuses other values
             instrument.inc(grown, tags)
             self._given[key] = value
 
 
 @functools.cache
 def _instrument(metric: Metric) -> Any:
-    """Return Ray's end of a metric; one a process."""
+    """Return Ray's instrument of a metric, one for the process."""
     make: Any = Gauge if metric.kind is MetricKind.GAUGE else Counter
     labels = (metric.label,) if metric.label else ()
     return make(metric.name, metric.description, tag_keys=(*TAGS, *labels))

@@ -1,17 +1,17 @@
-"""What the endpoints of a pool tell of themselves, on its way to the registry and Ray's metrics."""
+"""Statistics that the endpoints of a pool report, for the registry and Ray's metrics."""
 
 from rlmesh_ray.actors.ray_metrics import EndpointMetrics
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.server.statistics import EnvStatistics, StatisticsPair
 
 _YOUNG_S = 15.0
-"""Who tells for the first time and is older has been in the pool before, or served others."""
+"""An endpoint with a longer uptime at its first report served before it joined the pool."""
 
 
 class ReportedStatistics:
-    """The latest that each endpoint of a pool has told.
+    """The latest statistics of each endpoint of a pool.
 
-    ``note`` may be called from any thread, all else from one at a time.
+    ``note`` may be called from any thread, the other methods from one at a time.
     """
 
     def __init__(self) -> None:
@@ -19,25 +19,25 @@ class ReportedStatistics:
         self._metrics: dict[str, tuple[EndpointRecord, EndpointMetrics]] = {}
 
     def note(self, endpoint_id: str, statistics: EnvStatistics) -> None:
-        """Take notice of what an endpoint has told. At once."""
+        """Store an endpoint's statistics. Returns at once."""
         self._latest[endpoint_id] = statistics
 
     def forget(self, endpoint_id: str) -> None:
-        """Drop what an endpoint has told: it has left, or comes anew."""
+        """Drop the statistics of an endpoint that has left or registers again."""
         self._latest.pop(endpoint_id, None)
         self._metrics.pop(endpoint_id, None)
 
     def publish(self, endpoint_id: str, record: EndpointRecord) -> StatisticsPair | None:
-        """Feed the metrics with what an endpoint has told since the last look; return both.
+        """Update the metrics with an endpoint's latest statistics; return these and the former.
 
-        What happened before it came into the pool is not counted.
+        Metrics do not count what the endpoint did before it joined the pool.
 
         Args:
-            endpoint_id: Within the pool.
-            record: Of the endpoint, in the registry.
+            endpoint_id: Id within the pool.
+            record: Record of the endpoint in the registry.
 
         Returns:
-            None: it has told nothing, or nothing new.
+            None if there are no new statistics.
         """
         latest = self._latest.pop(endpoint_id, None)
         if latest is None:

@@ -1,4 +1,4 @@
-"""An environment on its way to an endpoint, through processes that could not make it."""
+"""SerializedEnv: an environment's factory and arguments as bytes, for the endpoint's process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from rlmesh_ray.errors import ConfigurationError, EnvStartError
 class SerializedEnv:
     """A Gymnasium id or a factory, and its arguments, as bytes.
 
-    Whoever passes it on needs none of the modules that the environment needs.
+    Processes that pass it on need none of the environment's modules.
     """
 
     content: bytes
 
     @classmethod
     def of(cls, env: EnvLike, env_kwargs: Mapping[str, object] | None) -> Self:
-        """Pack an environment.
+        """Serialize an environment.
 
         Raises:
-            ConfigurationError: It cannot be pickled.
+            ConfigurationError: The environment cannot be pickled.
         """
         try:
             return cls(cloudpickle.dumps((env, env_kwargs)))
-        except Exception as error:  # whatever the operator's own code raises
+        except Exception as error:  # the operator's own code may raise anything
             raise ConfigurationError(
                 f"the environment cannot be sent to its endpoints ({type(error).__name__}: "
                 f"{error}); give a factory without open files, locks or connections, or an id"
@@ -38,15 +38,15 @@ class SerializedEnv:
         """Return the environment and its arguments.
 
         Raises:
-            EnvStartError: What it needs cannot be imported here.
+            EnvStartError: A module of the environment cannot be imported here.
         """
         try:
             env, env_kwargs = cloudpickle.loads(self.content)
-        except Exception as error:  # whatever the operator's own code raises
+        except Exception as error:  # the operator's own code may raise anything
             raise EnvStartError(
-                f"the environment cannot be brought to its endpoints: {type(error).__name__}: "
-                f"{error}; a factory of a module that only the driver can import stays behind: "
-                'name the environment by an id, "module:Env-v0", or have runtime_env bring the '
-                "module"
+                f"the environment cannot be loaded on its endpoints' node: {type(error).__name__}: "
+                f"{error}; a factory from a module that only the driver can import cannot be used "
+                'there: name the environment by an id, "module:Env-v0", or install the module by '
+                "runtime_env"
             ) from error
         return env, env_kwargs

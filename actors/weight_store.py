@@ -1,4 +1,4 @@
-"""Where a policy's newest weights live while those who act with them come and go."""
+"""WeightStore: the actor that holds a policy's newest weights while replicas restart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from typing import Any
 import ray
 
 from rlmesh_ray.actors.registry.registry_actor import REGISTRY_NAMESPACE
+from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
 from rlmesh_ray.server.model_options import checked_version, version_after
 
@@ -17,25 +18,25 @@ class StoredWeights:
 
     version: int
     reference: Any
-    """ObjectRef of the weights. The keeper owns the object: it outlives whoever trained."""
+    """ObjectRef of the weights. The store owns the object, which outlives the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """What whoever finds a fleet by its name needs to know of it."""
+    """Endpoint ids and token of a fleet, for programs that find it by its name."""
 
     endpoint_ids: tuple[str, ...]
-    token: str = field(repr=False)
+    token: TokenSource = field(repr=False)
 
 
 class WeightStore:
-    """Holds the weights that all replicas act with, and for a moment those offered to them.
+    """Holds the accepted weights of a policy, and those that are on offer.
 
     Weights are offered, tried by the replicas, and then either accepted, which frees the former
-    ones, or rejected. A replica that starts takes the newest that it can.
+    ones, or rejected. A replica that starts loads the newest that its policy accepts.
 
     Args:
-        record: Of the fleet that it serves; None for a single actor.
+        record: Record of the fleet; None for a single actor.
     """
 
     def __init__(self, record: FleetRecord | None = None) -> None:
@@ -45,29 +46,29 @@ class WeightStore:
         self._last_version = 0
 
     def record(self) -> FleetRecord | None:
-        """Return what the keeper was made with."""
+        """Return the record of the fleet; None for a single actor."""
         return self._record
 
     def accepted_version(self) -> int:
-        """Return the version that every replica acts with, or a newer one; 0 at first."""
+        """Return the version of the accepted weights; 0 at first."""
         return self._accepted.version if self._accepted else 0
 
     def offer(
         self, version: int | None, floor: int, names: Sequence[Any] | None, *parts: object
     ) -> int:
-        """Take weights that have not been tried yet; they take the place of others like that.
+        """Store weights as the present offer, in place of a former offer.
 
         Args:
-            version: Their version, an integer from 1 to 2**63 - 1; None: the next one.
-            floor: The newest version that somebody is known to act with.
-            names: Keys of the mapping that ``parts`` are the values of; None: one part, alone.
-            parts: Arguments of their own, so that Ray fetches those that are references.
+            version: Version of the weights, an integer from 1 to 2**63 - 1; None: the next one.
+            floor: The newest version that a replica is known to act with.
+            names: Keys of the mapping whose values ``parts`` are; None: ``parts`` is one object.
+            parts: Separate arguments, so that Ray resolves those that are references.
 
         Returns:
             The version.
 
         Raises:
-            ConfigurationError: ``version`` is no such integer, or not newer than the accepted one.
+            ConfigurationError: ``version`` is invalid, or not newer than the accepted one.
         """
         floor = max(floor, self.accepted_version())
         if version is None:
@@ -85,27 +86,27 @@ class WeightStore:
         return version
 
     def accept(self, version: int) -> None:
-        """Keep an offer in place of what was accepted before, unless a newer offer came."""
+        """Accept an offer, unless a newer one has replaced it."""
         if self._offered is not None and self._offered.version == version:
             self._accepted, self._offered = self._offered, None
 
     def reject(self, version: int) -> None:
-        """Forget an offer."""
+        """Drop an offer."""
         if self._offered is not None and self._offered.version == version:
             self._offered = None
 
     def newest(self) -> list[StoredWeights]:
-        """Return what there is, newest first: at most an offer and what was accepted."""
+        """Return the offer and the accepted weights, as far as there are any, in that order."""
         return [stored for stored in (self._offered, self._accepted) if stored is not None]
 
 
 def offer(store: Any, weights: object, version: int | None, floor: int = 0) -> Any:
-    """Offer weights to a keeper; return the reference of its answer.
+    """Offer weights to a store; return the reference of its answer, the version.
 
     Args:
         store: Handle of the ``WeightStore`` actor.
-        weights: The weights, a reference to them, or a mapping of which some values are
-            references.
+        weights: The weights, an object reference to them, or a mapping with references as
+            values.
         version: See ``WeightStore.offer``.
         floor: See ``WeightStore.offer``.
     """
@@ -115,14 +116,14 @@ def offer(store: Any, weights: object, version: int | None, floor: int = 0) -> A
 
 
 def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
-    """Start a keeper; it lives as long as the handle that this returns.
+    """Start a weight store; it lives as long as the handle that this returns.
 
     Args:
-        name: Under which ``find_weight_store`` finds it.
+        name: Name of the actor, for ``find_weight_store``.
         record: See ``WeightStore``.
 
     Raises:
-        ValueError: There is an actor of that name.
+        ValueError: The cluster has an actor of that name.
     """
     return (
         ray.remote(WeightStore)
@@ -131,7 +132,7 @@ def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
             namespace=REGISTRY_NAMESPACE,
             num_cpus=0,
             max_restarts=-1,
-            # Whatever is asked of it can be asked twice.
+            # All its methods are idempotent.
             max_task_retries=-1,
             scheduling_strategy="DEFAULT",
         )
@@ -140,7 +141,7 @@ def start_weight_store(name: str, record: FleetRecord | None = None) -> Any:
 
 
 def find_weight_store(name: str) -> Any:
-    """Return the keeper of that name.
+    """Return the weight store of that name.
 
     Raises:
         EndpointUnreachableError: There is none.
@@ -149,6 +150,6 @@ def find_weight_store(name: str) -> Any:
         return ray.get_actor(name, namespace=REGISTRY_NAMESPACE)
     except ValueError as error:
         raise EndpointUnreachableError(
-            "the actor that kept the policy's weights has ended, because nobody held the fleet, or "
-            "the handle of a single ModelServiceActor, any more; start anew"
+            "the actor that stored the policy's weights has ended, because no program holds the "
+            "fleet, or the handle of a single ModelServiceActor, any more; start the fleet again"
         ) from error

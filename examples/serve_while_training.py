@@ -16,7 +16,7 @@ import numpy as np
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from rlmesh_ray import RemoteModel
+from rlmesh_ray import RemoteModel, TokenFile
 from rlmesh_ray.actors import ModelFleet
 from rlmesh_ray.rllib import publish_weights
 
@@ -28,9 +28,9 @@ parser.add_argument("--batch", type=int, default=2048, help="steps of an iterati
 
 
 class OutsideProgram(threading.Thread):
-    """Plays all the while with the actions that it is sent."""
+    """Plays with the actions of the served policy until it must end."""
 
-    def __init__(self, address: str, token: str, env_id: str) -> None:
+    def __init__(self, address: str, token: str | TokenFile, env_id: str) -> None:
         super().__init__()
         self.versions: list[int] = []
         self.must_end = threading.Event()

@@ -1,1 +1,1 @@
-"""The cluster's registry: leases of endpoints, and which session samples from which."""
+"""The cluster's registry: leases of endpoints, and the assignment of sessions to them."""

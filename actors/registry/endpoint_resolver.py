@@ -1,4 +1,4 @@
-"""FleetResolver: what of a fleet travels to wherever a runner is."""
+"""FleetResolver: looks up a fleet's endpoints in the registry, from any process."""
 
 import contextlib
 import functools
@@ -19,28 +19,29 @@ from rlmesh_ray.errors import EndpointError, EndpointTimeoutError, EndpointUnrea
 _TIMEOUT_S = 30.0
 _MOVE_TIMEOUT_S = 60.0
 _CACHED_FOR_S = 30.0
-"""So long the registry is not looked for again: it may have been lost for good, and come anew."""
+"""How long the registry's handle is cached: a new registry may have replaced a lost one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetResolver:
-    """Looks a fleet's endpoints up in the registry, and gets sessions their seats there."""
+    """Looks up a fleet's endpoints in the registry, and assigns sessions to them."""
 
     endpoint_ids: tuple[str, ...]
-    """As the plan knows them; the fleet may have got others since."""
+    """Endpoints at the time of the plan; the fleet may have other ones since."""
     fleet: str = ""
+    """Name of the fleet in the registry."""
     secret: str | None = field(default=None, repr=False)
-    """From which the token of each endpoint is derived; None: its users have been told."""
+    """Secret from which each endpoint's token is derived; None: callers have the tokens."""
     reserved: tuple[str, ...] = ()
-    """Endpoints for those sessions only whose index is one of theirs: those of evaluation."""
+    """Ids of the endpoints that only evaluation sessions use."""
     is_near: bool = False
-    """Whether endpoints are brought to the runners that claim them first."""
+    """Whether each endpoint moves to the node of its first runner."""
 
     def __len__(self) -> int:
         return len(self.endpoint_ids)
 
     def address(self, index: int) -> str:
-        """Return where endpoint ``index`` is now.
+        """Return the present address of endpoint ``index``.
 
         Raises:
             EndpointUnreachableError: It is not announced, or the registry is gone.
@@ -50,20 +51,21 @@ class FleetResolver:
         if record is None:
             raise EndpointUnreachableError(
                 f"endpoint {endpoint_id} is not announced: it restarts or is gone, or its fleet "
-                "has been stopped; start a new one then"
+                "has been stopped; start a new fleet then"
             )
         return str(record.address)
 
     def assign(self, session: str, index: int, node_id: str) -> Assignment:
-        """Return where a session is to be opened, now or again.
+        """Return the endpoint at which a session opens, for the first time or again.
 
         Args:
-            session: Its name, which no other session of the cluster has.
-            index: The endpoint that was dealt to it; it gets another if that is gone or too full.
-            node_id: Where its runner is.
+            session: Name of the session, unique in the cluster.
+            index: Index of the planned endpoint; the session gets another one if that is gone or
+                has too many sessions.
+            node_id: Node of the session's runner.
 
         Raises:
-            EndpointUnreachableError: No endpoint of the fleet is there just now.
+            EndpointUnreachableError: No endpoint of the fleet is announced.
         """
         wanted = self.endpoint_ids[index]
         if self.is_near and node_id:
@@ -72,14 +74,15 @@ class FleetResolver:
         if record is None:
             raise EndpointUnreachableError(
                 f"no endpoint of the fleet of {wanted} is announced: all of them restart or are "
-                "gone, or the fleet has been stopped, or its driver has ended; start a new one then"
+                "gone, or the fleet has been stopped, or its driver has ended; start a new fleet "
+                "then"
             )
         token = derive_token(self.secret, record.endpoint_id) if self.secret else None
         return Assignment(record.address, record.endpoint_id, record.incarnation, token)
 
     def _move_near(self, endpoint_id: str, node_id: str) -> None:
-        """Have an endpoint come near, if it can."""
-        # Wherever it is, it can be used; and if it is not there, the registry will know.
+        """Ask the fleet manager to move an endpoint to a node."""
+        # A failure costs nothing: the endpoint can be used where it is.
         with contextlib.suppress(ValueError, EndpointError, ray.exceptions.RayError):
             get_result(
                 find_fleet_manager(self.fleet).move_near.remote(endpoint_id, node_id),
@@ -87,30 +90,30 @@ class FleetResolver:
             )
 
     def rebalance(self, placed: Mapping[str, str]) -> Any:
-        """Ask which sessions shall move to another seat; does not wait for the answer.
+        """Ask the registry which sessions have to move; does not wait for the answer.
 
         Args:
             placed: Endpoint id of each session of a runner.
 
         Returns:
-            The reference of a tuple of their names.
+            An object reference to a tuple of session names.
 
         Raises:
-            EndpointUnreachableError: There is nobody to ask just now.
+            EndpointUnreachableError: The registry is gone.
         """
         return _call("rebalance", self.fleet, dict(placed), self.reserved)
 
     def release(self, sessions: Iterable[str]) -> None:
-        """Give the seats of sessions back that have ended. Neither waits nor raises."""
+        """End the assignments of closed sessions. Neither waits nor raises."""
         with contextlib.suppress(EndpointUnreachableError):
             _call("release", self.fleet, tuple(sessions))
 
 
 def call_registry(method: str, *arguments: object) -> Any:
-    """Ask the registry, and wait for its answer.
+    """Call a method of the registry; return its answer.
 
     Raises:
-        EndpointUnreachableError: It is gone, or does not answer.
+        EndpointUnreachableError: The registry is gone, or does not answer.
     """
     try:
         try:
@@ -123,13 +126,13 @@ def call_registry(method: str, *arguments: object) -> Any:
 
 
 def _call(method: str, *arguments: object) -> Any:
-    """Ask the registry; return the reference of its answer.
+    """Call a method of the registry; return the reference of its answer.
 
     Raises:
-        EndpointUnreachableError: It is gone.
+        EndpointUnreachableError: The registry is gone.
     """
     try:
-        # Whatever looks for an actor would start a Ray of its own where there is none any more.
+        # Where Ray has been shut down, a look-up of an actor would start another Ray.
         if not ray.is_initialized():
             raise ValueError("this process is not connected to Ray")
         context = ray.get_runtime_context()
@@ -138,11 +141,11 @@ def _call(method: str, *arguments: object) -> Any:
         return getattr(registry, method).remote(*arguments)
     except (ValueError, ray.exceptions.RayError) as error:
         raise EndpointUnreachableError(
-            "the registry of endpoints is gone, and the fleets with it; start a new one"
+            "the registry of endpoints is gone, and the fleets with it; start a new fleet"
         ) from error
 
 
 @functools.lru_cache(maxsize=1)
 def _cached_registry(node_id: str, job_id: str, period: int) -> Any:
-    """Return the registry; once in a connection and period, since looking for it takes a while."""
+    """Return the registry's handle, cached per connection and period: the look-up is slow."""
     return find_registry()

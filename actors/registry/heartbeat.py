@@ -1,4 +1,4 @@
-"""The thread in which an endpoint keeps its place in the registry."""
+"""Heartbeat: the thread that renews an endpoint's lease in the registry."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ from rlmesh_ray.actors.registry.registry_actor import find_registry, shared_regi
 from rlmesh_ray.server.statistics import Statistics, StatisticsPair
 
 PERIOD_S = 3.0
-"""Several fit into a lease: one may be late on a busy machine."""
+"""Several fit into a lease, so that one may be late on a busy machine."""
 
 _TIMEOUT_S = 10.0
 
@@ -22,17 +22,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Announces an endpoint, and renews its lease until it is stopped.
+    """Announces an endpoint, and renews its lease until ``end``.
 
     Args:
-        endpoint_id: Whose lease.
-        address: Where it serves.
-        fleet: Whose it is.
-        statistics: Returns what the endpoint has done, for Ray's metrics and for whoever asks the
-            registry; None: nothing is told.
-        on_superseded: Called, once and in a thread of its own, when another incarnation holds the
-            id: this one is on a node that was thought to be lost.
-        period_s: How often.
+        endpoint_id: Id of the endpoint.
+        address: Address of the endpoint.
+        fleet: Name of its fleet in the registry; empty: none.
+        statistics: Returns the endpoint's statistics, for Ray's metrics and the registry; None: it
+            has none.
+        on_superseded: Called once, in the heartbeat's thread, when another incarnation holds the
+            id: Ray took this one's node for lost.
+        period_s: Time between renewals.
     """
 
     def __init__(
@@ -58,42 +58,42 @@ class Heartbeat:
         threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def suspend(self) -> None:
-        """Have nobody sent here any more; the lease is renewed on."""
+        """Remove the endpoint's address from look-ups; its lease is renewed on."""
         self._call_and_retain("suspend")
 
     def retire(self) -> None:
-        """Have no new sessions sent here, and those move that are here; the lease is renewed on."""
+        """Get no new sessions, and have runners move the open ones; the lease is renewed on."""
         self._call_and_retain("retire")
 
     def end(self) -> None:
-        """Renew the lease no more, and have the registry forget this incarnation."""
+        """Stop the renewals, and have the registry drop this incarnation."""
         self._stopped.set()
-        # Where nobody is told, the lease runs out.
+        # If the call fails, the lease expires.
         with contextlib.suppress(ray.exceptions.RayError):
             self._ask("withdraw", self.record.endpoint_id, self.record.incarnation)
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period_s):
             try:
-                if not self._beat() and not self._stopped.is_set():
+                if not self._renew() and not self._stopped.is_set():
                     _LOG.warning(
-                        "endpoint %s has been started anew elsewhere, and ends here",
+                        "endpoint %s has been started again elsewhere; this one ends",
                         self.record.endpoint_id,
                     )
                     self._on_superseded()
                     return
             except ray.exceptions.RayError as error:
-                # The next beat finds it again; if it has to, it starts it.
+                # The next heartbeat uses a registry that this finds, or starts.
                 _LOG.info("the registry cannot be reached: %s", str(error).splitlines()[0])
                 self._find_again()
 
-    def _beat(self) -> bool:
-        """Renew the lease; return whether the id is still this incarnation's."""
+    def _renew(self) -> bool:
+        """Renew the lease; return whether this incarnation still holds the id."""
         record = self.record
-        told = self._statistics_pair()
-        if self._ask("renew", record.endpoint_id, record.incarnation, told):
+        statistics = self._statistics_pair()
+        if self._ask("renew", record.endpoint_id, record.incarnation, statistics):
             return True
-        if self._stopped.is_set():  # withdrawn meanwhile: not lost, and not to be taken back
+        if self._stopped.is_set():  # withdrawn meanwhile, on purpose
             return True
         if not self._ask("resume", record):
             return False
@@ -102,7 +102,7 @@ class Heartbeat:
         return True
 
     def _call_and_retain(self, method: str) -> None:
-        # A registry that is away now is told again when it takes this endpoint back.
+        # A registry that restarts now gets the call again after ``resume``.
         self._retained_calls.add(method)
         with contextlib.suppress(ray.exceptions.RayError):
             self._ask(method, self.record.endpoint_id)
@@ -110,8 +110,8 @@ class Heartbeat:
     def _statistics_pair(self) -> StatisticsPair | None:
         try:
             return self._metrics.feed(self._statistics()) if self._statistics else None
-        except Exception:  # noqa: BLE001  # who cannot be measured can be used all the same
-            _LOG.exception("the endpoint's metrics cannot be told; please report this")
+        except Exception:  # noqa: BLE001  # an endpoint without metrics can still be used
+            _LOG.exception("the endpoint's metrics cannot be read; please report this")
             self._statistics = None
             return None
 

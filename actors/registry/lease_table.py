@@ -1,8 +1,8 @@
-"""Which endpoints there are, and until when that can be relied on. No I/O: time is passed in.
+"""Lease table of the endpoints of a cluster. No I/O: time is passed in.
 
 An endpoint's id stays the same over restarts; its incarnation counts them, so that an old address
-is never taken for a newer one's. Each incarnation holds a lease, which its heartbeats renew: who
-has not been heard of for so long is sent nobody any more.
+is never taken for the new one. Each incarnation holds a lease, which its heartbeats renew; look-ups
+do not return an endpoint whose lease has expired.
 """
 
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 DEFAULT_LEASE_S = 15.0
 _FORGET_AFTER_S = 600.0
-"""After the end of a lease; until then its incarnation is remembered, and shown as stale."""
+"""Time after the end of a lease during which the endpoint is known, and shown as stale."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRecord:
-    """What is known of an endpoint."""
+    """The registration of one incarnation of an endpoint."""
 
     endpoint_id: str
     incarnation: int
@@ -23,20 +23,20 @@ class EndpointRecord:
     address: str
     fleet: str = ""
     node_id: str = ""
-    """Where it is; empty: on no node of the cluster."""
+    """Node of the cluster; empty: outside of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointOverview:
-    """One endpoint, for people who look."""
+    """One endpoint, for ``rlmesh-ray status``."""
 
     record: EndpointRecord
     lease_left_s: float
-    """0 or less: it is stale, and nobody is sent there."""
+    """0 or less: the lease has expired, and the endpoint is stale."""
     is_retiring: bool
     num_assigned: int
     statistics: object = None
-    """What it told with its last heartbeat that told any."""
+    """Statistics of its last heartbeat that had some."""
 
 
 @dataclass(slots=True)
@@ -56,13 +56,13 @@ class _Lease:
 
 
 class LeaseTable:
-    """The records, by endpoint id and by fleet. All times are of one monotonic clock."""
+    """Leases by endpoint id and by fleet. All times are of one monotonic clock."""
 
     def __init__(self) -> None:
-        # Both keep the order in which ids were announced first.
+        # Both in the order of the ids' first announcements.
         self._entries: dict[str, _Lease] = {}
         self._fleets: dict[str, dict[str, _Lease]] = {}
-        # Of those that have been withdrawn: the incarnation, and when to forget it.
+        # Incarnations of withdrawn endpoints, and when to drop them.
         self._former: dict[str, tuple[int, float]] = {}
         self._next_sweep_s = 0.0
 
@@ -75,7 +75,7 @@ class LeaseTable:
         lease_s: float,
         now_s: float,
     ) -> int:
-        """Note a new incarnation of an endpoint, which holds the id from now on; return it."""
+        """Enter a new incarnation of an endpoint, which holds the id from now on; return it."""
         self._sweep(now_s)
         entry = self._entries.get(endpoint_id)
         former, _ = self._former.pop(endpoint_id, (0, 0.0))
@@ -86,10 +86,10 @@ class LeaseTable:
         return incarnation
 
     def resume(self, record: EndpointRecord, lease_s: float, now_s: float) -> bool:
-        """Take back an incarnation that is not known any more, such as after a restart of this.
+        """Enter a known incarnation again, such as after a restart of the registry.
 
         Returns:
-            False: The id has gone to another one, or has been withdrawn.
+            False if another incarnation holds the id, or the endpoint has been withdrawn.
         """
         former, _ = self._former.get(record.endpoint_id, (0, 0.0))
         entry = self._entries.get(record.endpoint_id)
@@ -107,7 +107,7 @@ class LeaseTable:
         """Renew a lease.
 
         Returns:
-            False: The endpoint is not known, or another incarnation holds the id.
+            False if the endpoint is not known, or another incarnation holds the id.
         """
         entry = self._entries.get(endpoint_id)
         if entry is None or entry.record.incarnation != incarnation:
@@ -118,12 +118,12 @@ class LeaseTable:
         return True
 
     def lookup(self, endpoint_id: str, now_s: float) -> EndpointRecord | None:
-        """Return the newest record of an endpoint; None when nobody may be sent there."""
+        """Return the newest record of an endpoint; None if it is stale or suspended."""
         entry = self._entries.get(endpoint_id)
         return entry.record if entry and entry.is_live(now_s) else None
 
     def members(self, fleet: str, now_s: float) -> tuple[EndpointRecord, ...]:
-        """Return the endpoints of a fleet that may get sessions, in a lasting order."""
+        """Return the endpoints of a fleet that accept sessions, in a stable order."""
         return tuple(
             entry.record
             for entry in self._fleets.get(fleet, {}).values()
@@ -131,35 +131,35 @@ class LeaseTable:
         )
 
     def entries(self, now_s: float) -> Iterator[EndpointOverview]:
-        """Yield what is known of every endpoint; its seats are somebody else's to count."""
+        """Yield an overview of every endpoint; the caller adds the number of its sessions."""
         for entry in self._entries.values():
             yield EndpointOverview(
                 entry.record, entry.left_s(now_s), entry.is_retiring, 0, entry.statistics
             )
 
     def retire(self, endpoint_id: str) -> None:
-        """Give an endpoint no new sessions any more, also if it restarts."""
+        """Exclude an endpoint from ``members``, also after a restart of it."""
         if endpoint_id in self._entries:
             self._entries[endpoint_id].is_retiring = True
 
     def suspend(self, endpoint_id: str) -> None:
-        """Send nobody to an endpoint any more, until it is announced again."""
+        """Exclude an endpoint from look-ups until it is announced again."""
         if endpoint_id in self._entries:
             self._entries[endpoint_id].is_suspended = True
 
     def withdraw(self, endpoint_id: str, now_s: float, incarnation: int | None = None) -> None:
-        """Strike an endpoint that has been ended for good.
+        """Remove an endpoint that has ended for good.
 
         Args:
-            endpoint_id: Which.
+            endpoint_id: Id of the endpoint.
             now_s: The time.
-            incarnation: Only if this one holds the id; None: whichever does.
+            incarnation: Remove it only if this incarnation holds the id; None: in any case.
         """
         entry = self._entries.get(endpoint_id)
         if entry is None or incarnation not in {None, entry.record.incarnation}:
             return
         self._drop(endpoint_id)
-        # A last heartbeat of its own, on its way, must not bring it back.
+        # Its last heartbeat may still be on its way, and must not enter it again.
         self._former[endpoint_id] = (entry.record.incarnation, now_s + _FORGET_AFTER_S)
 
     def _enter(self, record: EndpointRecord, lease_s: float, now_s: float) -> None:
@@ -178,15 +178,15 @@ class LeaseTable:
 
     @staticmethod
     def _yields(entry: _Lease, record: EndpointRecord, now_s: float) -> bool:
-        """Return whether an entry makes room for another record of its id."""
+        """Return whether another record of the same id may replace an entry."""
         if entry.record == record:
             return True
-        # Incarnations are counted anew after a restart of this: only a lease that has run out
-        # makes an older one of the entry.
+        # After a restart of the registry incarnations count from 1 again: only an expired lease
+        # proves that the entry is the older one.
         return entry.record.incarnation < record.incarnation and entry.left_s(now_s) <= 0
 
     def _sweep(self, now_s: float) -> None:
-        """Forget what has not been heard of for long, now and then."""
+        """Drop endpoints long after their leases have expired, at most once a minute."""
         if now_s < self._next_sweep_s:
             return
         self._next_sweep_s = now_s + _FORGET_AFTER_S / 10

@@ -1,8 +1,8 @@
-"""Where endpoints are, and which session goes where: looked up in an actor, never computed.
+"""EndpointRegistry: the actor with the leases of endpoints and the assignments of sessions.
 
-There is one registry a cluster. It outlives the driver that needed it first: other drivers
-may know it too, and endpoints that restart must find it. If Ray restarts it, it is empty, and
-what it needs to know comes back with the heartbeats of endpoints and the surveys of runners.
+A cluster has one registry. It outlives the driver that started it: other drivers may use it, too,
+and endpoints that restart must find it. After a restart by Ray it is empty; the heartbeats of
+endpoints and the ``rebalance`` calls of runners fill it again.
 """
 
 import time
@@ -26,12 +26,12 @@ REGISTRY_NAMESPACE = "rlmesh_ray"
 
 
 class EndpointRegistry:
-    """The ledger of the cluster's endpoints, and the seating of each fleet."""
+    """The lease table of the cluster's endpoints, and the assignment table of each fleet."""
 
     def __init__(self) -> None:
         self._leases = LeaseTable()
         self._assignments: dict[str, AssignmentTable] = {}
-        # One that has been restarted does not know yet who has vanished, and who will be heard of.
+        # After a restart an unknown endpoint may be gone, or its heartbeat may yet come.
         self._rebalances_from_s = time.monotonic() + (DEFAULT_LEASE_S if is_restarted() else 0.0)
 
     def announce(
@@ -42,17 +42,17 @@ class EndpointRegistry:
         node_id: str = "",
         lease_s: float = DEFAULT_LEASE_S,
     ) -> int:
-        """Record that an endpoint has been started and serves at ``address``.
+        """Enter a new incarnation of an endpoint, which serves at ``address``.
 
         Args:
-            endpoint_id: Which; whoever held the id before does so no longer.
+            endpoint_id: Id of the endpoint; a former incarnation no longer holds it.
             address: ``HOST:PORT``.
-            fleet: Whose it is.
-            node_id: Where it is; empty: on no node of the cluster.
-            lease_s: For how long that can be relied on without a ``renew``; may be infinite.
+            fleet: Name of the endpoint's fleet; empty: none.
+            node_id: Node of the endpoint; empty: outside of the cluster.
+            lease_s: How long the lease lasts without a ``renew``; may be infinite.
 
         Returns:
-            Its incarnation.
+            The incarnation.
         """
         now_s = time.monotonic()
         for each in [name for name, it in self._assignments.items() if it.is_forgotten(now_s)]:
@@ -60,7 +60,7 @@ class EndpointRegistry:
         return self._leases.announce(endpoint_id, address, fleet, node_id, lease_s, now_s)
 
     def resume(self, record: EndpointRecord, lease_s: float = DEFAULT_LEASE_S) -> bool:
-        """Take back an incarnation whose ``renew`` has failed; False: it has been superseded."""
+        """Enter an incarnation again after a failed ``renew``; False: it has been superseded."""
         return self._leases.resume(record, lease_s, time.monotonic())
 
     def renew(self, endpoint_id: str, incarnation: int, statistics: object = None) -> bool:
@@ -68,23 +68,23 @@ class EndpointRegistry:
         return self._leases.renew(endpoint_id, incarnation, time.monotonic(), statistics)
 
     def lookup(self, endpoint_id: str) -> EndpointRecord | None:
-        """Return the newest record of an endpoint; None when nobody may be sent there."""
+        """Return the newest record of an endpoint; None if it is stale or suspended."""
         return self._leases.lookup(endpoint_id, time.monotonic())
 
     def members(self, fleet: str) -> tuple[EndpointRecord, ...]:
-        """Return a fleet's endpoints that may get sessions, in the order they came in."""
+        """Return a fleet's endpoints that accept sessions, in a stable order."""
         return self._leases.members(fleet, time.monotonic())
 
     def retire(self, endpoint_id: str) -> None:
-        """Give an endpoint no new sessions, and have those that it has move."""
+        """Give an endpoint no new sessions, and have runners move the open ones."""
         self._leases.retire(endpoint_id)
 
     def suspend(self, endpoint_id: str) -> None:
-        """Send nobody to an endpoint any more, until it announces itself again."""
+        """Exclude an endpoint from look-ups until it is announced again."""
         self._leases.suspend(endpoint_id)
 
     def withdraw(self, endpoint_id: str, incarnation: int | None = None) -> None:
-        """Strike an endpoint that has been ended for good; see ``LeaseTable.withdraw``."""
+        """Remove an endpoint that has ended for good; see ``LeaseTable.withdraw``."""
         self._leases.withdraw(endpoint_id, time.monotonic(), incarnation)
 
     def assign(
@@ -95,7 +95,7 @@ class EndpointRegistry:
         node_id: str = "",
         reserved: Collection[str] = (),
     ) -> EndpointRecord | None:
-        """Give a session a seat at an endpoint of a fleet; see ``AssignmentTable.assign``."""
+        """Assign a session to an endpoint of a fleet; see ``AssignmentTable.assign``."""
         now_s = time.monotonic()
         table = self._assignments.setdefault(fleet, AssignmentTable())
         members = self._leases.members(fleet, now_s)
@@ -104,14 +104,14 @@ class EndpointRegistry:
     def rebalance(
         self, fleet: str, placed: Mapping[str, str], reserved: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Return which of a runner's sessions shall move; see ``AssignmentTable.rebalance``."""
+        """Return which of a runner's sessions have to move; see ``AssignmentTable.rebalance``."""
         now_s = time.monotonic()
         table = self._assignments.setdefault(fleet, AssignmentTable())
         members = self._leases.members(fleet, now_s) if now_s >= self._rebalances_from_s else ()
         return table.rebalance(placed, members, reserved, now_s)
 
     def release(self, fleet: str, sessions: Iterable[str]) -> None:
-        """Forget sessions that have ended."""
+        """End the assignments of closed sessions."""
         table = self._assignments.get(fleet)
         if table is None:
             return
@@ -120,7 +120,7 @@ class EndpointRegistry:
             del self._assignments[fleet]
 
     def overview(self) -> tuple[EndpointOverview, ...]:
-        """Return what is known of every endpoint, also of those that are stale."""
+        """Return an overview of every endpoint, also of stale ones."""
         session_counts = {fleet: table.session_counts for fleet, table in self._assignments.items()}
         return tuple(
             replace(each, num_assigned=session_counts[each.record.fleet][each.record.endpoint_id])
@@ -141,9 +141,9 @@ def shared_registry() -> Any:
             get_if_exists=True,
             num_cpus=0,
             max_restarts=-1,
-            # Whatever is asked of it can be asked twice.
+            # All its methods are idempotent.
             max_task_retries=-1,
-            # Any other node can be lost without the cluster, and would take all fleets along.
+            # The loss of any other node would end all fleets, but not the cluster.
             resources={"node:__internal_head__": 0.001},
         )
         .remote()

@@ -1,7 +1,7 @@
-"""Which session shall be at which endpoint. No I/O: time is passed in.
+"""Assignment of sessions to the endpoints of a fleet. No I/O: time is passed in.
 
-Claims are where sessions *shall* be; runners tell in their surveys where sessions *are*, and are
-told which of them shall move.
+An assignment is the endpoint where a session *should* be. Runners report where their sessions
+*are*, by ``rebalance``, and get the names of those that have to move.
 """
 
 from collections import Counter
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 
 _FORGET_AFTER_S = 600.0
-"""Claims that no survey has named for so long belong to runners that are gone."""
+"""Assignments that no runner has reported for this long belong to runners that are gone."""
 _LEEWAY = 8
-"""How many seats fuller than others an endpoint may be for those that were dealt to it."""
+"""How many sessions more than the emptiest an endpoint may have to get those planned for it."""
 _QUIET_S = 5.0
-"""Nobody is moved to level the load while sessions still come: those that come level it."""
+"""Time without new sessions before sessions move to balance the load: new ones balance it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where a session is to be opened."""
+    """The endpoint at which a session opens."""
 
     address: str
     endpoint_id: str = ""
-    """Empty: nobody knows its id."""
+    """Empty: not known."""
     incarnation: int = 0
     token: str | None = field(default=None, repr=False)
-    """What this endpoint wants to see; None: what its users have been told."""
+    """Token of the endpoint; None: the caller has it."""
 
 
 @dataclass(slots=True)
@@ -38,12 +38,12 @@ class _AssignedSession:
 
 
 class AssignmentTable:
-    """The claims on the endpoints of one fleet.
+    """The assigned endpoint of each session of one fleet.
 
-    ``members`` are always the fleet's endpoints that may get sessions, in an order that lasts.
-    ``reserved`` are the ids of endpoints for those sessions only that have been dealt one of them
-    (those of evaluation); they and all others are levelled apart. Where one of the two parts
-    has no endpoint left, its sessions go to the other.
+    ``members`` are always the fleet's endpoints that accept sessions, in a stable order.
+    ``reserved`` are the ids of the endpoints that only sessions with a reserved wanted endpoint use
+    (those of evaluation); the load of both parts is balanced separately. Where one part has no
+    endpoint left, its sessions use the other.
     """
 
     def __init__(self) -> None:
@@ -53,16 +53,16 @@ class AssignmentTable:
 
     @property
     def session_counts(self) -> Counter[str]:
-        """How many sessions each endpoint shall have, by endpoint id."""
+        """Number of sessions assigned to each endpoint, by endpoint id."""
         return Counter(assigned.endpoint_id for assigned in self._assigned.values())
 
     def is_forgotten(self, now_s: float) -> bool:
-        """Return whether all claims are of runners that are gone."""
+        """Return whether all assignments belong to runners that are gone."""
         return all(
             assigned.seen_s < now_s - _FORGET_AFTER_S for assigned in self._assigned.values()
         )
 
-    def assign(  # who, whereto, wherefrom, among whom, when
+    def assign(  # all times and members come in as arguments
         self,
         session: str,
         wanted: str,
@@ -71,19 +71,19 @@ class AssignmentTable:
         reserved: Collection[str],
         now_s: float,
     ) -> EndpointRecord | None:
-        """Give a session a seat, the one that it has already if that is still there.
+        """Assign a session to an endpoint: to its present one, if that still accepts sessions.
 
         Args:
-            session: Which.
-            wanted: The endpoint that was dealt to it; granted at first if it is there and not much
-                fuller than others, and later if no other is emptier.
-            node_id: Where the session's runner is: of endpoints that are as empty, one there.
+            session: Name of the session.
+            wanted: Id of the planned endpoint. A new session gets it unless it has many more
+                sessions than others, a session that lost its endpoint only if none has fewer.
+            node_id: Node of the session's runner; preferred among equally loaded endpoints.
             members: See the class.
             reserved: See the class.
             now_s: The time.
 
         Returns:
-            Where; None: there is no endpoint.
+            The endpoint; None: there is none.
         """
         self._sweep(now_s)
         former = self._assigned.get(session)
@@ -100,7 +100,7 @@ class AssignmentTable:
             return None
         session_counts = self.session_counts
         record = _least_loaded(choices, session_counts, node_id)
-        # Deals are level, but come in any order; a fleet may have grown since.
+        # The plan balances the load, but sessions open in any order, and the fleet may have grown.
         most = session_counts[record.endpoint_id] + (_LEEWAY if former is None else 0)
         for each in choices:
             if each.endpoint_id == wanted and session_counts[wanted] <= most:
@@ -115,9 +115,9 @@ class AssignmentTable:
         reserved: Collection[str],
         now_s: float,
     ) -> tuple[str, ...]:
-        """Tell which of a runner's sessions shall be closed, and opened where they then have seats.
+        """Return which of a runner's sessions have to close and open at their new endpoints.
 
-        Nobody is moved when there is nowhere to go.
+        Without members no session moves.
 
         Args:
             placed: Endpoint id of each of the runner's sessions.
@@ -126,8 +126,8 @@ class AssignmentTable:
             now_s: The time.
 
         Returns:
-            Those whose endpoint has vanished or retires and, where an endpoint has two seats more
-            than the emptiest, as few as level them; sorted.
+            Names of the sessions whose endpoint is gone or retires and, where an endpoint has two
+            sessions more than the emptiest, as few as balance the load; sorted.
         """
         self._sweep(now_s)
         for session, endpoint_id in placed.items():
@@ -144,28 +144,28 @@ class AssignmentTable:
         return tuple(each for each in sessions if self._assigned[each].endpoint_id != placed[each])
 
     def release(self, sessions: Iterable[str]) -> None:
-        """Forget sessions that have ended."""
+        """End the assignments of closed sessions."""
         for session in sessions:
             self._assigned.pop(session, None)
 
     def _reassign_departed(
         self, members: Sequence[EndpointRecord], reserved: Collection[str]
     ) -> None:
-        """Give all sessions other seats whose endpoint takes none any more.
+        """Reassign all sessions whose endpoint no longer accepts sessions.
 
-        Also those of other runners, who will be told when they ask: else their load would be
-        forgotten where the load is levelled.
+        Also those of other runners, which get the answer with their next call: otherwise their
+        load would be missing from the balance.
         """
-        there = {record.endpoint_id for record in members}
+        accepting = {record.endpoint_id for record in members}
         for _, assigned in sorted(self._assigned.items()):
-            if assigned.endpoint_id not in there:
+            if assigned.endpoint_id not in accepting:
                 choices = _part(members, reserved, assigned.endpoint_id in reserved)
                 assigned.endpoint_id = _least_loaded(
                     choices, self.session_counts, assigned.node_id
                 ).endpoint_id
 
     def _level_load(self, sessions: Sequence[str], members: Sequence[EndpointRecord]) -> None:
-        """Give as few of ``sessions`` other seats as make no endpoint two seats fuller."""
+        """Reassign as few of ``sessions`` as needed until no endpoint has two more than another."""
         session_counts = self.session_counts
         nodes = {record.endpoint_id: record.node_id for record in members}
         left = {each for each in sessions if self._assigned[each].endpoint_id in nodes}
@@ -173,7 +173,7 @@ class AssignmentTable:
             movable = [each for each in left if self._assigned[each].endpoint_id in surplus]
             if not movable:
                 return
-            # One that has its endpoint on another node anyhow; else the last one.
+            # Preferably one whose endpoint is on another node; else the last one.
             session = max(
                 movable,
                 key=lambda each: (
@@ -191,7 +191,7 @@ class AssignmentTable:
             session_counts[assigned.endpoint_id] += 1
 
     def _sweep(self, now_s: float) -> None:
-        """Forget claims of runners that are gone, now and then."""
+        """Drop the assignments of runners that are gone, at most once a minute."""
         if now_s < self._next_sweep_s:
             return
         self._next_sweep_s = now_s + _FORGET_AFTER_S / 10
@@ -204,10 +204,10 @@ class AssignmentTable:
 
 
 def _surplus(session_counts: Mapping[str, int], endpoint_ids: Collection[str]) -> set[str]:
-    """Return the endpoints that have to give seats away until all of them are level.
+    """Return the endpoints that have to give sessions away until the load is balanced.
 
-    Those that ask do not have all sessions: who gives what another has too many of would get it
-    back from there.
+    One runner has only some of the sessions: from another endpoint than these it would move a
+    session that the next runner's balance moves back.
     """
     counts = {each: session_counts[each] for each in endpoint_ids}
     least = min(counts.values(), default=0)
@@ -220,7 +220,7 @@ def _surplus(session_counts: Mapping[str, int], endpoint_ids: Collection[str]) -
 def _part(
     members: Sequence[EndpointRecord], reserved: Collection[str], is_reserved: bool
 ) -> Sequence[EndpointRecord]:
-    """Return the endpoints of the part that a session belongs to, or all if it has none left."""
+    """Return the endpoints of a session's part, or all members if that part has none."""
     part = [record for record in members if (record.endpoint_id in reserved) == is_reserved]
     return part or members
 

@@ -37,10 +37,10 @@ from rlmesh_ray.protocol.address import looks_like_address
 BY_ITSELF, RUNNER = "by itself", "RLMeshEnvRunner"
 _TRANSPORTS = {"shared memory": SHARED_MEMORY, "TCP": TCP, "gRPC messages": "grpc"}
 _NUM_BATCHES = 64
-"""Of actions that are drawn beforehand."""
+"""Number of action batches, drawn before the measurement."""
 _SEED = 1
 _QUIET_LOAD = 0.35
-"""A core, above which the rates are those of a busy machine."""
+"""Load average per core above which the machine counts as busy."""
 
 EnvArgument = Annotated[
     str,
@@ -54,14 +54,14 @@ LanesOption = Annotated[
 ]
 SecondsOption = Annotated[
     float,
-    typer.Option("--seconds", metavar="X", callback=positive_s, help="Of each measurement."),
+    typer.Option("--seconds", metavar="X", callback=positive_s, help="Length of each measurement."),
 ]
 RepetitionsOption = Annotated[
-    int, typer.Option("--repetitions", min=1, help="Measurements of each row.")
+    int, typer.Option("--repetitions", min=1, help="Number of measurements of each row.")
 ]
 
 Step = Callable[[], int]
-"""Makes some vector steps; returns the number of env steps, all lanes counted."""
+"""Runs some vector steps; returns the number of env steps over all lanes."""
 
 
 @dataclass
@@ -71,18 +71,18 @@ class Rate:
     name: str
     step: Step
     rates: list[float] = field(default_factory=list)
-    """Env steps a second."""
+    """Env steps per second."""
     cores: list[float] = field(default_factory=list)
-    """Processor seconds a second; empty where the system does not tell."""
+    """Processor seconds per second; empty where the system has no such counter."""
 
     @property
     def steps_per_s(self) -> float:
-        """The median."""
+        """Median of ``rates``."""
         return statistics.median(self.rates)
 
     @property
     def num_cores(self) -> float | None:
-        """The median; None: not known."""
+        """Median of ``cores``; None: not known."""
         return statistics.median(self.cores) if self.cores else None
 
 
@@ -99,8 +99,8 @@ def bench(
     """Measure how fast an environment is, by itself and through an endpoint, and what limits it."""
     if looks_like_address(env):
         raise ConfigurationError(
-            f"{env} is an address; bench starts its own endpoint and takes the Gymnasium id of "
-            "what to serve, or module:factory"
+            f"{env} is an address; bench starts its own endpoint: give a Gymnasium id or "
+            "module:factory"
         )
     kwargs = parse_env_kwargs(env_kwargs)
     search_current_folder(env)
@@ -109,7 +109,7 @@ def bench(
     if load > _QUIET_LOAD * (os.cpu_count() or 1):
         console.say(
             f"Other programs keep this machine busy (load average {load:.1f}); the rates will be "
-            "too low, those of endpoints most of all.",
+            "too low, most of all those of endpoints.",
             style="yellow",
         )
     with contextlib.ExitStack() as stack:
@@ -169,7 +169,7 @@ def _endpoint(
             event = json.loads(process.stdout.readline() or "{}")
             if event.get("event") != "serving":
                 raise ConfigurationError(
-                    f"serve-env {env} does not start: {event.get('message', 'it says nothing')}"
+                    f"serve-env {env} does not start: {event.get('message', 'no reason given')}"
                 )
             yield event["address"], process.pid
         finally:
@@ -190,7 +190,7 @@ def _remote(address: str, transport: str) -> Any:
 
 
 def _stepping(vector: Any) -> Step:
-    """Return what steps ``vector`` once, with actions that were drawn beforehand."""
+    """Return a function that steps ``vector`` once, with prepared random actions."""
     vector.reset(seed=_SEED)
     vector.action_space.seed(_SEED)
     actions = [vector.action_space.sample() for _ in range(_NUM_BATCHES)]
@@ -206,7 +206,7 @@ def _stepping(vector: Any) -> Step:
 
 
 def _measure(rates: Sequence[Rate], seconds: float, repetitions: int, endpoint_pid: int) -> None:
-    for rate in rates:  # until waits have learnt how long to stay awake
+    for rate in rates:  # warm-up: waits adapt how long they spin
         _steps_within(rate.step, seconds / 2)
     for _ in range(repetitions):
         for rate in rates:
@@ -219,7 +219,7 @@ def _measure(rates: Sequence[Rate], seconds: float, repetitions: int, endpoint_p
 
 
 def _steps_within(step: Step, seconds: float) -> tuple[int, float]:
-    """Step until ``seconds`` are over; return the number of env steps, and how long it took."""
+    """Step for ``seconds``; return the number of env steps and the time they took."""
     num_steps, began_s = 0, time.perf_counter()
     while (took_s := time.perf_counter() - began_s) < seconds or not num_steps:
         num_steps += step()
@@ -274,11 +274,11 @@ def _show(console: Console, env: str, num_envs: int, rates: Sequence[Rate]) -> N
 
 
 def what_limits(steps_per_s: Mapping[str, float], num_envs: int) -> str:
-    """Return a sentence about what limits the rate.
+    """Return a sentence that names what limits the rate.
 
     Args:
-        steps_per_s: Env steps a second of each row; that of ``BY_ITSELF`` and one more at least.
-        num_envs: Lanes.
+        steps_per_s: Env steps per second of each row: ``BY_ITSELF`` and at least one more.
+        num_envs: Number of lanes.
     """
     own = steps_per_s[BY_ITSELF]
     remote = {name: rate for name, rate in steps_per_s.items() if name not in {BY_ITSELF, RUNNER}}
@@ -292,7 +292,7 @@ def what_limits(steps_per_s: Mapping[str, float], num_envs: int) -> str:
         )
     else:
         sentence = (
-            f"The way to the environment limits: {name} adds {_duration(extra_us)} to a vector "
+            f"The transport limits: {name} adds {_duration(extra_us)} to a vector "
             f"step of {_duration(step_us)}. More lanes an endpoint (--num-envs) share that."
         )
     runner = steps_per_s.get(RUNNER)

@@ -1,7 +1,7 @@
-"""What the command line says: tables for people, or one JSON object a line for programs.
+"""Output of the command line: tables for people, or one JSON object a line for programs.
 
-Rule of the file: with ``--json`` standard output carries events and nothing else; what is for
-people goes to standard error then.
+Rule of the file: with ``--json`` standard output has events and nothing else; text for people goes
+to standard error then.
 """
 
 import json
@@ -17,12 +17,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-# Where no terminal tells its width: logs and pipes. Wide enough for an address and a path.
+# Width of logs and pipes, which have none of their own: enough for an address and a path.
 _WIDTH_OF_A_FILE = 120
 
 
 class Console:
-    """The two ends of a command's output.
+    """Prints text for people and events for programs.
 
     Args:
         is_json: Whether a program reads standard output.
@@ -36,15 +36,15 @@ class Console:
 
     @property
     def people(self) -> RichConsole:
-        """Where people read; for live displays."""
+        """The rich console for people, for live displays."""
         return self._people
 
     def event(self, kind: str, **fields: object) -> None:
-        """Tell programs what happened; nothing without ``--json``.
+        """Print an event for programs; nothing without ``--json``.
 
         Args:
-            kind: Stands under ``"event"``.
-            fields: Anything JSON can express; infinite and undefined numbers become null.
+            kind: Value of the key ``"event"``.
+            fields: Values for JSON; NaN and infinities become null.
         """
         if self.is_json:
             line = json.dumps(_finite({"event": kind, **fields}), default=str)
@@ -52,20 +52,20 @@ class Console:
             self._programs.flush()
 
     def say(self, text: str = "", *, style: str = "") -> None:
-        """Tell people one line, which is never wrapped: it may be copied."""
+        """Print a line for people, never wrapped: they may copy it."""
         self._people.print(Text(text, style=style), soft_wrap=True)
 
     def show(self, what: RenderableType) -> None:
-        """Show people a table or panel."""
+        """Print a table or panel for people."""
         self._people.print(what)
 
     def facts(self, title: str, facts: Mapping[str, object], next_commands: Sequence[str]) -> None:
-        """Show people what is, and what to type next.
+        """Print a panel of facts for people, and suggested commands.
 
         Args:
-            title: Stands above the facts.
-            facts: Name and value; a value may have several lines.
-            next_commands: Without the program's name.
+            title: Title of the panel.
+            facts: Values by name; a value may have several lines.
+            next_commands: Commands without the program's name.
         """
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True)
@@ -79,23 +79,23 @@ class Console:
                 self.say(f"  {program()} {command}", style="cyan")
 
     def error(self, message: str, kind: str) -> None:
-        """Say what went wrong, to both.
+        """Print an error for people and as an event.
 
         Args:
             message: One line: the cause and the remedy.
-            kind: The error's class, for programs.
+            kind: Class of the error, for the event.
         """
         line = Text.assemble(("error: ", "bold red"), message)
         self._errors.print(line, soft_wrap=True)
         self.event("error", type=kind, message=message)
 
     def trace(self, text: str) -> None:
-        """Show a traceback, on standard error."""
+        """Print a traceback on standard error."""
         self._errors.print(Text(text), soft_wrap=True)
 
 
 def program() -> str:
-    """Return how people start this program from where they are."""
+    """Return the command that starts this program from the current folder."""
     if shutil.which("rlmesh-ray"):
         return "rlmesh-ray"
     script = Path(sys.executable).with_name("rlmesh-ray")
@@ -112,7 +112,7 @@ def _rich(*, is_stderr: bool) -> RichConsole:
 
 
 def _finite(value: object) -> object:
-    """Replace what JSON has no word for: nan and the infinities."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""What ``make demo`` runs: the main job, end to end, on this machine.
+"""The program of ``make demo``: train, serve and evaluate on this machine.
 
 Trains CartPole over two endpoints on a local Ray, serves the checkpoint from a
-ModelServiceActor, and lets a process that knows neither Ray nor RLlib drive both.
+ModelServiceActor, and evaluates it from a process without Ray and RLlib.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def _run(console: Console, plan: _DemoOptions) -> int:
 
     console.say(f"starting {_NUM_ENDPOINTS} endpoints of {_ENV} …")
     with EnvFleet(_ENV, num_endpoints=_NUM_ENDPOINTS, num_envs=_LANES) as fleet:
-        where = _tell_fleet(console, fleet)
+        where = _show_fleet(console, fleet)
         history = _train(console, fleet, plan)
         policy, model = _serve(console, plan.out / "checkpoint")
         where["policy"] = model
@@ -109,23 +109,23 @@ def _run(console: Console, plan: _DemoOptions) -> int:
         "where": where,
     }
     (plan.out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    return _tell(console, plan, summary)
+    return _show_summary(console, plan, summary)
 
 
 def _clear(out: Path) -> None:
-    """Remove what an earlier run has left, and nothing else."""
+    """Remove the files of an earlier run, and no others."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out / "checkpoint", ignore_errors=True)
     for name in ("learning_curve.png", "summary.json"):
         (out / name).unlink(missing_ok=True)
 
 
-def _tell_fleet(console: Console, fleet: "EnvFleet") -> dict[str, Any]:
+def _show_fleet(console: Console, fleet: "EnvFleet") -> dict[str, Any]:
     import ray
 
     endpoints = [
-        {"address": told["address"], "pid": told["pid"]}
-        for told in ray.get([actor.describe.remote() for actor in fleet.actors])
+        {"address": described["address"], "pid": described["pid"]}
+        for described in ray.get([actor.describe.remote() for actor in fleet.actors])
     ]
     for endpoint in endpoints:
         console.say(
@@ -145,7 +145,7 @@ def _train(console: Console, fleet: "EnvFleet", plan: _DemoOptions) -> "list[Tra
     config = ppo_config()
     config.debugging(seed=plan.seed)
     quiet_rllib(config)
-    # One seed, one outcome: a demonstration shall not depend on which session was quicker.
+    # Reproducible: the result must not depend on which session is faster.
     configure(config, fleet, lockstep=True)
     goal = StopCriteria(stop_return=plan.goal, stop_iters=plan.most_iterations)
     console.say(f"PPO through RLMeshEnvRunner, until the mean return is {goal.stop_return:g}:")
@@ -169,18 +169,19 @@ def _serve(console: Console, checkpoint: Path) -> tuple[Any, dict[str, Any]]:
 
     actor_class: Any = ModelServiceActor
     actor = actor_class.remote(str(checkpoint.resolve()))
-    told = ray.get(actor.describe.remote())
-    console.say(f"policy   {told['address']}: the checkpoint (actor in process {told['pid']})")
-    return actor, {"address": told["address"], "pid": told["pid"]}
+    described = ray.get(actor.describe.remote())
+    address, pid = described["address"], described["pid"]
+    console.say(f"policy   {address}: the checkpoint (actor in process {pid})")
+    return actor, {"address": address, "pid": pid}
 
 
 def _evaluate(
     console: Console, fleet: "EnvFleet", model_address: str, episodes: int
 ) -> dict[str, Any]:
-    """Let another process run the episodes; return what it reports.
+    """Run the evaluation in another process; return its result.
 
     Raises:
-        RlmeshError: It failed, or it needed Ray or torch.
+        RlmeshError: The process failed, or it imported Ray or torch.
     """
     command = [sys.executable, "-m", "rlmesh_ray", "evaluate"]
     command += ["--env", fleet.addresses[0], "--model", model_address]
@@ -211,7 +212,7 @@ def _stop(actor: Any) -> None:
     ray.kill(actor)
 
 
-def _tell(console: Console, plan: _DemoOptions, summary: dict[str, Any]) -> int:
+def _show_summary(console: Console, plan: _DemoOptions, summary: dict[str, Any]) -> int:
     where = summary["where"]
     endpoints = "\n".join(
         f"{endpoint['address']} (process {endpoint['pid']})" for endpoint in where["endpoints"]

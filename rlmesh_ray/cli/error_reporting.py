@@ -1,4 +1,4 @@
-"""Errors in one line: what happened and what to do about it."""
+"""Errors in one line: the cause and the remedy."""
 
 import traceback
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ _PEERS: dict[type[BaseException], str] = {
 def describe(error: BaseException) -> tuple[str, str]:
     """Return the message for people, in one line, and the class of the error.
 
-    Ray and RLlib wrap errors that cross their processes; what counts is what is inside.
+    Ray and RLlib wrap errors that cross processes; this describes the innermost error of ours.
     """
     for inner in _chain(error):
-        # Not isinstance: what Ray raises derives from both, and its text is a traceback.
+        # Not isinstance: Ray's wrapper derives from both, and its text is a traceback.
         if type(inner).__module__ == RlmeshError.__module__:
             kind = type(inner)
             hint = " (--debug shows its traceback)" if getattr(inner, "debug_info", "") else ""
@@ -27,9 +27,9 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def trace(error: BaseException) -> str:
-    """Return the traceback, and what the other side told of its own."""
+    """Return the traceback, with that of the other process, if the error has it."""
     parts = ["".join(traceback.format_exception(error))]
-    shown = set()  # the error that gives an environment up repeats the traceback of its cause
+    shown = set()  # an error may repeat the traceback of its cause
     for inner in _chain(error):
         remote = getattr(inner, "debug_info", "") or getattr(inner, "traceback_text", "")
         if remote and remote not in shown:
@@ -44,7 +44,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     while isinstance(current, BaseException) and id(current) not in seen:
         seen.add(id(current))
         yield current
-        # Ray keeps the original under ``cause``.
+        # Ray stores the original in ``cause``.
         current = getattr(current, "cause", None) or current.__cause__
 
 

@@ -1,4 +1,4 @@
-"""Commands whose ``--help`` people can read: typer's shows Python types where values stand."""
+"""Readable ``--help``: names of values in place of the Python types that typer shows."""
 
 import enum
 from pathlib import Path
@@ -10,14 +10,14 @@ from rlmesh_ray.cli.options.common import OUTPUT
 
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "FILE"}
 _MOST_CHOICES = 20
-"""Characters of choices that stand in place of a value; longer ones stand in the help."""
+"""Longest list of choices to show in place of a value; a longer one is put into the help."""
 
 
 class ReadableCommand(TyperCommand):
     """A command."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return all options and arguments, ``--help`` too, as they are to be shown."""
+        """Return all options and arguments, also ``--help``, as the help shows them."""
         return [_readable(param) for param in super().get_params(ctx)]
 
 
@@ -25,7 +25,7 @@ class ReadableCommandGroup(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return all options and arguments, ``--help`` too, as they are to be shown."""
+        """Return all options and arguments, also ``--help``, as the help shows them."""
         return [_readable(param) for param in super().get_params(ctx)]
 
 

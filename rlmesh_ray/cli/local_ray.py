@@ -1,4 +1,4 @@
-"""Ray for the length of a command: the one that runs already, or one of our own."""
+"""Connection of a command to Ray: to a running cluster, or to one that the command starts."""
 
 import contextlib
 import importlib.util
@@ -19,12 +19,12 @@ _PROBE_TIMEOUT_S = 5.0
 def require_rllib(
     command: str, packages: Sequence[str] = ("ray", "torch"), *, instead: str = ""
 ) -> None:
-    """Refuse to go on in the base install.
+    """Raise an error in an installation without Ray or torch.
 
     Args:
-        command: What needs the packages, for the message.
-        packages: Which it needs.
-        instead: What does without them, as the message's end.
+        command: Name of what needs the packages, for the message.
+        packages: The packages that it needs.
+        instead: An alternative without them, appended to the message.
 
     Raises:
         ConfigurationError: One of them is not installed.
@@ -42,11 +42,11 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
     """Connect to Ray, and disconnect in the end.
 
     Args:
-        console: Told what happens.
-        num_cpus: Logical CPUs of a Ray that is started here. Ray counts one an actor, and most
-            actors mostly wait: there may be more than the machine has.
-        address: As ``ray.init`` takes it; ``"local"`` starts a new one in any case. None: what
-            ``RAY_ADDRESS`` says, else the one that ``ray start`` has started, else a new one.
+        console: Reports the connection.
+        num_cpus: Logical CPUs of a Ray that this starts. Ray reserves one for each actor, and most
+            actors mostly wait: it may be more than the machine has.
+        address: Address for ``ray.init``; ``"local"`` always starts a new Ray. None: the one of
+            ``RAY_ADDRESS``, else the one that ``ray start`` has started, else a new one.
 
     Raises:
         ConfigurationError: There is no Ray at the address.
@@ -61,22 +61,22 @@ def connected_ray(console: Console, num_cpus: int, *, address: str | None = None
         f"Ray {ray.__version__} {'started' if is_new else 'joined'}: {nodes} node(s), "
         f"{cpus:g} logical CPUs"
     )
-    # Ray prints what it has to say of lost workers, log_to_driver or not.
+    # Ray prints messages about lost workers, also without log_to_driver.
     aside = contextlib.redirect_stdout(sys.stderr) if console.is_json else contextlib.nullcontext()
     with aside:
         try:
             yield
         finally:
-            ray.shutdown()  # it prints what it has not yet
+            ray.shutdown()  # it prints its remaining messages
 
 
 @contextlib.contextmanager
 def joined_ray(address: str | None) -> Iterator[None]:
-    """Connect to a Ray that runs, and disconnect in the end; never starts one.
+    """Connect to a running Ray, and disconnect in the end; never starts one.
 
     Args:
-        address: As ``ray.init`` takes it. None: what ``RAY_ADDRESS`` says, else the one that
-            ``ray start`` has started here.
+        address: Address for ``ray.init``. None: the one of ``RAY_ADDRESS``, else the one that
+            ``ray start`` has started on this machine.
 
     Raises:
         ConfigurationError: There is no Ray at the address.
@@ -103,7 +103,7 @@ def _start_or_join(address: str | None, num_cpus: int) -> bool:
         try:
             _init(address, num_cpus=num_cpus, include_dashboard=False)
         except ValueError:
-            # So says Ray of num_cpus where one runs already.
+            # Ray's error about num_cpus where one runs already.
             _init(address)
             return False
     except (OSError, RuntimeError, ValueError) as error:
@@ -126,10 +126,10 @@ def _not_joined(where: str, error: Exception) -> ConfigurationError:
 
 
 def _probe(where: str) -> None:
-    """Find out at once whether anything listens at HOST:PORT; Ray itself tries for minutes.
+    """Check that a program listens at HOST:PORT; Ray itself would retry for minutes.
 
     Raises:
-        OSError: Nothing does.
+        OSError: No program does.
     """
     host, _, port = where.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
@@ -140,7 +140,7 @@ def _init(address: str | None, **options: object) -> None:
     import ray
 
     handler = signal.getsignal(signal.SIGTERM)
-    # What actors log, runners above all, is asked for with --debug.
+    # The logs of actors, above all of runners, are shown with --debug.
     ray.init(address=address, log_to_driver=is_verbose(), logging_level=logging.ERROR, **options)
-    # Ray has put its own there, which ends the process without a word of ours.
+    # Ray has installed a handler of its own, which would end the process at once.
     signal.signal(signal.SIGTERM, handler)

@@ -1,4 +1,4 @@
-"""What of the libraries' own chatter reaches the people: little, unless they ask for it."""
+"""Logging of the command line: libraries are quiet, unless ``--debug`` is given."""
 
 import contextlib
 import logging
@@ -35,40 +35,40 @@ LogFormatOption = Annotated[
 
 
 def set_up(*, is_debug: bool) -> None:
-    """Show everything for debugging; else nothing: what matters comes as an error.
+    """Set up logging: all records with ``--debug``, else none; failures are raised as errors.
 
-    To be called before gRPC is imported, which reads its setting once.
+    Call this before gRPC is imported, which reads its variable once.
     """
     if is_debug:
         logging.basicConfig(level=logging.INFO, format=TEXT_FORMAT, stream=sys.stderr)
         return
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # With no handler at all Python would print warnings on its own.
+    # Without a handler Python would print warnings itself.
     for name in ("rlmesh_ray", "grpc"):
         logging.getLogger(name).addHandler(logging.NullHandler())
 
 
 def show_log(log_format: LogFormat = LogFormat.TEXT) -> None:
-    """Show this package's log on standard error; for servers, whose log is read."""
+    """Write this package's log to standard error, for commands that serve."""
     if not is_verbose():
         log_to_stderr(log_format, with_sessions=True)
         return
-    for handler in logging.getLogger().handlers:  # it shows everything already
+    for handler in logging.getLogger().handlers:  # it has a handler already
         handler.addFilter(ContextFilter())
         handler.setFormatter(formatter_of(log_format))
 
 
 def quiet_rllib(config: "AlgorithmConfig") -> None:
-    """Keep RLlib's advice about itself away from the progress that people read."""
+    """Silence RLlib's warnings, which would interrupt the progress display."""
     if not is_verbose():
-        # Both: the config's level holds from when the algorithm is built.
+        # Both: the config's level counts only once the algorithm is built.
         logging.getLogger("ray.rllib").setLevel(logging.ERROR)
         config.debugging(log_level="ERROR")
 
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Keep warnings of all libraries back; for loading checkpoints, where RLlib has many."""
+    """Silence warnings of all libraries; RLlib has many while a checkpoint loads."""
     if not is_verbose():
         logging.disable(logging.WARNING)
     try:
@@ -78,5 +78,5 @@ def muted() -> Iterator[None]:
 
 
 def is_verbose() -> bool:
-    """Tell whether everything is shown, for debugging."""
+    """Return whether all records are shown, for debugging."""
     return logging.getLogger().isEnabledFor(logging.INFO)

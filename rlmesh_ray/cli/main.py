@@ -1,4 +1,4 @@
-"""The entry of ``rlmesh-ray``: commands, and errors in one line."""
+"""Entry point of ``rlmesh-ray``: its commands, and errors in one line."""
 
 import sys
 from collections.abc import Sequence
@@ -59,10 +59,10 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 1 for an error, 2 for wrong usage.
 
-    A command may have more of them, which its help tells.
+    A command may have other exit codes, which its help lists.
 
     Args:
-        arguments: Without the program's name; default: those of the process.
+        arguments: Arguments without the program's name; default: those of the process.
     """
     return run(app, "rlmesh-ray", list(sys.argv[1:] if arguments is None else arguments))
 

@@ -1,4 +1,4 @@
-"""How serve-env and serve-model live: announce, wait, end cleanly on a signal."""
+"""Main loop of serve-env and serve-model: announce, wait, stop cleanly on a signal."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ _POLL_S = 1.0
 
 
 class ServerLifecycle(Protocol):
-    """What both servers have in common."""
+    """The methods that the served objects share."""
 
     @property
     def address(self) -> str:
-        """Where it listens, once it does."""
+        """The address that it listens on; only after ``start``."""
 
     def start(self) -> object:
-        """Listen."""
+        """Start listening."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until it has stopped."""
@@ -33,7 +33,7 @@ class ServerLifecycle(Protocol):
         """End the sessions."""
 
     def statistics(self) -> Statistics:
-        """Return what it has done."""
+        """Return the server's statistics."""
 
 
 def serve(
@@ -44,10 +44,10 @@ def serve(
 ) -> None:
     """Start ``server``, call ``announce`` once it accepts, and serve until a signal ends it.
 
-    Ctrl-C and SIGTERM end it in the same way: running calls get a second.
+    Ctrl-C and SIGTERM stop it alike: running calls get a second.
     """
     show_log(log_format)
-    # Programs read standard error, too.
+    # With both JSON formats programs read standard error, too.
     console.people.quiet = log_format is LogFormat.JSON and console.is_json
     with contextlib.suppress(KeyboardInterrupt):
         server.start()
@@ -68,17 +68,17 @@ def serve(
 
 @contextlib.contextmanager
 def _live_line(console: Console) -> Iterator[Callable[[str], None]]:
-    """Return what shows a line that stays the last one of a terminal; elsewhere it does nothing."""
+    """Yield a function that shows a live line on a terminal; elsewhere it does nothing."""
     if console.is_json or not console.people.is_terminal:
         yield lambda text: None
         return
-    # Refreshed by hand: a thread of its own would cost the clients time.
+    # Refreshed here: a thread for it would slow the serving loop down.
     with Live(console=console.people, auto_refresh=False, transient=True) as live:
         yield lambda text: live.update(Text(text, style="dim"), refresh=True)
 
 
 def summary(before: Statistics, now: Statistics) -> str:
-    """Return in one line what an endpoint does, from two looks at it."""
+    """Return one line about an endpoint's activity between two statistics."""
     seconds = max(now.uptime_s - before.uptime_s, 1e-3)
     if isinstance(now, EnvStatistics) and isinstance(before, EnvStatistics):
         what, count = "steps", now.lane_steps - before.lane_steps

@@ -1,4 +1,4 @@
-"""What interrupts a command, when, and how it is told from errors."""
+"""Interrupts of a command by Ctrl-C and SIGTERM."""
 
 import contextlib
 import signal
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 INTERRUPTED = 130
-"""Exit code of a command that was interrupted."""
+"""Exit code of an interrupted command."""
 
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that everything is cleaned up."""
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that everything is cleaned up."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -21,15 +21,15 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_noted(note: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C and SIGTERM be noted, once; a second one raises KeyboardInterrupt.
+    """Record the first Ctrl-C or SIGTERM; a second one raises KeyboardInterrupt.
 
-    In the main thread only, as all that has to do with signals.
+    In the main thread only, like all signal handling of Python.
 
     Args:
-        note: Called when the first one comes, wherever the program is just then.
+        note: Called in the signal handler of the first one.
 
     Yields:
-        What tells whether one has come.
+        A function that returns whether one has come.
     """
     has_come = False
 
@@ -52,10 +52,9 @@ def interrupts_noted(note: Callable[[], None]) -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the block is done: it happens whole or not at all.
+    """Delay Ctrl-C and SIGTERM until the block is done.
 
-    A second one does not wait: what the block writes to may never take it. What the block raises
-    comes first.
+    A second one is not delayed: the block may hang. An error of the block takes precedence.
 
     Raises:
         KeyboardInterrupt: One came in the block.
@@ -67,10 +66,10 @@ def interrupts_held() -> Iterator[None]:
 
 
 def has_interrupt(error: BaseException) -> bool:
-    """Tell whether ``error`` came up while an interrupt was on its way out.
+    """Return whether a KeyboardInterrupt is ``error`` or one of its causes.
 
-    One that hits a wait on a condition may leave it without its lock; the RuntimeError about that
-    takes the place of the KeyboardInterrupt.
+    An interrupt of a wait on a condition may leave it without its lock; the RuntimeError about that
+    then replaces the KeyboardInterrupt.
     """
     current: BaseException | None = error
     while current is not None and not isinstance(current, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Evaluation: endpoints of an environment and of a policy, and what the episodes earn."""
+"""Evaluation: runs episodes of environment endpoints with a policy, and summarizes the returns."""
 
 from rlmesh_ray.evaluation.episode_schedule import Schedule
 from rlmesh_ray.evaluation.result import (

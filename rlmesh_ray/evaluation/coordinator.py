@@ -1,4 +1,4 @@
-"""What the workers of one evaluation share: episodes, endpoints, results, and one lock."""
+"""State that the workers of one evaluation share: episodes, endpoints, results, and one lock."""
 
 import itertools
 import threading
@@ -20,18 +20,18 @@ from rlmesh_ray.evaluation.result import (
 from rlmesh_ray.evaluation.session_sources import EndpointPlace
 from rlmesh_ray.spaces.contract import EnvContract, space_difference
 
-# Polled: patience runs out without anybody saying so, and on Windows no signal ends a wait.
+# Polled: no event marks the end of patience, and on Windows no signal ends a wait.
 _POLL_S = 0.5
 
 News = EpisodeResult | Loss
 
 
 class EndpointGroup:
-    """The endpoints of one role, with their sites.
+    """The endpoints of one role, and their availability.
 
     Args:
-        role: Theirs.
-        sources: At least one.
+        role: Role of the endpoints.
+        sources: The endpoints, at least one.
         patience_s: See ``EndpointAvailability``.
         is_known: See ``EndpointAvailability``.
     """
@@ -50,12 +50,12 @@ class EndpointGroup:
 
 
 class Attempt:
-    """One try of one worker: an environment's endpoint with a model's, under a key of its own.
+    """One attempt of one worker: sessions with an environment endpoint and a model endpoint.
 
     Args:
-        key: Never used twice.
-        env: Place of the environment's endpoint.
-        model: Place of the model's endpoint; None where the policy is a function.
+        key: Unique key of the attempt.
+        env: Index of the environment's endpoint.
+        model: Index of the model's endpoint; None where the policy is a function.
     """
 
     def __init__(self, key: int, env: int, model: int | None) -> None:
@@ -64,22 +64,22 @@ class Attempt:
         self.model = model
         self.has_begun = False
 
-    def place(self, role: EndpointRole) -> int:
-        """Return the place of the endpoint with that role."""
-        place = self.env if role is EndpointRole.ENV else self.model
-        assert place is not None, "a function is no endpoint"
-        return place
+    def index(self, role: EndpointRole) -> int:
+        """Return the index of the endpoint with that role."""
+        index = self.env if role is EndpointRole.ENV else self.model
+        assert index is not None, "a function is no endpoint"
+        return index
 
 
 class Coordinator:
-    """Safe to use from all workers.
+    """Hands out episodes and endpoints to the workers. Thread-safe.
 
     Args:
-        indices: Of the episodes.
+        indices: Indices of the episodes.
         envs: Endpoints of the environment.
         models: Endpoints of the policy; None where it is a function.
         max_interruptions: How often one episode may be interrupted.
-        publish: Gets each episode and each loss; called by the worker that it happened to.
+        publish: Called with each episode and each loss, in the thread of its worker.
     """
 
     def __init__(
@@ -96,24 +96,24 @@ class Coordinator:
         self._max_interruptions = max_interruptions
         self._publish = publish
         self._finished: list[EpisodeResult] = []
-        self._tally = EndpointCounters()
+        self._counters = EndpointCounters()
         self._keys = itertools.count()
         self._contract: tuple[str, EnvContract] | None = None
         self._start_s: float | None = None
         self._end_s = 0.0
         self._changed = threading.Condition()
         self.is_stopped = False
-        """Whether the workers are to drop everything."""
+        """Whether the workers have to stop."""
         self.refusal: Exception | None = None
-        """What ``publish`` has raised: no endpoint's fault, whatever its class."""
+        """Error that ``publish`` has raised: never the fault of an endpoint."""
 
     @property
     def num_waiting(self) -> int:
-        """How many episodes no lane runs; read without the lock, so about."""
+        """About how many episodes no lane runs; read without the lock."""
         return self._schedule.num_waiting
 
     def stop(self) -> None:
-        """Let every worker drop everything."""
+        """Make every worker stop."""
         with self._changed:
             self.is_stopped = True
             self._changed.notify_all()
@@ -122,12 +122,12 @@ class Coordinator:
         """Block until the worker of ``env`` should open sessions; None when it is done.
 
         Raises:
-            EndpointError: No endpoint is left that could run what is left.
+            EndpointError: No endpoint is left for the remaining episodes.
         """
         with self._changed:
             while not (self.is_stopped or self._schedule.is_complete):
                 now_s = time.monotonic()
-                self._require_hope(now_s)
+                self._require_usable_endpoints(now_s)
                 attempt = self._next_attempt(env, now_s)
                 if attempt is not None:
                     return attempt
@@ -135,7 +135,7 @@ class Coordinator:
         return None
 
     def await_work(self) -> bool:
-        """Block until an episode can be taken; False when none ever will be."""
+        """Block until an episode can be taken; False at the end of the evaluation."""
         with self._changed:
             while not self._schedule.num_waiting:
                 if self.is_stopped or self._schedule.is_complete:
@@ -144,10 +144,10 @@ class Coordinator:
         return True
 
     def agree(self, env: RemoteVectorEnv) -> None:
-        """Make sure that all endpoints serve the same environment, of one agent.
+        """Check that all endpoints serve the same environment, of one agent.
 
         Raises:
-            ContractMismatchError: This one does not.
+            ContractMismatchError: This endpoint does not.
         """
         own = env.contract
         if agents := agents_notice(own):
@@ -166,25 +166,25 @@ class Coordinator:
             )
 
     def note_open(self) -> None:
-        """Start the clock, if nobody has."""
+        """Start the clock at the first session."""
         with self._changed:
             if self._start_s is None:
                 self._start_s = time.perf_counter()
 
     def begin(self, attempt: Attempt) -> None:
-        """Note that both sessions of ``attempt`` work."""
+        """Record that both sessions of ``attempt`` work."""
         with self._changed:
             attempt.has_begun = True
             for role, group in self._groups.items():
-                group.availability.reach(attempt.place(role))
+                group.availability.reach(attempt.index(role))
 
     def take(self, attempt: Attempt, lanes: Sequence[int]) -> list[int | None]:
-        """Give each of ``lanes`` an episode, as far as there are any."""
+        """Assign an episode to each of ``lanes``, as far as there are any."""
         with self._changed:
             return [self._schedule.take(attempt.key, lane) for lane in lanes]
 
     def finish(self, attempt: Attempt, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
-        """Note the episodes that have ended, with their lanes, and publish them."""
+        """Record and publish the episodes that have ended, given with their lanes."""
         with self._changed:
             for lane, episode in ended:
                 self._schedule.finish(attempt.key, lane)
@@ -193,45 +193,45 @@ class Coordinator:
                 self._end_s = time.perf_counter()
                 self._changed.notify_all()
         for _, episode in ended:
-            self._tell(episode)
+            self._report(episode)
 
     def lose(self, attempt: Attempt, role: EndpointRole, cause: Exception) -> None:
-        """Note that the endpoint with that role has failed; its episodes wait again.
+        """Record that the endpoint with that role has failed, and reschedule its episodes.
 
         Raises:
-            EvaluationInterruptedError: One of them was interrupted too often.
+            EvaluationInterruptedError: An episode was interrupted too often.
         """
-        place = attempt.place(role)
+        index = attempt.index(role)
         group = self._groups[role]
-        source = group.sources[place]
+        source = group.sources[index]
         with self._changed:
             lost = self._schedule.lose(attempt.key, has_begun=attempt.has_begun)
             is_usable = isinstance(cause, RemoteError) and cause.is_recoverable
             is_final = source.is_final and not is_usable
-            is_news = group.availability.lose(place, cause, time.monotonic(), is_final=is_final)
+            is_first = group.availability.lose(index, cause, time.monotonic(), is_final=is_final)
             self._changed.notify_all()
-        if is_news or attempt.has_begun:
+        if is_first or attempt.has_begun:
             interrupted = lost if attempt.has_begun else ()
-            self._tell(Loss(role, source.address, _one_line(cause), interrupted))
+            self._report(Loss(role, source.address, _one_line(cause), interrupted))
         self._require_progress(lost, cause)
 
     def leave(self, attempt: Attempt) -> None:
-        """Note that ``attempt`` is over."""
+        """Record that ``attempt`` is over."""
         with self._changed:
             for role, group in self._groups.items():
-                group.availability.leave(attempt.place(role))
+                group.availability.leave(attempt.index(role))
             self._changed.notify_all()
 
     def was_reached(self, attempt: Attempt, role: EndpointRole) -> bool:
-        """Tell whether the endpoint with that role has ever worked."""
+        """Return whether the endpoint with that role has ever worked."""
         with self._changed:
-            return self._groups[role].availability.was_reached(attempt.place(role))
+            return self._groups[role].availability.was_reached(attempt.index(role))
 
     def result(self) -> EvaluationResult:
-        """Return what there is."""
+        """Return the result of the finished episodes."""
         with self._changed:
             wall_s = self._end_s - (self._start_s or self._end_s)
-            return EvaluationResult(self._sorted(), wall_s, self._tally.reports())
+            return EvaluationResult(self._sorted(), wall_s, self._counters.reports())
 
     def _next_attempt(self, env: int, now_s: float) -> Attempt | None:
         envs, models = self._groups[EndpointRole.ENV], self._groups.get(EndpointRole.MODEL)
@@ -247,11 +247,11 @@ class Coordinator:
         return Attempt(next(self._keys), env, model)
 
     def _patience(self, now_s: float) -> float:
-        """Return how long to wait before looking again."""
+        """Return how long to wait before the next check."""
         due_s = [group.availability.next_due_s(now_s) for group in self._groups.values()]
         return max(0.01, min([_POLL_S, *(due - now_s for due in due_s)]))
 
-    def _require_hope(self, now_s: float) -> None:
+    def _require_usable_endpoints(self, now_s: float) -> None:
         for group in self._groups.values():
             if group.availability.has_failed(now_s):
                 causes = group.availability.causes()
@@ -269,7 +269,7 @@ class Coordinator:
         counts = {index: self._schedule.interruptions(index) for index in lost}
         most = max(counts.values(), default=0)
         if most > self._max_interruptions:
-            # They ran side by side: which of them is to blame nobody can tell.
+            # They ran side by side, so none of them can be blamed.
             *others, last = [str(index) for index, count in counts.items() if count == most]
             names = f"episodes {', '.join(others)} and {last}" if others else f"episode {last}"
             verb = "were" if others else "was"
@@ -279,14 +279,14 @@ class Coordinator:
         lines = tuple(dict.fromkeys(map(_one_line, causes)))
         return EvaluationInterruptedError(
             f"{what} after {len(self._finished)} of {self._num_episodes} episodes "
-            f"({'; '.join(lines)}); mend it and evaluate again",
+            f"({'; '.join(lines)}); remove the cause and evaluate again",
             self._sorted(),
             lines,
         )
 
-    def _tell(self, news: News) -> None:
+    def _report(self, news: News) -> None:
         with self._changed:
-            self._tally.note(news)
+            self._counters.note(news)
         try:
             self._publish(news)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Which endpoints can be used, and when to try the others again; without I/O, clock or lock.
+"""Availability and retry times of endpoints; without I/O, clock or lock.
 
 Times are seconds of any monotonic clock and come in as arguments.
 """
@@ -25,13 +25,13 @@ class _EndpointState:
 class EndpointAvailability:
     """The endpoints of one role, by index.
 
-    An endpoint that was lost is tried again after 0.1 s, then 0.2 s, and so on, at most every
-    5 s, for as long as anybody is at work or the last one is lost for less than ``patience_s``.
+    A lost endpoint is tried again after 0.1 s, then 0.2 s, and so on, at most every 5 s, as long as
+    another endpoint is in use or the last one has been lost for less than ``patience_s``.
 
     Args:
-        num_endpoints: At least 1.
-        patience_s: How long to wait for one to come back when none is left.
-        is_known: Whether they have worked before, so that even the first try deserves patience.
+        num_endpoints: Number of endpoints, at least 1.
+        patience_s: How long to wait for an endpoint when none is left.
+        is_known: Whether they have worked before, so that a failure of the first try may pass.
     """
 
     def __init__(self, num_endpoints: int, patience_s: float, *, is_known: bool = False) -> None:
@@ -40,73 +40,72 @@ class EndpointAvailability:
         self._patience_s = patience_s
 
     def is_due(self, index: int, now_s: float) -> bool:
-        """Tell whether endpoint ``index`` may be dialed now."""
+        """Return whether endpoint ``index`` may be dialed now."""
         member = self._members[index]
         return not member.is_gone and member.retry_s <= now_s
 
     def choose(self, now_s: float) -> int | None:
         """Return the endpoint to use next; None where none is due.
 
-        One that is up comes before one that is to be tried again, then the one with the fewest
-        users.
+        Endpoints that work come before those that failed, then those with the fewest users.
         """
         due = [index for index in range(len(self._members)) if self.is_due(index, now_s)]
         return min(due, key=self._burden, default=None)
 
     def next_due_s(self, now_s: float) -> float:
-        """Return when the next one may be tried again; infinity where none waits for that."""
+        """Return the earliest retry time; infinity where no endpoint waits for one."""
         waiting = [m.retry_s for m in self._members if not m.is_gone and m.retry_s > now_s]
         return min(waiting, default=math.inf)
 
     def enter(self, index: int) -> None:
-        """Note one user more."""
+        """Count one user more."""
         self._members[index].num_users += 1
 
     def leave(self, index: int) -> None:
-        """Note one user less."""
+        """Count one user less."""
         self._members[index].num_users -= 1
 
     def reach(self, index: int) -> None:
-        """Note that ``index`` works."""
+        """Record that endpoint ``index`` works."""
         member = self._members[index]
         member.was_reached = True
         member.down_since_s, member.num_failures, member.retry_s = None, 0, 0.0
 
     def was_reached(self, index: int) -> bool:
-        """Tell whether ``index`` has ever worked."""
+        """Return whether endpoint ``index`` has ever worked."""
         return self._is_known or self._members[index].was_reached
 
     def lose(self, index: int, cause: Exception, now_s: float, *, is_final: bool) -> bool:
-        """Note that ``index`` cannot be used now.
+        """Record that endpoint ``index`` has failed.
 
         Several users of one endpoint report the same loss; it delays the next try only once.
 
         Args:
-            index: Of the endpoint.
-            cause: What was wrong.
-            now_s: When.
-            is_final: Whether there is no way to dial it again.
+            index: Index of the endpoint.
+            cause: The error.
+            now_s: The time.
+            is_final: Whether the endpoint cannot be dialed again.
 
         Returns:
-            Whether this is news.
+            Whether this is the first report of this loss.
         """
         member = self._members[index]
-        is_news = member.down_since_s is None
-        if is_news:
+        is_first = member.down_since_s is None
+        if is_first:
             member.down_since_s = now_s
-        if is_news or now_s >= member.retry_s:
+        if is_first or now_s >= member.retry_s:
             delay_s = _FIRST_DELAY_S * 2 ** min(member.num_failures, 10)
             member.retry_s = now_s + min(_LONGEST_DELAY_S, delay_s)
             member.num_failures += 1
         member.cause = cause
         member.is_gone = member.is_gone or is_final
-        return is_news
+        return is_first
 
     def has_failed(self, now_s: float) -> bool:
-        """Tell whether none is left, and none is worth waiting for.
+        """Return whether all endpoints are lost for longer than the patience lasts.
 
         Where none has ever been reached, one try each is enough: the addresses are wrong, or
-        nothing was started.
+        no endpoint was started.
         """
         if any(member.num_users or member.down_since_s is None for member in self._members):
             return False
@@ -116,7 +115,7 @@ class EndpointAvailability:
         )
 
     def causes(self) -> list[Exception]:
-        """Return why each endpoint that is lost cannot be used."""
+        """Return the error of each lost endpoint."""
         return [
             member.cause
             for member in self._members

@@ -1,7 +1,7 @@
-"""Which lane runs which episode; without I/O, clock or lock.
+"""Schedule of episodes and lanes; without I/O, clock or lock.
 
 Rule 1: every index is finished exactly once. Rule 2: a lost index waits again and may be taken
-by any lane. Rule 3: the smallest index that waits is taken first, so that no lane's speed decides
+by any lane. Rule 3: the smallest waiting index is taken first, so that no lane's speed decides
 which episodes count.
 """
 
@@ -15,11 +15,11 @@ from rlmesh_ray.errors import LocalProtocolError
 class Schedule:
     """The episodes of one evaluation, by index.
 
-    A session is a group of lanes that are lost together. Its key must never be used again once
-    it is lost: what it still reports is refused.
+    A session is a group of lanes that are lost together. The key of a lost session must never be
+    used again: its late reports are refused.
 
     Args:
-        indices: Of the episodes; each once.
+        indices: Distinct indices of the episodes.
     """
 
     def __init__(self, indices: Iterable[int]) -> None:
@@ -30,7 +30,7 @@ class Schedule:
 
     @property
     def num_waiting(self) -> int:
-        """How many indices no lane runs now."""
+        """Number of indices that no lane runs."""
         return len(self._waiting)
 
     @property
@@ -43,7 +43,7 @@ class Schedule:
         return self._interruptions[index]
 
     def take(self, session: Hashable, lane: int) -> int | None:
-        """Give ``lane`` of ``session`` an index to run; None where none waits.
+        """Assign an index to ``lane`` of ``session``; None where none waits.
 
         Raises:
             LocalProtocolError: The lane still runs another one.
@@ -57,10 +57,10 @@ class Schedule:
         return running[lane]
 
     def finish(self, session: Hashable, lane: int) -> int:
-        """Note that ``lane`` has run its episode to the end; return the index.
+        """Record that ``lane`` has finished its episode; return the index.
 
         Raises:
-            LocalProtocolError: The lane runs none, or its session is lost.
+            LocalProtocolError: The lane runs no episode, or its session is lost.
         """
         index = self._running.get(session, {}).pop(lane, None)
         if index is None:
@@ -69,10 +69,10 @@ class Schedule:
         return index
 
     def lose(self, session: Hashable, *, has_begun: bool = True) -> tuple[int, ...]:
-        """Let what ``session`` runs wait again; return the indices, ascending.
+        """Reschedule the episodes of a lost session; return their indices, ascending.
 
         Args:
-            session: May run nothing.
+            session: Key of the session, which may run no episode.
             has_begun: Whether its episodes had begun and were interrupted.
         """
         lost = tuple(sorted(self._running.pop(session, {}).values()))

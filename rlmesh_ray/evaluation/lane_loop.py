@@ -1,4 +1,4 @@
-"""The episode loop: the lanes of one session, each running one episode after the other."""
+"""Episode loop: the lanes of one session, each of which runs one episode after the other."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,48 +11,48 @@ from rlmesh_ray.client.remote_vector_env import RemoteVectorEnv
 from rlmesh_ray.evaluation.result import EpisodeResult, success_of
 
 Act = Callable[[Any, Callable[[], Slots]], Any]
-"""Observations, and whose rows they are (if it matters), in; actions out; one a lane."""
+"""Maps observations, and a function for their slots, to actions; one row a lane."""
 
 _IDLE = -1
 
 
 class EpisodeSource(Protocol):
-    """Where the lanes of one session get their episodes from."""
+    """Source of the episodes of one session's lanes."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether to drop everything."""
+        """Whether the loop has to stop."""
 
     @property
     def num_waiting(self) -> int:
         """About how many episodes could be taken."""
 
     def begin(self) -> None:
-        """Note that the first reset was answered."""
+        """Record that the first reset was answered."""
 
     def take(self, lanes: Sequence[int]) -> list[int | None]:
-        """Give each of ``lanes`` an episode, as far as there are any."""
+        """Assign an episode to each of ``lanes``, as far as there are any."""
 
     def finish(self, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
-        """Note the episodes that have ended, with their lanes."""
+        """Record the episodes that have ended, given with their lanes."""
 
     def await_work(self) -> bool:
-        """Block until an episode can be taken; False when none ever will be."""
+        """Block until an episode can be taken; False at the end of the evaluation."""
 
 
 class LaneLoop:
     """Runs episodes until there are none left.
 
-    A lane without an episode is reset and stepped along; what happens there counts nowhere.
+    A lane without an episode is reset and stepped with the others, and does not count.
 
     Args:
-        env: Whatever its lanes do is forgotten.
+        env: The session; episodes that its lanes run are dropped.
         act: The policy.
-        episodes: Hands out the episodes.
-        seed: Of the episode with index 0; None lets the environment seed itself.
-        model: Address of the policy, for the records.
-        in_rounds: Whether lanes begin together only, for an endpoint that resets all of them or
-            none. Those that have ended wait for the longest episode, and are stepped along.
+        episodes: Source of the episodes.
+        seed: Seed of the episode with index 0; None lets the environment seed itself.
+        model: Address of the policy, for the results.
+        in_rounds: Whether lanes start together only, for an endpoint that resets all of them or
+            none. Lanes that have ended are stepped along until the longest episode ends.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class LaneLoop:
         self._lengths = np.zeros(width, np.int64)
 
     def run(self) -> None:
-        """Block until no episode is left, or the desk is stopped.
+        """Block until no episode is left, or ``episodes`` is stopped.
 
         Raises:
-            RlmeshError: As the environment or the policy raised it; what runs is lost.
+            RlmeshError: The environment or the policy failed; the running episodes are lost.
         """
         env, act, episodes, slots = self._env, self._act, self._episodes, self._slots
         returns, lengths = self._returns, self._lengths
@@ -133,7 +133,7 @@ class LaneLoop:
         self._episodes.finish(finished)
 
     def _refill(self, ended: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """Give idle lanes an episode; return which lanes are to be reset, None at the end."""
+        """Assign episodes to idle lanes; return a mask of lanes to reset, None at the end."""
         if self._in_rounds:
             if any(index != _IDLE for index in self._index):
                 return np.zeros_like(ended)
@@ -149,11 +149,11 @@ class LaneLoop:
                 return ended
             if not self._episodes.await_work():
                 return None
-            # A lane that has ended must be reset before the next step, whoever runs there.
+            # A lane that has ended must be reset before the next step, also without an episode.
             ended = np.ones(len(self._index), np.bool_)
 
     def _reset(self, chosen: NDArray[np.bool_]) -> Any:
-        """Begin anew in the ``chosen`` lanes; return all lanes' observations."""
+        """Reset the ``chosen`` lanes; return the observations of all lanes."""
         self._returns[chosen] = 0.0
         self._lengths[chosen] = 0
         for lane in np.flatnonzero(chosen).tolist():

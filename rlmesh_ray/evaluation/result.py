@@ -1,4 +1,4 @@
-"""What an evaluation gives: episodes, losses, and what they come to."""
+"""Results of an evaluation: episodes, losses of endpoints, and their summary."""
 
 import enum
 import math
@@ -10,13 +10,13 @@ import numpy as np
 
 from rlmesh_ray.spaces.vector_infos import lane_info
 
-# Gymnasium-Robotics says the one, Meta-World and others the other.
+# Gymnasium-Robotics uses the first key, Meta-World and others the second.
 _SUCCESS_KEYS = ("is_success", "success")
 _FINAL_INFO = "final_info"
 
 
 class EndpointRole(enum.StrEnum):
-    """What an endpoint does in an evaluation."""
+    """Role of an endpoint in an evaluation."""
 
     ENV = "env"
     MODEL = "model"
@@ -24,17 +24,17 @@ class EndpointRole(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """One finished episode. Where it ran makes no difference: the addresses are not compared."""
+    """One finished episode. Comparisons ignore the addresses where it ran."""
 
     index: int
     seed: int | None
     episode_return: float
     length: int
-    """Steps."""
+    """Number of steps."""
     terminated: bool
     truncated: bool = False
     success: bool | None = None
-    """What the environment's last infos said (``is_success`` or ``success``); None: nothing."""
+    """``is_success`` or ``success`` of the episode's last info; None: it had neither."""
     endpoint: str = field(default="", compare=False)
     """Address of the environment."""
     model: str = field(default="", compare=False)
@@ -43,43 +43,43 @@ class EpisodeResult:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An endpoint that cannot be used, for a while or for good."""
+    """The failure of an endpoint, for a while or for good."""
 
     role: EndpointRole
     address: str
-    """Where it was dialed last; empty if its fleet could never tell."""
+    """Its last known address; empty if its fleet never had one."""
     cause: str
-    """One line."""
+    """The error, in one line."""
     episodes: tuple[int, ...]
-    """Indices of the episodes that it has interrupted; they run again from their start."""
+    """Indices of the interrupted episodes, which run again from their start."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
-    """What one endpoint did."""
+    """Counts of one endpoint."""
 
     role: EndpointRole
     address: str
     """An endpoint that was restarted elsewhere counts as two."""
     episodes: int
-    """That were finished with it."""
+    """Number of episodes that were finished with it."""
     interruptions: int
-    """How often it broke or hung while episodes ran."""
+    """How often it failed or hung while episodes ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What a policy earned."""
+    """The episodes of an evaluation, and statistics of their returns."""
 
     episodes: tuple[EpisodeResult, ...]
     """In the order of their indices; at least one."""
     wall_s: float
     endpoints: tuple[EndpointReport, ...] = ()
-    """Environments first; a function as policy is none."""
+    """Environments first, then models; a function has no endpoint."""
 
     @property
     def returns(self) -> list[float]:
-        """Each episode's return."""
+        """Return of each episode."""
         return [episode.episode_return for episode in self.episodes]
 
     @property
@@ -88,19 +88,19 @@ class EvaluationResult:
 
     @property
     def lengths(self) -> list[int]:
-        """Each episode's length in steps."""
+        """Length of each episode in steps."""
         return [episode.length for episode in self.episodes]
 
     @property
     def return_mean(self) -> float:
-        """Mean return; nan or infinite where a reward was."""
+        """Mean return; NaN or infinite if a return is."""
         if not self._are_finite:
             return sum(self.returns) / len(self.returns)
         return statistics.fmean(self.returns)
 
     @property
     def return_stderr(self) -> float:
-        """Standard error of the mean return; nan for one episode, and where one is not finite."""
+        """Standard error of the mean return; NaN for one episode, or if a return is not finite."""
         if len(self.episodes) < 2 or not self._are_finite:
             return math.nan
         return statistics.stdev(self.returns) / math.sqrt(len(self.episodes))
@@ -122,9 +122,9 @@ class EvaluationResult:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of successes among the episodes that told; None if none did."""
-        told = [episode.success for episode in self.episodes if episode.success is not None]
-        return statistics.fmean(told) if told else None
+        """Share of successes among the episodes that report it; None if none does."""
+        reported = [episode.success for episode in self.episodes if episode.success is not None]
+        return statistics.fmean(reported) if reported else None
 
     @property
     def env_steps(self) -> int:
@@ -138,13 +138,13 @@ class EvaluationResult:
 
 
 class EndpointCounters:
-    """Counts by endpoint."""
+    """Counts episodes and interruptions of each endpoint."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[EndpointRole, str], list[int]] = {}
 
     def note(self, news: EpisodeResult | Loss) -> None:
-        """Count what happened."""
+        """Count an episode or a loss."""
         if isinstance(news, Loss):
             self._of(news.role, news.address)[1] += bool(news.episodes)
             return
@@ -164,29 +164,29 @@ class EndpointCounters:
 
 
 def success_of(infos: Mapping[str, object], lane: int) -> bool | None:
-    """Return whether the last step of ``lane``'s episode was a success; None: not told.
+    """Return whether the episode of ``lane`` ended with success; None: not reported.
 
     Args:
-        infos: Of the vector step that ended the episode, in gymnasium's form. Under autoreset
+        infos: Infos of the vector step that ended the episode, in gymnasium's form. Under autoreset
             mode SAME_STEP the episode's own are in ``final_info``.
-        lane: Index.
+        lane: Index of the lane.
     """
     final = infos.get(_FINAL_INFO)
     if isinstance(final, Mapping):
-        told = success_of(final, lane)
-        if told is not None:
-            return told
+        success = success_of(final, lane)
+        if success is not None:
+            return success
     for key in _SUCCESS_KEYS:
         if key in infos:
             own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
-            told = _as_flag(lane_info(own, lane).get(key), lane)
-            if told is not None:
-                return told
+            success = _as_flag(lane_info(own, lane).get(key), lane)
+            if success is not None:
+                return success
     return None
 
 
 def _as_flag(value: object, lane: int) -> bool | None:
-    """Return a flag or the numbers 0 and 1 as a flag; anything else is no answer."""
+    """Return a flag, or 0 or 1 as a flag; None for any other value."""
     if isinstance(value, (list, tuple, np.ndarray)):
         # Without a mask: one entry a lane.
         entries = value.reshape(-1) if isinstance(value, np.ndarray) else value

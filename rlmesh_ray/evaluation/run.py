@@ -1,4 +1,4 @@
-"""evaluate: drive environments with a policy and count what it earns."""
+"""evaluate: runs episodes of an environment with a policy."""
 
 import queue
 import threading
@@ -33,15 +33,15 @@ _LAST_SEED = 2**63 - 1
 
 
 def check_seeds(episodes: int, seed: int | None) -> None:
-    """Refuse what no evaluation can run.
+    """Refuse a number of episodes or a seed that no evaluation can use.
 
     Args:
-        episodes: How many.
-        seed: Of the first one; episode i starts with ``seed + i``. None: there are no seeds.
+        episodes: Number of episodes.
+        seed: Seed of the first one; episode i starts with ``seed + i``. None: no seeds.
 
     Raises:
-        ConfigurationError: One is no whole number, there are no episodes, or a seed is below 0 or
-            above 2**63 - 1.
+        ConfigurationError: One is no whole number, ``episodes`` is below 1, or a seed is below 0
+            or above 2**63 - 1.
     """
     count = as_int("episodes", episodes)
     if count < 1:
@@ -58,7 +58,7 @@ def check_seeds(episodes: int, seed: int | None) -> None:
 
 
 ActionFn = Callable[[Any], Any]
-"""A batch of observations in, a batch of actions out."""
+"""Maps a batch of observations to a batch of actions."""
 
 Env = str | ConnectOptions | RemoteVectorEnv
 """One endpoint of an environment."""
@@ -72,7 +72,7 @@ _END_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """How to evaluate; see ``evaluate``."""
+    """Options of an evaluation; see ``evaluate``."""
 
     seed: int | None = None
     token: TokenSource | None = None
@@ -84,7 +84,7 @@ class EvaluationOptions:
     reconnect_timeout_s: float = 30.0
     max_interruptions: int = 5
     is_known: bool = False
-    """Whether the endpoints have worked before: then the first try may fail, too."""
+    """Whether the endpoints have worked before, so that a failure of the first try may pass."""
 
     def __post_init__(self) -> None:
         require_seconds("env_timeout_s", self.env_timeout_s)
@@ -98,7 +98,7 @@ class EvaluationOptions:
                 f"max_interruptions={self.max_interruptions} must be 0 or more"
             )
         if self.seed is not None:
-            # Plain from here on: numpy's integers overflow, and no episode could be written down.
+            # A plain integer: numpy's overflow, and JSON does not take them.
             object.__setattr__(self, "seed", as_int("seed", self.seed))
 
 
@@ -119,41 +119,41 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
 ) -> EvaluationResult:
     """Run ``episodes`` episodes of ``env`` with the actions of ``model``.
 
-    Episode i always starts with ``seed + i``, in whatever lane and at whatever endpoint it runs,
-    so that the result does not depend on widths, on the number of endpoints or on who died.
-    Every started episode counts: many lanes do not favour short episodes.
+    Episode i always starts with ``seed + i``, in any lane and at any endpoint: the result does not
+    depend on the number of lanes or endpoints, nor on failures. Every started episode counts: many
+    lanes do not favour short episodes.
 
-    All endpoints work at once: each environment's endpoint with a session of its own, on a route
-    of its own at one of the models' endpoints. When an endpoint dies, hangs or loses its worker,
-    the episodes that it interrupts run again from their start, there or elsewhere; no
-    finished one is lost. It is dialed again for as long as any other endpoint is at work.
+    All endpoints work at once: each environment endpoint with a session of its own, on a route of
+    its own at one of the model endpoints. When an endpoint dies, hangs or loses its worker, the
+    interrupted episodes run again from their start, there or elsewhere; finished episodes are kept.
+    The endpoint is dialed again as long as another one is in use.
 
     Args:
         env: An endpoint's address, a ``ConnectOptions`` (an address with TLS or another edition
-            text), an open RemoteVectorEnv (left open), a list of those, or a fleet, which is asked
-            for its addresses each time one is dialed.
+            text), an open RemoteVectorEnv (left open), a list of those, or a fleet, whose addresses
+            are looked up for each connection.
         model: The same, with open RemoteModels; or a function of a batch of observations, which
-            is called once at a time, for several environments from several threads.
-        episodes: How many; at least 1.
-        seed: Of the first episode, 0 or more; None lets the environment seed itself.
-        token: For the addresses that are given; a fleet brings its own.
-        model_token: For those of models; default: ``token``.
+            is never called twice at a time; for several environments from several threads.
+        episodes: Number of episodes, at least 1.
+        seed: Seed of the first episode, 0 or more; None lets the environment seed itself.
+        token: Token for addresses; fleets have their own.
+        model_token: Token for addresses of models; default: ``token``.
         on_episode: Called with each episode as it ends, in the caller's thread.
         on_loss: Called when an endpoint fails, in the caller's thread.
-        env_timeout_s: How long to wait for any answer of a dialed environment.
-        model_timeout_s: How long to wait for any answer of a dialed model.
-        reconnect_timeout_s: How long to wait for endpoints to come back when none is left.
-        max_interruptions: How often the same episode may be interrupted: one that kills every
-            endpoint that tries it must end somewhere.
+        env_timeout_s: Longest wait for an answer of an environment whose session this opens.
+        model_timeout_s: Longest wait for an answer of a model whose session this opens.
+        reconnect_timeout_s: How long to wait for an endpoint when none is left.
+        max_interruptions: How often the same episode may be interrupted, in case it kills every
+            endpoint that runs it.
 
     Raises:
         ConfigurationError: An argument is wrong.
         ContractMismatchError: The endpoints serve different environments.
-        EvaluationInterruptedError: No endpoint is left to run the rest, or the same episode was
-            interrupted too often; holds the finished episodes.
-        EndpointError: An endpoint could not be reached in the first place, or wants another
-            token.
-        RemoteError: An environment or a policy failed by its own fault, or cannot act there.
+        EvaluationInterruptedError: No endpoint is left for the remaining episodes, or the same
+            episode was interrupted too often; holds the finished episodes.
+        EndpointError: An endpoint was never reached, or requires another token.
+        RemoteError: An environment or a policy failed by its own fault, or the policy does not fit
+            the environment.
     """
     check_seeds(episodes, seed)
     options = EvaluationOptions(
@@ -173,12 +173,12 @@ def evaluate(  # noqa: PLR0913  # the public surface; every option stands alone
 def evaluate_indices(
     env: object, model: object, indices: Sequence[int], options: EvaluationOptions
 ) -> EvaluationResult:
-    """Run the episodes with these indices; as ``evaluate`` otherwise."""
+    """Run the episodes with these indices; otherwise as ``evaluate``."""
     return _Evaluation(env, model, indices, options).run()
 
 
 class _Evaluation:
-    """A worker for each environment's endpoint, and the board between them."""
+    """One worker for each environment endpoint, and the coordinator that they share."""
 
     def __init__(
         self, env: object, model: object, indices: Sequence[int], options: EvaluationOptions
@@ -204,8 +204,8 @@ class _Evaluation:
             self._news.put if self._is_threaded else self._deliver,
         )
         self._workers = [
-            EndpointWorker(place, source, self._make_action_source, self._coordinator, options.seed)
-            for place, source in enumerate(envs)
+            EndpointWorker(index, source, self._make_action_source, self._coordinator, options.seed)
+            for index, source in enumerate(envs)
         ]
 
     def _group(self, role: EndpointRole, sources: Sequence[EndpointPlace]) -> EndpointGroup:
@@ -245,7 +245,7 @@ class _Evaluation:
         self._news.put(_End(error))
 
     def _deliver_all(self, num_workers: int) -> None:
-        """Hand on what happens until all workers have ended."""
+        """Call the callbacks in this thread until all workers have ended."""
         while num_workers:
             try:
                 news = self._news.get(timeout=_POLL_S)  # on Windows no signal ends a wait
@@ -259,14 +259,14 @@ class _Evaluation:
                 num_workers -= 1
 
     def _join_threads(self, threads: Sequence[threading.Thread]) -> None:
-        """Wait for the workers; cut short what they wait for, if need be."""
+        """Wait for the workers; end the sessions of those that hang."""
         for is_last in (False, True):
             end_s = time.monotonic() + _END_S
             for thread in threads:
                 thread.join(max(0.0, end_s - time.monotonic()))
             for worker, thread in zip(self._workers, threads, strict=True):
                 if thread.is_alive() and not is_last:
-                    # In threads of their own: each of those that hang takes seconds.
+                    # In threads of their own: each session that hangs takes seconds to end.
                     threading.Thread(target=worker.end_session, daemon=True).start()
 
     def _deliver(self, news: News) -> None:
@@ -279,7 +279,7 @@ class _Evaluation:
     def _make_action_source(self, attempt: Attempt, env: RemoteVectorEnv) -> ActionSource:
         if attempt.model is not None:
             return RemoteActionSource(self._models[attempt.model], f"evaluation-{attempt.key}", env)
-        assert self._function is not None, "without a function every turn has a model"
+        assert self._function is not None, "without a function every attempt has a model"
         return FunctionActionSource(self._function, self._function_lock)
 
     def _connect_env(self, connect_options: ConnectOptions) -> RemoteVectorEnv:
@@ -306,6 +306,6 @@ class _Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """A worker has ended."""
+    """The end of a worker's thread."""
 
     error: BaseException | None

@@ -1,4 +1,4 @@
-"""Where an evaluation's sessions come from: addresses, fleets, and what is open already."""
+"""Sources of an evaluation's sessions: addresses, fleets, and open sessions."""
 
 import contextlib
 import inspect
@@ -14,7 +14,7 @@ from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError, Rlme
 
 
 class ClosableSession(Protocol):
-    """What the sessions with both kinds of endpoints have in common."""
+    """The method that sessions of both roles share."""
 
     def close(self) -> None:
         """End the session."""
@@ -26,55 +26,55 @@ SessionT = TypeVar("SessionT", bound=ClosableSession)
 class EndpointFleet(Protocol):
     """Endpoints that may move, such as an ``EnvFleet``.
 
-    It has ``tokens``, too, one an endpoint, or one ``token`` for all of them; and a ``resolver``,
-    unless each of its endpoints keeps its place in ``addresses`` while another one is away.
+    It also has ``tokens``, one for each endpoint, or one ``token`` for all of them; and a
+    ``resolver``, unless each endpoint keeps its index in ``addresses`` while another one is away.
     """
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Where they are now."""
+        """The present addresses."""
 
 
 class EndpointDirectory(Protocol):
-    """Tells of each endpoint of a fleet where it is, whatever becomes of the others."""
+    """The present address of each endpoint of a fleet, by index."""
 
     def __len__(self) -> int: ...
 
     def address(self, index: int, /) -> str:
-        """Return where an endpoint is now; raises EndpointUnreachableError while it is away."""
+        """Return an endpoint's address; raises EndpointUnreachableError while it has none."""
 
 
 class EndpointPlace(Protocol):
-    """One endpoint."""
+    """One endpoint of an evaluation."""
 
     @property
     def address(self) -> str:
-        """Where it was when it was looked up last."""
+        """Its address at the last look-up."""
 
     @property
     def is_final(self) -> bool:
-        """Whether a session that broke is the last one."""
+        """Whether it cannot be dialed again after its session broke."""
 
     @property
     def is_known(self) -> bool:
-        """Whether it has been there, so that it may come back if it cannot be reached."""
+        """Whether it has worked before, so that it may return if it cannot be reached."""
 
 
 class SessionSource(EndpointPlace, Protocol[SessionT]):
-    """One endpoint, and how to have a session with it."""
+    """One endpoint, and its sessions."""
 
     def open(self) -> SessionT:
         """Return a session."""
 
     def release(self, session: SessionT) -> None:
-        """Take a session back. Never raises."""
+        """Give a session back. Never raises."""
 
 
 class NewSessionSource(Generic[SessionT]):
-    """An endpoint that is dialed anew for each session.
+    """An endpoint that is dialed for each session.
 
     Args:
-        find: Says where it is; asked each time.
+        find: Returns the connection options of the endpoint; called for each session.
         connect: Opens a session.
         is_known: See ``EndpointPlace``.
     """
@@ -94,24 +94,24 @@ class NewSessionSource(Generic[SessionT]):
         self.address = ""
 
     def open(self) -> SessionT:
-        """Dial.
+        """Open a session.
 
         Raises:
-            EndpointError: It cannot be reached.
-            HandshakeRefusedError: It speaks no generation or edition of this package.
+            EndpointError: The endpoint cannot be reached.
+            HandshakeRefusedError: It supports no generation or edition of this package.
         """
         connect_options = self._find()
         self.address = connect_options.address
         return self._connect(connect_options)
 
     def release(self, session: SessionT) -> None:
-        """Close it."""
+        """Close the session."""
         with contextlib.suppress(RlmeshError):
             session.close()
 
 
 class OpenSessionSource(Generic[SessionT]):
-    """A session that somebody else has opened, and will close."""
+    """An open session of the caller, who also closes it."""
 
     is_final = True
     is_known = False
@@ -121,15 +121,15 @@ class OpenSessionSource(Generic[SessionT]):
 
     @property
     def address(self) -> str:
-        """Where it is connected to."""
+        """Address of the session's endpoint."""
         return str(getattr(self._session, "address", "an open session"))
 
     def open(self) -> SessionT:
-        """Return it."""
+        """Return the open session."""
         return self._session
 
     def release(self, session: SessionT) -> None:
-        """Leave it open."""
+        """Leave the session open."""
 
 
 def session_sources(
@@ -138,17 +138,18 @@ def session_sources(
     kind: type[SessionT],
     connect: Callable[[ConnectOptions], SessionT],
 ) -> list[SessionSource[SessionT]]:
-    """Return the endpoints that a caller has named.
+    """Return one source for each endpoint of an argument of ``evaluate``.
 
     Args:
         endpoints: An address, a ``ConnectOptions``, an open session, a list of those, or a fleet.
-        token: For plain addresses.
-        kind: Of the sessions.
-        connect: Opens one.
+        token: Token for plain addresses.
+        kind: Class of the sessions.
+        connect: Opens a session.
 
     Raises:
-        ConfigurationError: It is none of those, an empty list, or the same open environment twice.
-        EndpointError: The fleet cannot tell its addresses.
+        ConfigurationError: ``endpoints`` is none of those, an empty list, or has the same open
+            environment twice.
+        EndpointError: The fleet's addresses are not known now.
     """
     if isinstance(endpoints, (list, tuple)):
         sources = [
@@ -166,7 +167,7 @@ def session_sources(
         )
         return [NewSessionSource(lambda: connect_options, connect)]
     if is_fleet(endpoints):
-        return _fleet_sites(endpoints, connect)
+        return _fleet_sources(endpoints, connect)
     raise ConfigurationError(
         f"{type(endpoints).__name__} is no endpoint for the {_NAMES[kind]}; give an address, an "
         f"open {kind.__name__}, a list of those, or a fleet"
@@ -184,16 +185,16 @@ def _require_distinct(sources: Sequence[SessionSource[SessionT]]) -> None:
 
 
 def is_fleet(endpoints: object) -> TypeGuard[EndpointFleet]:
-    """Return whether these are endpoints that may move."""
+    """Return whether ``endpoints`` has the properties of a fleet."""
     return _has_any(endpoints, "addresses", "resolver") and _has_any(endpoints, "tokens", "token")
 
 
 def resolver_of(fleet: Any) -> EndpointDirectory:
-    """Return what tells where a fleet's endpoints are, those that it has now.
+    """Return the resolver of a fleet's present endpoints.
 
     Raises:
-        ConfigurationError: It has none.
-        EndpointError: It cannot tell.
+        ConfigurationError: The fleet has no endpoints.
+        EndpointError: The fleet's endpoints are not known now.
     """
     resolver: EndpointDirectory = fleet.resolver if _has_any(fleet, "resolver") else _Listed(fleet)
     if not len(resolver):
@@ -201,14 +202,14 @@ def resolver_of(fleet: Any) -> EndpointDirectory:
     return resolver
 
 
-def token_at(fleet: Any, place: int) -> TokenSource | None:
-    """Return what the endpoint at this place of a fleet's list wants to see."""
-    token: TokenSource | None = fleet.tokens[place] if hasattr(fleet, "tokens") else fleet.token
+def token_at(fleet: Any, index: int) -> TokenSource | None:
+    """Return the token of a fleet's endpoint, by index."""
+    token: TokenSource | None = fleet.tokens[index] if hasattr(fleet, "tokens") else fleet.token
     return token
 
 
 class _Listed:
-    """The directory of a fleet that has a list only."""
+    """Resolver of a fleet that has only ``addresses``."""
 
     def __init__(self, fleet: EndpointFleet) -> None:
         self._fleet = fleet
@@ -224,23 +225,23 @@ class _Listed:
         return addresses[index]
 
 
-def _fleet_sites(
+def _fleet_sources(
     fleet: EndpointFleet, connect: Callable[[ConnectOptions], SessionT]
 ) -> list[SessionSource[SessionT]]:
     resolver = resolver_of(fleet)
 
-    def source(place: int) -> SessionSource[SessionT]:
-        token = token_at(fleet, place)
-        # Ray hosts it: where Ray uses TLS, so does the endpoint.
+    def source(index: int) -> SessionSource[SessionT]:
+        token = token_at(fleet, index)
+        # Ray hosts the endpoint: where Ray uses TLS, it does, too.
         return NewSessionSource(
-            lambda: ConnectOptions(resolver.address(place), token, RayTls()), connect, is_known=True
+            lambda: ConnectOptions(resolver.address(index), token, RayTls()), connect, is_known=True
         )
 
-    return [source(place) for place in range(len(resolver))]
+    return [source(index) for index in range(len(resolver))]
 
 
 def _has_any(fleet: object, *names: str) -> bool:
-    # Not by asking for them: a fleet looks them up each time, and one endpoint may be away.
+    # Without evaluating properties: a fleet would look addresses up, and one may be missing.
     nothing = object()
     return any(inspect.getattr_static(fleet, name, nothing) is not nothing for name in names)
 

@@ -1,4 +1,4 @@
-"""One worker: keeps an environment's endpoint busy, and opens sessions anew when they break."""
+"""Worker of one environment endpoint: runs its sessions, and opens new ones when they break."""
 
 import contextlib
 import threading
@@ -14,35 +14,35 @@ from rlmesh_ray.evaluation.result import EndpointRole, EpisodeResult
 from rlmesh_ray.evaluation.session_sources import SessionSource
 from rlmesh_ray.spaces.contract import AutoresetMode
 
-# What an endpoint answers when it has stopped working, as opposed to having worked and failed.
+# Error codes of an endpoint that has stopped working, unlike those of a failed request.
 _BREAKDOWNS = frozenset({"TIMEOUT", "CRASHED", "CANCELLED", "CLOSED"})
 
 
 class ActionSource(Protocol):
-    """A policy for one worker's turn."""
+    """The policy of one attempt."""
 
     address: str
-    """Of its endpoint; empty where it has none."""
+    """Address of its endpoint; empty where it has none."""
     failure: Exception | None
-    """What it has raised; the environment is innocent of that."""
+    """Error that the policy has raised, unlike those of the environment."""
 
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
         """Return a batch of actions."""
 
     def close(self) -> None:
-        """Give everything back. Never raises."""
+        """Release all resources. Never raises."""
 
 
 MakeActionSource = Callable[[Attempt, RemoteVectorEnv], ActionSource]
-"""Get the policy for a turn; raises EndpointError where its endpoint fails."""
+"""Returns the policy of an attempt; raises EndpointError where its endpoint fails."""
 
 
 class FunctionActionSource:
     """A function in this process.
 
     Args:
-        function: Observations in, actions out.
-        lock: Held while it runs, where several workers share it.
+        function: Maps observations to actions.
+        lock: Held during each call, where several workers share the function.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FunctionActionSource:
         self._lock = lock
 
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
-        """Call it."""
+        """Call the function."""
         try:
             if self._lock is None:
                 return self._function(observation)
@@ -73,12 +73,12 @@ class RemoteActionSource:
 
     Args:
         source: The endpoint.
-        route_id: Never used twice.
-        env: Whose route it is.
+        route_id: Unique id of the route.
+        env: The environment that the route is for.
 
     Raises:
-        EndpointError: It cannot be reached, or broke.
-        RemoteModelError: The policy cannot act there.
+        EndpointError: The endpoint cannot be reached, or broke.
+        RemoteModelError: The policy does not fit the environment.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class RemoteActionSource:
             raise
 
     def act(self, observation: Any, slots: Callable[[], Slots]) -> Any:
-        """Ask for a prediction."""
+        """Request a prediction."""
         try:
             return self._model.predict(observation, route_id=self._route_id, slots=slots())
         except Exception as error:
@@ -104,7 +104,7 @@ class RemoteActionSource:
             raise
 
     def close(self) -> None:
-        """Close the route, where it still answers, and give the session back."""
+        """Close the route, unless it has failed, and give the session back."""
         if self.failure is None:
             with contextlib.suppress(RlmeshError):
                 self._model.close_route(self._route_id)
@@ -112,7 +112,7 @@ class RemoteActionSource:
 
 
 class AttemptEpisodes:
-    """The board, as the lanes of one turn see it."""
+    """The coordinator's episodes, for the lanes of one attempt."""
 
     def __init__(self, coordinator: Coordinator, attempt: Attempt) -> None:
         self._coordinator = coordinator
@@ -121,7 +121,7 @@ class AttemptEpisodes:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether to drop everything."""
+        """Whether the loop has to stop."""
         return self._coordinator.is_stopped
 
     @property
@@ -130,15 +130,15 @@ class AttemptEpisodes:
         return self._coordinator.num_waiting
 
     def begin(self) -> None:
-        """Note that the first reset was answered."""
+        """Record that the first reset was answered."""
         self._coordinator.begin(self._attempt)
 
     def take(self, lanes: Sequence[int]) -> list[int | None]:
-        """Give each of ``lanes`` an episode, as far as there are any."""
+        """Assign an episode to each of ``lanes``, as far as there are any."""
         return self._coordinator.take(self._attempt, lanes)
 
     def finish(self, ended: Sequence[tuple[int, EpisodeResult]]) -> None:
-        """Note the episodes that have ended, with their lanes."""
+        """Record the episodes that have ended, given with their lanes."""
         self._coordinator.finish(self._attempt, ended)
 
 
@@ -146,22 +146,22 @@ class EndpointWorker:
     """Drives one environment's endpoint until no episode is left.
 
     Args:
-        place: Of the endpoint.
+        index: Index of the endpoint.
         source: The endpoint.
-        make_action_source: Gets the policy.
+        make_action_source: Returns the policy of an attempt.
         coordinator: Shared with the other workers.
-        seed: Of the episode with index 0.
+        seed: Seed of the episode with index 0.
     """
 
     def __init__(
         self,
-        place: int,
+        index: int,
         source: SessionSource[RemoteVectorEnv],
         make_action_source: MakeActionSource,
         coordinator: Coordinator,
         seed: int | None,
     ) -> None:
-        self._place = place
+        self._index = index
         self._source = source
         self._make_action_source = make_action_source
         self._coordinator = coordinator
@@ -174,11 +174,11 @@ class EndpointWorker:
         """Block until all episodes are finished, here or elsewhere.
 
         Raises:
-            RlmeshError: What no other endpoint could do better.
+            RlmeshError: An error that would repeat at every other endpoint.
             EvaluationInterruptedError: No endpoint is left.
         """
         try:
-            while (attempt := self._coordinator.await_attempt(self._place)) is not None:
+            while (attempt := self._coordinator.await_attempt(self._index)) is not None:
                 try:
                     self._run_attempt(attempt)
                 finally:
@@ -202,9 +202,9 @@ class EndpointWorker:
             actor = self._make_action_source(attempt, env)
             role = EndpointRole.ENV
             self._coordinator.note_open()
-            desk = AttemptEpisodes(self._coordinator, attempt)
+            episodes = AttemptEpisodes(self._coordinator, attempt)
             LaneLoop(
-                env, actor.act, desk, self._seed, actor.address, in_rounds=_needs_rounds(env)
+                env, actor.act, episodes, self._seed, actor.address, in_rounds=_needs_rounds(env)
             ).run()
         except (EndpointError, RemoteError) as error:
             if actor is not None and actor.failure is error:
@@ -230,20 +230,20 @@ class EndpointWorker:
     def _is_breakdown(
         self, attempt: Attempt, role: EndpointRole, error: EndpointError | RemoteError
     ) -> bool:
-        """Tell whether the endpoint has failed, and the same may go well elsewhere or later."""
+        """Return whether the endpoint has failed in a way that another one, or a retry, may not."""
         if self._coordinator.is_stopped or error is self._coordinator.refusal:
             return False
         if role is EndpointRole.MODEL and attempt.model is None:
-            return False  # the function's own affair
+            return False  # an error of the caller's function
         if isinstance(error, RemoteError):
             return error.code in _BREAKDOWNS
         if isinstance(error, AccessDeniedError):
-            # Later on another endpoint may have taken over the port.
+            # Another endpoint may have taken over the port.
             return self._coordinator.was_reached(attempt, role)
         return True
 
 
 def _needs_rounds(env: RemoteVectorEnv) -> bool:
-    """Tell whether lanes can only begin together; ended ones may be stepped along meanwhile."""
+    """Return whether lanes can only start together, and ended ones are stepped along."""
     resets_itself = env.contract.autoreset_mode is not AutoresetMode.DISABLED
     return resets_itself and not env.resets_single_lanes

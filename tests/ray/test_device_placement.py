@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmesh_ray.actors.device_placement import place_on_device
+from rlmesh_ray.actors.model_actor import place_on_device
 from rlmesh_ray.errors import ConfigurationError, PolicyError
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -112,7 +112,7 @@ def test_an_actor_that_has_a_node_and_starts_slowly_is_not_taken_for_one_that_wa
 
 
 def test_a_fleet_has_at_least_one_endpoint() -> None:
-    with pytest.raises(ConfigurationError, match="at least 1"):
+    with pytest.raises(ConfigurationError, match="1 or more"):
         EnvFleet("CartPole-v1", num_endpoints=0)
 
 

@@ -135,7 +135,7 @@ def test_an_endpoint_whose_id_has_gone_to_another_ends_and_says_so() -> None:
         try:
             get_result(loser.address.remote())
         except EndpointClosedError as error:
-            return "started anew elsewhere" in str(error)
+            return "started again elsewhere" in str(error)
         return False
 
     assert eventually(is_over)

@@ -149,7 +149,7 @@ def test_what_has_been_started_stays_where_there_is_no_room_for_the_rest(
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(fleet: EnvFleet) -> None:
-    with pytest.raises(ConfigurationError, match="at least 1"):
+    with pytest.raises(ConfigurationError, match="1 or more"):
         fleet.scale(0)
 
     fleet.scale(2)
@@ -229,12 +229,12 @@ def test_times_that_are_none_start_and_end_nothing(fleet: EnvFleet) -> None:
 
 
 def test_an_endpoint_whose_end_overtakes_its_start_is_not_started(fleet: EnvFleet) -> None:
-    launch = fleet._launch(1)
+    spec = fleet._next_spec(1)
 
-    ray.get(fleet._manager.end.remote([launch.endpoint_id]))
+    ray.get(fleet._manager.end.remote([spec.endpoint_id]))
 
-    assert ray.get(fleet._manager.start.remote([launch])) == []
-    assert ray.get(fleet._manager.actors.remote([launch.endpoint_id])) == []
+    assert ray.get(fleet._manager.start.remote([spec])) == []
+    assert ray.get(fleet._manager.actors.remote([spec.endpoint_id])) == []
 
 
 def test_endpoints_that_nobody_waits_for_any_more_are_ended(

@@ -222,7 +222,7 @@ def test_a_fleet_is_closed_to_strangers(fleet: ModelFleet) -> None:
 
 
 def test_no_two_fleets_have_one_name(fleet: ModelFleet) -> None:
-    with pytest.raises(ConfigurationError, match=r"called 'tested' runs .*find\('tested'\)"):
+    with pytest.raises(ConfigurationError, match=r"model fleet .tested. already.*find\('tested'\)"):
         ModelFleet(switch_policy(), name="tested", num_cpus=0.1)
 
     assert len(fleet.addresses) == 2
@@ -234,7 +234,7 @@ def test_a_fleet_that_is_not_there_is_not_found() -> None:
 
 
 def test_a_fleet_has_at_least_one_replica() -> None:
-    with pytest.raises(ConfigurationError, match="at least 1"):
+    with pytest.raises(ConfigurationError, match="1 or more"):
         ModelFleet(switch_policy(), name="empty", num_replicas=0)
 
 

@@ -221,7 +221,7 @@ def test_an_endpoint_that_does_not_let_the_pool_in_is_kept_out(pool: EnvPool) ->
     with EnvServer(Stairs, token="another") as server:
         error = refusal(pool, "a", server.address)
 
-    assert "does not let its pool in; serve it with the token that is derived" in str(error)
+    assert "refuses its pool's token; serve it with the token that is derived" in str(error)
 
 
 def test_an_endpoint_that_cannot_be_reached_is_told_so(

@@ -17,7 +17,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from rlmesh_ray import ModelServer, RemoteModel
+from rlmesh_ray import ModelServer, RemoteModel, TokenFile
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.loading import load_policy
@@ -70,7 +70,7 @@ def checkpoint_of(algorithm: Algorithm, folder: Path) -> str:
     return str(algorithm.save_to_path(str(folder)))
 
 
-def served_actions(address: str, token: str | None = None) -> Any:
+def served_actions(address: str, token: str | TokenFile | None = None) -> Any:
     with RemoteModel(address, token=token) as model:
         model.configure_route(gymnasium.make_vec("CartPole-v1", num_envs=len(OBSERVATIONS)))
         return model.predict(OBSERVATIONS)

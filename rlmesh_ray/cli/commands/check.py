@@ -1,4 +1,4 @@
-"""``rlmesh-ray check``: which clause of the edition an endpoint breaks."""
+"""``rlmesh-ray check``: checks every clause of the edition against an endpoint."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ ValidationOption = Annotated[
     typer.Option(
         "--validation",
         rich_help_panel=_CHECKS,
-        help="For an environment's endpoint only: its policy for values out of range.",
+        help="For an environment only: how it treats values out of range.",
     ),
 ]
 EnvOption = Annotated[
@@ -60,8 +60,7 @@ EnvOption = Annotated[
         "--env",
         metavar="ENV_OR_ADDRESS",
         rich_help_panel=_CHECKS,
-        help="For a model's endpoint only: a Gymnasium id or an endpoint that the policy was "
-        "made for.",
+        help="For a model only: a Gymnasium id or an endpoint that its policy fits.",
     ),
 ]
 EndFlag = Annotated[
@@ -69,7 +68,7 @@ EndFlag = Annotated[
     typer.Option(
         "--may-end-endpoint",
         rich_help_panel=_CHECKS,
-        help="Send also what may end the endpoint for good: Shutdown, and Close to a model.",
+        help="Also send what may stop the endpoint: Shutdown, and Close to a model.",
     ),
 ]
 TimeoutOption = Annotated[
@@ -79,20 +78,20 @@ TimeoutOption = Annotated[
         metavar="SECONDS",
         rich_help_panel=_CHECKS,
         min=0.1,
-        help="How long any answer may take.",
+        help="Longest wait for an answer.",
     ),
 ]
 
 
 @dataclass
 class _Report:
-    """What has been found so far."""
+    """Findings so far."""
 
     findings: "list[Finding]" = field(default_factory=list)
     planned: list[str] = field(default_factory=list)
-    """Clauses that were to be checked."""
+    """Clauses to check."""
     could_act: bool = True
-    """Whether the policy of a model could act in the environment that was named."""
+    """Whether a model's policy fits the named environment."""
 
     @property
     def unchecked(self) -> list[str]:
@@ -101,7 +100,7 @@ class _Report:
 
 @dataclass(frozen=True)
 class _CheckOptions:
-    """What the options say."""
+    """Values of the command's options."""
 
     connect_options: "ConnectOptions"
     env: str
@@ -128,12 +127,12 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
-    """Hold an endpoint, in any language, to every clause of edition 2026.06.
+    """Check an endpoint, in any language, against every clause of edition 2026.06.
 
-    It opens up to a hundred sessions, one after the other, and sends actions out of range and
-    malformed ones: not for an environment that moves a real machine.
+    The command opens up to a hundred sessions, one after the other, and sends actions out of range
+    and malformed ones: not for an environment that moves a real machine.
 
-    What only a special environment shows is seen when the endpoint serves the probe
+    Some clauses can only be observed when the endpoint serves the probe environment
     (rlmesh_ray.testing.probe_env:RLMeshProbe-v0).
 
     Exit codes: 0 no clause is broken, 3 some are, 1 the check could not be done, 2 wrong usage,
@@ -162,7 +161,7 @@ def check(  # noqa: PLR0913  # the command line; every option stands alone
             )
             report.findings.append(finding)
     except KeyboardInterrupt:
-        is_interrupted = True  # what was found so far may be what was looked for
+        is_interrupted = True  # the findings so far are shown
     _show(console, address, report)
     return _INTERRUPTED if is_interrupted else _exit_code(report)
 
@@ -171,7 +170,7 @@ def _require_edition(address: str) -> None:
     """Refuse an address of another protocol.
 
     Raises:
-        typer.BadParameter: It is one, and what to use instead.
+        typer.BadParameter: ``address`` names one; the error names the alternative.
     """
     if is_dm_env_rpc_address(address):
         remedy = (
@@ -198,7 +197,7 @@ def _exit_code(report: _Report) -> int:
 
 
 def _findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
-    """Check whatever is served there, and keep in ``report`` what is known besides."""
+    """Check the services of the endpoint; note in ``report`` what the findings do not say."""
     services = _services(plan.connect_options)
     if "env" in services:
         yield from _env_findings(plan, report)
@@ -207,10 +206,10 @@ def _findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]":
 
 
 def _services(connect_options: "ConnectOptions") -> list[str]:
-    """Return which of the two services are there at all.
+    """Return which of the two services the endpoint has.
 
     Raises:
-        EndpointError: None of them is, or nobody is let in.
+        EndpointError: It has neither, or refuses the token.
     """
     from rlmesh_ray.compliance.env_subject import EnvSubject
     from rlmesh_ray.compliance.model_subject import ModelSubject
@@ -233,7 +232,7 @@ def _services(connect_options: "ConnectOptions") -> list[str]:
         except (AccessDeniedError, EndpointTimeoutError):
             raise
         except (EndpointError, CodecError):
-            pass  # it is there, and fails; the checks will say how
+            pass  # the service exists and fails; the checks show how
         found.append(service)
     if failure is not None and not found:
         raise failure
@@ -272,11 +271,11 @@ def _model_findings(plan: _CheckOptions, report: _Report) -> "Iterator[Finding]"
 
 
 def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
-    """Return the contract of an endpoint, or of an id that is served for a moment.
+    """Return the contract of an endpoint, or of an id that this serves for a moment.
 
     Args:
         env: An address, or a Gymnasium id.
-        model: How the model is dialed; an environment's endpoint is dialed likewise.
+        model: Connection options of the model, also used for an environment's endpoint.
 
     Raises:
         RlmeshError: The environment cannot be reached or made.
@@ -295,14 +294,14 @@ def _contract(env: str, model: "ConnectOptions") -> "EnvContract":
             contract = shake_hands(ConnectOptions(server.address)).contract
     if not isinstance(contract, EnvContract) or contract.num_envs < 1:
         raise HandshakeRefusedError(
-            f"{env}: the endpoint tells no environment contract with at least one lane; it "
+            f"{env}: the endpoint has no environment contract with at least one lane; it "
             "breaks the protocol, check it first"
         )
     return contract
 
 
 def _watched(console: Console, findings: "Iterator[Finding]") -> "Iterator[Finding]":
-    """Show people that something is going on, where they look at a terminal."""
+    """Show a progress line on a terminal."""
     if not console.people.is_terminal:
         yield from findings
         return
@@ -313,7 +312,7 @@ def _watched(console: Console, findings: "Iterator[Finding]") -> "Iterator[Findi
 
 
 def _show(console: Console, address: str, report: _Report) -> None:
-    """Show everything: the clauses, why some could not be seen, what is broken, the sum."""
+    """Show all clauses, why some could not be observed, which are broken, and the sum."""
     from rlmesh_ray.compliance.findings import Verdict
 
     by_verdict: dict[Verdict, list[Finding]] = {verdict: [] for verdict in Verdict}
@@ -331,7 +330,7 @@ def _show(console: Console, address: str, report: _Report) -> None:
     console.show(_clauses(report.findings))
     _show_unseen(console, unseen)
     _show_broken(console, broken)
-    # Last, where people look first: what is broken stands right above.
+    # Last: readers see the end first, right below the broken clauses.
     rest = f", {len(report.unchecked)} not reached" if report.unchecked else ""
     console.say()
     console.say(
@@ -342,7 +341,7 @@ def _show(console: Console, address: str, report: _Report) -> None:
 
 
 def _clauses(findings: "list[Finding]") -> Table:
-    """Return the clauses in the order of the text, each with its mark."""
+    """Return a table of the clauses, in the order of the edition's text."""
     from rlmesh_ray.compliance.clauses import SECTIONS
     from rlmesh_ray.compliance.findings import Verdict
 
@@ -374,7 +373,7 @@ def _clauses(findings: "list[Finding]") -> Table:
 
 
 def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
-    """Say why, once for all clauses that have the same reason."""
+    """Show why clauses could not be observed, grouped by the reason."""
     reasons = Counter(finding.message for finding in unseen)
     if not reasons:
         return
@@ -386,7 +385,9 @@ def _show_unseen(console: Console, unseen: "list[Finding]") -> None:
     console.say("Not observable here:", style="bold")
     console.show(table)
     if any("probe" in reason for reason in reasons):
-        console.say("What needs the probe can be seen of a server that hosts it, in Python with")
+        console.say(
+            "Clauses that need the probe can be checked on a server that hosts it; in Python:"
+        )
         console.say(f"  {program()} {_PROBE}", style="cyan")
 
 

@@ -32,7 +32,7 @@ from rlmesh_ray.cli.options.common import (
 )
 from rlmesh_ray.cli.options.duration_params import non_negative_s, positive_s
 from rlmesh_ray.cli.views.episodes_file import episodes_file
-from rlmesh_ray.cli.views.evaluation_view import EvaluationView, tell
+from rlmesh_ray.cli.views.evaluation_view import EvaluationView, show_result
 from rlmesh_ray.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _MOST_LANES = 8
 _EPISODES = "Episodes"
 _OWN_MESSAGE_BYTES = 2**28
-"""Largest message to a policy that this command serves to itself: environments may be wide."""
+"""Largest message of a policy that this command serves itself: environments may be wide."""
 
 
 EnvOption = Annotated[
@@ -204,11 +204,11 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
     tls = client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray)
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(episodes_file(output))
-        dials = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
+        endpoints = [ConnectOptions(name, token, tls, edition_text=edition_text) for name in env]
         _check_endpoints(
             [
                 connect_options
-                for connect_options in dials
+                for connect_options in endpoints
                 if looks_like_address(connect_options.address)
             ],
             num_envs,
@@ -216,7 +216,7 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
         lanes = num_envs or min(math.ceil(episodes / len(env)), _MOST_LANES)
         envs = [
             stack.enter_context(_served_env(connect_options, lanes, kwargs))
-            for connect_options in dials
+            for connect_options in endpoints
         ]
         models = [
             stack.enter_context(
@@ -244,38 +244,38 @@ def evaluate(  # noqa: PLR0913  # the command line; every option stands alone
                     model_timeout_s=model_timeout,
                     reconnect_timeout_s=reconnect_timeout,
                 )
-        except BaseException as error:  # Ctrl-C, too: what has finished may have taken hours
+        except BaseException as error:  # also Ctrl-C: the finished episodes may have taken hours
             seen = meter.so_far(error)
             if seen is not None:
-                tell(console, seen, episodes, *addresses)
+                show_result(console, seen, episodes, *addresses)
             raise
-        tell(console, result, episodes, *addresses)
+        show_result(console, result, episodes, *addresses)
 
 
 def _require_addresses(names: list[str], edition_text: str | None, option: str) -> None:
-    """Refuse an option that would be ignored.
+    """Refuse an edition text where one of ``names`` is no endpoint.
 
     Raises:
-        typer.BadParameter: A text is given for what is no endpoint.
+        typer.BadParameter: The option would be ignored.
     """
     for name in names:
         if edition_text is not None and not looks_like_address(name):
             raise typer.BadParameter(
-                f"it is for an endpoint, and {name} is none; leave it out", param_hint=option
+                f"it is for endpoints, and {name} is none; leave it out", param_hint=option
             )
 
 
-def _check_endpoints(dials: "list[ConnectOptions]", num_envs: int | None) -> None:
-    """Ask endpoints what they serve, before anything is loaded or a session is opened.
+def _check_endpoints(endpoints: "list[ConnectOptions]", num_envs: int | None) -> None:
+    """Check the width of running endpoints, before a policy is loaded or a session is opened.
 
     Raises:
-        ContractMismatchError: The sessions of one have another width than was asked for.
-        EndpointError: None of them can be reached, or one wants another token.
+        ContractMismatchError: An endpoint's sessions have another width than ``num_envs``.
+        EndpointError: None of them can be reached, or one requires another token.
     """
     from rlmesh_ray.client.lane_client import probe_endpoint
 
     unreachable: list[EndpointError] = []
-    for connect_options in dials:
+    for connect_options in endpoints:
         try:
             width = getattr(probe_endpoint(connect_options).contract, "num_envs", None)
         except AccessDeniedError:
@@ -288,7 +288,7 @@ def _check_endpoints(dials: "list[ConnectOptions]", num_envs: int | None) -> Non
                 f"{connect_options.address} serves {width} lanes a session, not {num_envs}; "
                 "leave --num-envs out"
             )
-    if unreachable and len(unreachable) == len(dials):
+    if unreachable and len(unreachable) == len(endpoints):
         raise unreachable[0]
 
 
@@ -296,7 +296,7 @@ def _check_endpoints(dials: "list[ConnectOptions]", num_envs: int | None) -> Non
 def _served_env(
     connect_options: "ConnectOptions", num_envs: int, env_kwargs: dict[str, object] | None
 ) -> "Iterator[ConnectOptions]":
-    """Return how to reach an environment, serving it first where it is an id or a factory."""
+    """Return the options for connecting to an environment, which this serves unless it runs."""
     from rlmesh_ray.client.channel import ConnectOptions
 
     if looks_like_address(connect_options.address):
@@ -310,7 +310,7 @@ def _served_env(
 
 @contextlib.contextmanager
 def _served_model(connect_options: "ConnectOptions") -> "Iterator[ConnectOptions]":
-    """Return how to reach a policy, serving it first where it is a checkpoint."""
+    """Return the options for connecting to a policy, which this serves unless it runs."""
     from rlmesh_ray.client.channel import ConnectOptions
 
     if looks_like_address(connect_options.address):

@@ -1,4 +1,4 @@
-"""``rlmesh-ray inspect``: what an endpoint is, and whether it serves."""
+"""``rlmesh-ray inspect``: shows an endpoint's contract, dialects, capabilities and health."""
 
 import time
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 10.0
 _NOT_SERVING = 1
-_ANY_SPACE = "not known before it acts"
+_ANY_SPACE = "not known before the policy acts"
 
 HealthFlag = Annotated[
     bool,
     typer.Option(
         "--health",
         rich_help_panel=OUTPUT,
-        help="Only ask whether it serves: exit code 0 if so, else 1.",
+        help="Only check whether it serves: exit code 0 if so, else 1.",
     ),
 ]
 
@@ -52,7 +52,7 @@ SessionsFlag = Annotated[
     typer.Option(
         "--sessions",
         rich_help_panel=OUTPUT,
-        help="Show the open sessions of an environment, and where their lanes are.",
+        help="Show the open sessions of an environment, and the state of their lanes.",
     ),
 ]
 
@@ -64,7 +64,7 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
         typer.Argument(
             metavar="ADDRESS",
             help="HOST:PORT, unix:PATH, rlmesh://HOST:PORT, or dm_env_rpc://HOST:PORT for a "
-            "server of that protocol, which is joined for a moment.",
+            "dm_env_rpc server, which this joins for a moment.",
         ),
     ],
     token_file: TokenFile = None,
@@ -80,11 +80,11 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
 ) -> int:
     """Show what an endpoint serves: environment or policy, spaces, capabilities, health.
 
-    With --health it is a probe for containers: the exit code is 0 if the endpoint would serve a
-    new session now, and 1 if not, or if it does not tell.
+    With --health the command is a probe for containers: the exit code is 0 if the endpoint would
+    serve a new session now, and 1 if not, or if its health is not known.
     """
     if health and sessions:
-        raise typer.BadParameter("--health and --sessions are two questions; ask one")
+        raise typer.BadParameter("--health and --sessions exclude each other; give one of them")
     from rlmesh_ray.client.channel import ConnectOptions
     from rlmesh_ray.client.health import check_health
 
@@ -104,22 +104,22 @@ def inspect(  # noqa: PLR0913  # the command line; every option stands alone
         with EndpointObserver(
             address, token=connect_options.token, tls=connect_options.tls
         ) as observer:
-            _tell_sessions(console, address, observer.sessions())
+            _show_sessions(console, address, observer.sessions())
         return 0
     for service in _services(connect_options):
-        _tell(console, connect_options.address, service, check_health(connect_options))
+        _show(console, connect_options.address, service, check_health(connect_options))
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """One that has answered."""
+    """A service that has answered the handshake."""
 
     name: str
     """``env`` or ``model``."""
     answer: "HandshakeResponse"
     generations: tuple[str, ...]
-    """All that it speaks."""
+    """Its dialects."""
 
 
 def _probe(console: Console, address: str, health: "EndpointHealth") -> int:
@@ -133,12 +133,12 @@ def _health_text(health: "EndpointHealth") -> str:
     return f"{text} ({health.reason})" if health.reason else text
 
 
-def _tell_sessions(console: Console, address: str, sessions: "Sequence[ObservedSession]") -> None:
+def _show_sessions(console: Console, address: str, sessions: "Sequence[ObservedSession]") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=f"sessions on {address}", title_justify="left", box=SIMPLE_HEAD)
-    for column in ("session", "client", "since", "steps by"):
+    for column in ("session", "client", "since", "transport"):
         table.add_column(column, overflow="fold")
     for column in ("lanes", "steps", "episodes", "at step", "reward"):
         table.add_column(column, justify="right", overflow="fold")
@@ -198,10 +198,10 @@ def dialects_of_model(connect_options: "ConnectOptions") -> tuple[str, ...]:
 
 
 def _services(connect_options: "ConnectOptions") -> "list[_Service]":
-    """Ask for both services, where there can be both; return those that answer.
+    """Return the services of an endpoint that answer a handshake.
 
     Raises:
-        EndpointError: None of them does.
+        EndpointError: None of them answers.
     """
     from rlmesh_ray.client.lane_client import probe_endpoint as ask_env
     from rlmesh_ray.client.remote_model import shake_hands as ask_model
@@ -230,7 +230,7 @@ def _service_name(service: str, address: str) -> str:
     return "EnvService" if service == "env" else "ModelService"
 
 
-def _tell(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
+def _show(console: Console, address: str, service: _Service, health: "EndpointHealth") -> None:
     from rlmesh_ray.cli.views.contract_format import contract_facts, contract_json
     from rlmesh_ray.client.model_handshake import policy_of
     from rlmesh_ray.spaces.contract import EnvContract
@@ -261,10 +261,10 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
         {
             **(contract_facts(contract) if contract else {}),
             **(_policy_facts(policy) if policy else {}),
-            **({"steps travel by": ", ".join(_transports(answer))} if contract else {}),
+            **({"transports": ", ".join(_transports(answer))} if contract else {}),
             "health": _health_text(health),
-            "server version": answer.server_version or "not told",
-            "speaks": ", ".join(service.generations),
+            "server version": answer.server_version or "not reported",
+            "dialects": ", ".join(service.generations),
             # dm_env_rpc has none.
             **(
                 {
@@ -281,7 +281,7 @@ def _tell(console: Console, address: str, service: _Service, health: "EndpointHe
 
 
 def _transports(answer: "HandshakeResponse") -> list[str]:
-    """Return what steps can travel by: values of ``RemoteEnv``'s option."""
+    """Return the transports of steps, as values of the option ``transport``."""
     from rlmesh_ray.options import SHARED_MEMORY, TCP
     from rlmesh_ray.protocol import capabilities
 
@@ -295,7 +295,7 @@ def _policy_facts(policy: Any) -> dict[str, object]:
     return {
         "policy": policy.kind,
         **({"algorithm": policy.algorithm} if policy.algorithm else {}),
-        "policy version": policy.version or "0 (the weights that it came with)",
+        "policy version": policy.version or "0 (its original weights)",
         "observation": "\n".join(policy.observation_space) or _ANY_SPACE,
         "action": "\n".join(policy.action_space) or _ANY_SPACE,
     }

@@ -1,4 +1,4 @@
-"""``rlmesh-ray register``: puts an endpoint that something else serves into a pool."""
+"""``rlmesh-ray register``: registers an endpoint of another program with a pool."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ _CONNECT_S = 5.0
 PoolArgument = Annotated[
     str,
     typer.Argument(
-        metavar="POOL@HOST:PORT", help="The pool's name, and where its registrar listens."
+        metavar="POOL@HOST:PORT", help="Name of the pool, and address of its registrar."
     ),
 ]
 AddressArgument = Annotated[
@@ -45,11 +45,11 @@ def register(
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Register an endpoint that another program serves, in whatever language, while it answers.
+    """Register an endpoint of another program, in any language, with a pool while it answers.
 
-    For servers that cannot do it themselves, as serve-env --register does.
+    For servers that cannot register themselves, as serve-env --register does.
 
-    Clients show the token that proto/rlmesh_ray/registry/v1 says; the server may ignore it.
+    Clients present the token that proto/rlmesh_ray/registry/v1 defines; the server may ignore it.
     """
     from rlmesh_ray.cli.log_setup import show_log
     from rlmesh_ray.server.bind_policy import is_wildcard
@@ -59,10 +59,10 @@ def register(
     )
     place = entry.listening
     if place.port == 0:
-        raise ConfigurationError(f"{address} is nowhere to dial; name the endpoint's own port")
+        raise ConfigurationError(f"{address} cannot be dialed; name the endpoint's own port")
     if is_wildcard(place):
         raise ConfigurationError(
-            f"{address} means any machine; name the endpoint's own address, for its clients"
+            f"{address} is no address that clients can dial; name the endpoint's own one"
         )
     show_log()
     console: Console = context.obj
@@ -70,8 +70,8 @@ def register(
         if not _answers(place):
             console.event("awaited", endpoint_id=entry.endpoint_id, address=str(place))
             console.say(
-                f"nothing answers at {place} yet: as soon as something does, it registers with "
-                f"pool {entry.pool} at {entry.registrar}"
+                f"nothing answers at {place} yet: an endpoint that does is registered with pool "
+                f"{entry.pool} at {entry.registrar}"
             )
         while True:
             if _answers(place):
@@ -80,7 +80,7 @@ def register(
 
 
 def _attend(console: Console, entry: RegistrationConfig) -> None:
-    """Keep the endpoint registered until it is gone."""
+    """Keep the endpoint registered as long as it answers."""
     from rlmesh_ray.client.registration import Registration
 
     place = entry.listening
@@ -96,7 +96,7 @@ def _attend(console: Console, entry: RegistrationConfig) -> None:
             registration.require_not_failed()
             time.sleep(_LOOK_EVERY_S)
     console.event("away", pool=entry.pool, endpoint_id=entry.endpoint_id, address=str(place))
-    console.say(f"nothing answers at {place}: it is out of pool {entry.pool} until something does")
+    console.say(f"nothing answers at {place}: out of pool {entry.pool} until an endpoint does")
 
 
 def _answers(place: Address) -> bool:

@@ -1,4 +1,4 @@
-"""``rlmesh-ray serve-env``: an environment as an endpoint."""
+"""``rlmesh-ray serve-env``: serves an environment as an endpoint."""
 
 import contextlib
 import os
@@ -207,11 +207,11 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> None:
-    """Serve an environment: a vector of lanes for each session, until it is stopped."""
+    """Serve an environment until stopped: each session has a vector of lanes of its own."""
     if looks_like_address(env):
         raise ConfigurationError(
-            f"{env} is an address; serve-env takes the Gymnasium id of what to serve, and "
-            f"--address {env} says where"
+            f"{env} is an address; give serve-env a Gymnasium id or module:factory to serve, and "
+            f"the address as --address {env}"
         )
     kwargs = parse_env_kwargs(env_kwargs)
     search_current_folder(env)

@@ -1,4 +1,4 @@
-"""``rlmesh-ray serve-model``: a policy as an endpoint."""
+"""``rlmesh-ray serve-model``: serves a policy as an endpoint."""
 
 import contextlib
 import os
@@ -163,8 +163,8 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
     """
     if looks_like_address(checkpoint):
         raise ConfigurationError(
-            f"{checkpoint} is an address; serve-model takes the checkpoint, file or module:factory "
-            f"that it serves, and --address {checkpoint} says where"
+            f"{checkpoint} is an address; give serve-model the checkpoint, file or module:factory "
+            f"to serve, and the address as --address {checkpoint}"
         )
     # Ctrl-C while the checkpoint loads ends the command as it does later.
     with contextlib.suppress(KeyboardInterrupt):

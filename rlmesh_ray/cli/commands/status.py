@@ -1,4 +1,4 @@
-"""``rlmesh-ray status``: the endpoints of a running cluster, and how they are doing."""
+"""``rlmesh-ray status``: the endpoints of a running cluster and their statistics."""
 
 import contextlib
 import sys
@@ -15,7 +15,7 @@ from rlmesh_ray.cli.local_ray import joined_ray, require_rllib
 from rlmesh_ray.cli.options.common import OUTPUT, DebugFlag, JsonFlag
 from rlmesh_ray.cli.views.status_view import EndpointStatus, as_fields, in_order, tables
 
-_PERIOD_S = 3.0  # how often endpoints tell
+_PERIOD_S = 3.0  # how often endpoints report
 _TIMEOUT_S = 30.0
 _NONE = (
     "no endpoints: nothing has been started with EnvFleet, ModelFleet or an endpoint_id in this "
@@ -23,7 +23,7 @@ _NONE = (
 )
 
 _WITHOUT_RAY = (
-    "; it asks a Ray cluster, also with --ray-address. Without Ray, ask the endpoints themselves: "
+    "; it connects to a Ray cluster, also with --ray-address. Without Ray, use on each endpoint: "
     "rlmesh-ray inspect ADDRESS"
 )
 
@@ -49,7 +49,7 @@ DashboardFlag = Annotated[
     typer.Option(
         "--dashboard",
         rich_help_panel=OUTPUT,
-        help="Print the dashboard for Grafana instead; needs no cluster.",
+        help="Print a Grafana dashboard instead; needs no cluster.",
     ),
 ]
 
@@ -64,7 +64,7 @@ def status(
 ) -> None:
     """Show the endpoints of a running Ray cluster: sessions, rates, latencies, restarts.
 
-    What endpoints outside of Ray do that nobody has registered is not known here; see `inspect`.
+    Endpoints outside of Ray are shown if they are registered with a pool; see `inspect` for others.
     """
     console: Console = context.obj
     if dashboard:
@@ -75,25 +75,25 @@ def status(
     require_rllib("status", ["ray"], instead=_WITHOUT_RAY)
     with joined_ray(ray_address):
         if not watch:
-            console.show(_shown(_look(console)))
+            console.show(_shown(_query(console)))
             return
-        with contextlib.suppress(KeyboardInterrupt):  # there is no other way to end it
+        with contextlib.suppress(KeyboardInterrupt):  # the only way to end it
             _watch(console)
 
 
 def _watch(console: Console) -> None:
     if not console.people.is_terminal:
         while True:
-            console.show(_shown(_look(console)))
+            console.show(_shown(_query(console)))
             time.sleep(_PERIOD_S)
     with Live(console=console.people, auto_refresh=False) as live:
         while True:
-            live.update(_shown(_look(console)), refresh=True)
+            live.update(_shown(_query(console)), refresh=True)
             time.sleep(_PERIOD_S)
 
 
-def _look(console: Console) -> list[EndpointStatus]:
-    """Return what the registry knows now, and tell programs."""
+def _query(console: Console) -> list[EndpointStatus]:
+    """Return the registry's endpoints, and report them as events."""
     endpoints = sorted(_endpoints(), key=in_order)
     for endpoint in endpoints:
         console.event("endpoint", **as_fields(endpoint))

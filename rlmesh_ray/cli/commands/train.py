@@ -1,4 +1,4 @@
-"""``rlmesh-ray train``: an RLlib algorithm over endpoints."""
+"""``rlmesh-ray train``: trains an RLlib algorithm on endpoints."""
 
 import json
 import math
@@ -182,9 +182,9 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
     _json: JsonFlag = False,
     _debug: DebugFlag = False,
 ) -> int:
-    """Train over endpoints; write a checkpoint and a learning curve, also after Ctrl-C.
+    """Train on endpoints; write a checkpoint and a learning curve, also after Ctrl-C.
 
-    Ends at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
+    Stops at the first goal. Joins a running Ray (RAY_ADDRESS, ray start), or starts its own.
     """
     if stop_return is None and stop_iters is None:
         stop_iters = _DEFAULT_ITERS
@@ -201,7 +201,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
         read_token(token_file),
         client_tls(tls_ca, tls_cert, tls_key, from_ray=tls_from_ray),
     )
-    # Its text: runners may be on nodes that have no such file.
+    # The token itself: runners may be on nodes without the file.
     token = None if source is None else client_token_of(source)
     job = _TrainOptions(
         env=env,
@@ -223,7 +223,7 @@ def train(  # noqa: PLR0913  # the command line; every option stands alone
 
 @dataclass(frozen=True, slots=True)
 class _TrainOptions:
-    """What was asked for."""
+    """Values of the command's options."""
 
     env: str
     algo: str
@@ -242,15 +242,15 @@ class _TrainOptions:
 
 
 def _require_new(folder: Path) -> None:
-    """Refuse a folder in which something of another run would be replaced.
+    """Refuse a folder in which files of another run would be overwritten.
 
     Raises:
-        ConfigurationError: It holds one.
+        ConfigurationError: The folder has such files.
     """
-    there = [name for name in (_CHECKPOINT, _CURVE) if (folder / name).exists()]
-    if there:
+    found = [name for name in (_CHECKPOINT, _CURVE) if (folder / name).exists()]
+    if found:
         raise ConfigurationError(
-            f"{folder} holds another run already ({', '.join(there)}); name another "
+            f"{folder} holds another run already ({', '.join(found)}); name another "
             "--checkpoint-dir, or move that run away"
         )
 
@@ -280,7 +280,7 @@ def _run(console: Console, job: _TrainOptions) -> int:
         job.folder.mkdir(parents=True, exist_ok=True)
         with (
             TrainingView(console, job.goal) as view,
-            interrupts_noted(_tell_interrupted) as is_interrupted,
+            interrupts_noted(_report_interrupt) as is_interrupted,
         ):
             history = view.follow(
                 run(
@@ -294,12 +294,12 @@ def _run(console: Console, job: _TrainOptions) -> int:
         curve = job.folder / _CURVE
         title = f"{job.algo} on {job.env}, over endpoints"
         learning_curve(history, curve, title=title, goal=job.goal.stop_return)
-        _tell(console, job, history[-1], curve, is_interrupted=is_interrupted())
+        _show_result(console, job, history[-1], curve, is_interrupted=is_interrupted())
     return INTERRUPTED if is_interrupted() else 0
 
 
-def _tell_interrupted() -> None:
-    # In a signal's handler: what is printing just now must not be asked to print.
+def _report_interrupt() -> None:
+    # In a signal handler: the console may be in the middle of a line.
     os.write(
         sys.stderr.fileno(),
         b"\ninterrupted: the checkpoint is written after this iteration; once more ends at once\n",
@@ -323,7 +323,7 @@ def _configure(config: "AlgorithmConfig", job: _TrainOptions) -> None:
         token=job.token,
         tls=job.tls,
         edition_text=job.edition_text,
-        lockstep=job.seed is not None,  # whoever gives one wants the same training again
+        lockstep=job.seed is not None,  # a seed is given for a reproducible training
     )
     agents = agents_notice(config.env_config[PLAN_KEY].contract)
     if agents:
@@ -351,7 +351,7 @@ def _announce(console: Console, config: "AlgorithmConfig", job: _TrainOptions) -
     )
 
 
-def _tell(
+def _show_result(
     console: Console,
     job: _TrainOptions,
     last: "TrainingProgress",
@@ -375,7 +375,7 @@ def _tell(
         checkpoint=checkpoint,
         learning_curve=curve,
     )
-    title = "trained" if is_reached else "stopped short of the return that was wanted"
+    title = "trained" if is_reached else "stopped before the return was reached"
     console.facts(
         "interrupted; what was trained so far is kept" if is_interrupted else title,
         {

@@ -1,4 +1,4 @@
-"""Options that are numbers of seconds. Not typer's ``min``: it lets infinity and NaN pass."""
+"""Checks of options in seconds. Typer's ``min`` would accept infinity and NaN."""
 
 import typer
 
@@ -11,7 +11,7 @@ def positive_s(value: float | None) -> float | None:
     """Return a finite number above 0, or None as it is.
 
     Raises:
-        typer.BadParameter: It is another number.
+        typer.BadParameter: The number is out of range.
     """
     return _checked(value, allow_zero=False)
 
@@ -20,7 +20,7 @@ def non_negative_s(value: float | None) -> float | None:
     """Return a finite number of 0 or more, or None as it is.
 
     Raises:
-        typer.BadParameter: It is another number.
+        typer.BadParameter: The number is out of range.
     """
     return _checked(value, allow_zero=True)
 
@@ -29,7 +29,7 @@ def at_most_a_day_s(value: float | None) -> float | None:
     """Return a finite number from 0 to the seconds of a day, or None as it is.
 
     Raises:
-        typer.BadParameter: It is another number.
+        typer.BadParameter: The number is out of range.
     """
     if value is not None and value > _DAY_S:
         raise typer.BadParameter(f"{value} is more than {_DAY_S:g} seconds, a day")

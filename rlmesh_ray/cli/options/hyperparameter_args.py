@@ -15,10 +15,10 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def parse_settings(texts: Sequence[str] | None) -> dict[str, object]:
-    """Return what ``NAME=VALUE`` texts say; the last one of a name counts.
+    """Return the settings of ``NAME=VALUE`` texts; the last one of a name counts.
 
     Raises:
-        typer.BadParameter: One is none.
+        typer.BadParameter: A text has another form.
     """
     settings = {}
     for text in texts or ():
@@ -38,10 +38,10 @@ def parse_settings(texts: Sequence[str] | None) -> dict[str, object]:
 
 
 def read_settings_file(file: Path | None) -> dict[str, object]:
-    """Return what a file in YAML or JSON says; nothing without one.
+    """Return the settings in a YAML or JSON file; none without a file.
 
     Raises:
-        ConfigurationError: It cannot be read, or is something else.
+        ConfigurationError: The file cannot be read, or has another form.
     """
     if file is None:
         return {}
@@ -57,7 +57,7 @@ def read_settings_file(file: Path | None) -> dict[str, object]:
 
 
 def _value(text: str) -> Any:
-    """Return a value; raises ValueError for what is none."""
+    """Return the value of a JSON or YAML text; raises ValueError for any other text."""
     try:
         return json.loads(text)
     except ValueError:

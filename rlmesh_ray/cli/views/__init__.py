@@ -1,1 +1,1 @@
-"""What commands show: tables, progress, reports."""
+"""Output of the commands: tables, progress, reports."""

@@ -1,4 +1,4 @@
-"""Spaces and contracts, in words for people and in JSON for programs."""
+"""Spaces and contracts as tables for users and as JSON for programs."""
 
 import math
 
@@ -19,7 +19,7 @@ from rlmesh_ray.spaces.spec import (
 
 
 def space_json(spec: SpaceSpec) -> dict[str, object]:
-    """Return ``spec`` as JSON has it; infinite bounds are None."""
+    """Return ``spec`` as a JSON object; infinite bounds are None."""
     match spec:
         case DictSpec(items):
             return {"type": "Dict", "spaces": {key: space_json(part) for key, part in items}}
@@ -40,7 +40,7 @@ def space_json(spec: SpaceSpec) -> dict[str, object]:
 
 
 def contract_json(contract: EnvContract) -> dict[str, object]:
-    """Return what an endpoint promises, as JSON has it."""
+    """Return a contract as a JSON object."""
     return {
         "env": contract.id,
         "num_envs": contract.num_envs,
@@ -53,9 +53,9 @@ def contract_json(contract: EnvContract) -> dict[str, object]:
 
 
 def contract_facts(contract: EnvContract) -> dict[str, object]:
-    """Return what an endpoint promises, as rows of a table.
+    """Return a contract as rows of a table.
 
-    Of several agents the observations are shown, without the arrays that say who is present.
+    For several agents only the observations are shown, without the arrays of present agents.
     """
     agents = described_agents(contract.metadata.get(MULTI_AGENT))
     observation = contract.observation_space
@@ -73,7 +73,7 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
 
 
 def next_commands(contract: EnvContract, address: str) -> list[str]:
-    """Return what can be done with an endpoint; ``train`` knows one agent."""
+    """Return commands for an endpoint; ``train`` only for a single agent."""
     can_train = not described_agents(contract.metadata.get(MULTI_AGENT))
     return [f"inspect {address}", *([f"train {address}"] if can_train else [])]
 

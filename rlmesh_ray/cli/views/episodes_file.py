@@ -1,4 +1,4 @@
-"""The file of ``rlmesh-ray evaluate --output``."""
+"""File of ``rlmesh-ray evaluate --output``."""
 
 import contextlib
 import io
@@ -12,12 +12,12 @@ from rlmesh_ray.errors import ConfigurationError
 
 
 class EpisodesFile:
-    """Takes a line for each episode, and keeps whole lines only.
+    """Writes one line for each episode, and never leaves a part of a line.
 
     Args:
-        path: Its name.
-        file: Unbuffered: a killed run keeps what was finished, and what could not be written is
-            not tried again when the file is closed.
+        path: Path of the file.
+        file: The file, unbuffered: a killed run keeps its finished episodes, and closing does not
+            write again what could not be written.
     """
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
@@ -25,13 +25,13 @@ class EpisodesFile:
         self._file = file
         self._size = 0
         self.num_episodes = 0
-        """How many it holds."""
+        """Number of episodes in the file."""
 
     def add(self, fields: Mapping[str, object]) -> None:
-        """Write an episode down, at once.
+        """Write an episode at once.
 
         Raises:
-            ConfigurationError: The file cannot be written any more.
+            ConfigurationError: The file can no longer be written.
         """
         line = json.dumps(_finite({"event": "episode", **fields})).encode() + b"\n"
         try:
@@ -44,14 +44,14 @@ class EpisodesFile:
         self.num_episodes += 1
 
     def failure(self, error: OSError) -> ConfigurationError:
-        """Return what to tell of an error: which file, why, what it holds and what to do."""
+        """Return an error that names the file, the cause, its episodes and the remedy."""
         return ConfigurationError(
             f"cannot write {self._path}: {_why(error)}; it holds {self.num_episodes} episodes; "
             "make room or lift the limit there, or name a file elsewhere, and evaluate again"
         )
 
     def _write(self, line: bytes) -> None:
-        # What has no room for all of it takes a part first, and fails at the next.
+        # A full disk takes a part first, and fails at the next write.
         rest = memoryview(line)
         while rest:
             rest = rest[self._file.write(rest) :]
@@ -59,7 +59,7 @@ class EpisodesFile:
 
 @contextlib.contextmanager
 def episodes_file(path: Path | None) -> Iterator[EpisodesFile | None]:
-    """Open a new file for the episodes, which is removed if there are none; None: no file.
+    """Open a new file for episodes, and remove it if it stays empty; None: no file.
 
     Raises:
         ConfigurationError: It exists or cannot be written.
@@ -75,7 +75,7 @@ def episodes_file(path: Path | None) -> Iterator[EpisodesFile | None]:
                 f"{path} is a folder or a device; name a file that does not exist yet"
             ) from error
         raise ConfigurationError(
-            f"{path} exists, and may hold what an earlier run has finished; name another file or "
+            f"{path} exists, and may hold episodes of an earlier run; name another file or "
             "remove it"
         ) from error
     except OSError as error:
@@ -89,19 +89,19 @@ def episodes_file(path: Path | None) -> Iterator[EpisodesFile | None]:
         is_empty = _is_empty(path, file)
         try:
             file.close()
-        except OSError as error:  # some disks in a network say only now that they are full
+        except OSError as error:  # some network disks report only now that they are full
             raise episodes.failure(error) from error
         if is_empty:
             path.unlink(missing_ok=True)
 
 
 def _is_empty(path: Path, file: io.FileIO) -> bool:
-    """Tell whether nothing was written; whatever has taken the name meanwhile is not the file."""
+    """Return whether the file is empty, and ``path`` still names it."""
     own = os.fstat(file.fileno())
     try:
         return not own.st_size and os.path.samestat(path.stat(), own)
     except OSError:
-        return False  # somebody has removed it
+        return False  # it has been removed
 
 
 def _why(error: OSError) -> str:
@@ -109,7 +109,7 @@ def _why(error: OSError) -> str:
 
 
 def _finite(fields: Mapping[str, object]) -> dict[str, object]:
-    """Replace what JSON has no word for."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in fields.items()

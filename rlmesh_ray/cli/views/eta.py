@@ -1,4 +1,4 @@
-"""How long a training run will take yet."""
+"""Estimate of the time left of a training run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ _WINDOW = 10
 
 @dataclass(frozen=True, slots=True)
 class IterationSample:
-    """Where a run stood after an iteration."""
+    """Progress of a run after one iteration."""
 
     iteration: int
     env_steps: int
     return_mean: float
-    """nan before an episode has ended."""
+    """NaN before the first episode has ended."""
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """When a run ends: whatever is reached first; None for no such goal."""
+    """Goals of a run, which ends at the first one; None: no such goal."""
 
     stop_return: float | None = None
     stop_iters: int | None = None
@@ -28,12 +28,12 @@ class StopCriteria:
 def eta_s(samples: Sequence[IterationSample], goal: StopCriteria) -> float | None:
     """Estimate the seconds left; None where the samples do not allow it.
 
-    Iterations are counted; the return is drawn on as the straight line through the last ten
-    samples, which needs three and a rise.
+    The return is extrapolated by a straight line through the last ten samples, which needs at least
+    three and a rise.
 
     Args:
-        samples: One an iteration, the oldest first.
-        goal: When the run ends.
+        samples: One for each iteration, the oldest first.
+        goal: Goals of the run.
     """
     if not samples:
         return None
@@ -50,7 +50,7 @@ def eta_s(samples: Sequence[IterationSample], goal: StopCriteria) -> float | Non
 
 
 def format_duration(seconds: float | None) -> str:
-    """Return ``seconds`` as people say it: ``"45 s"``, ``"2 min 05 s"``, ``"1 h 10 min"``."""
+    """Return ``seconds`` as text: ``"45 s"``, ``"2 min 05 s"``, ``"1 h 10 min"``."""
     if seconds is None:
         return "?"
     whole = round(seconds)

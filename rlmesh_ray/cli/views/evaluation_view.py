@@ -1,4 +1,4 @@
-"""What ``rlmesh-ray evaluate`` shows while episodes end, and afterwards."""
+"""Output of ``rlmesh-ray evaluate``: progress and result."""
 
 import contextlib
 import sys
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class EvaluationView:
-    """Shows the episodes as they end, has them written down, and remembers them.
+    """Shows episodes as they end, writes them to a file, and collects them.
 
     Args:
-        console: Gets an event for each.
-        num_episodes: How many there will be.
-        output: Gets each, at once; None: nowhere.
+        console: Prints an event for each episode.
+        num_episodes: Number of episodes of the evaluation.
+        output: File for the episodes; None: none.
     """
 
     def __init__(self, console: Console, num_episodes: int, output: EpisodesFile | None) -> None:
@@ -64,11 +64,11 @@ class EvaluationView:
         self._bar.stop()
 
     def advance(self, episode: "EpisodeResult") -> None:
-        """Note that an episode has ended: one that counts is shown, and written down if possible.
+        """Record, show and write a finished episode.
 
         Raises:
-            ConfigurationError: It could not be written down.
-            KeyboardInterrupt: One came meanwhile.
+            ConfigurationError: The episode could not be written.
+            KeyboardInterrupt: An interrupt came meanwhile.
         """
         fields = asdict(episode)
         with interrupts_held():
@@ -79,7 +79,7 @@ class EvaluationView:
                 self._output.add(fields)
 
     def note_loss(self, loss: "Loss") -> None:
-        """Say that an endpoint cannot be used now."""
+        """Report the loss of an endpoint."""
         self._losses.append(loss)
         self._console.event("lost", **asdict(loss))
         again = f"; {len(loss.episodes)} episodes run again" if loss.episodes else ""
@@ -91,10 +91,10 @@ class EvaluationView:
         )
 
     def so_far(self, error: BaseException) -> "EvaluationResult | None":
-        """Return what had come of an evaluation when it was cut short; None: no episode.
+        """Return the result of an interrupted evaluation; None: no episode has finished.
 
         Args:
-            error: What has ended it. Episodes that it holds and that were not shown yet are shown.
+            error: The error that ended it. Its episodes are shown, if they were not yet.
         """
         from rlmesh_ray.evaluation import EndpointCounters, EvaluationResult
 
@@ -102,34 +102,34 @@ class EvaluationView:
             shown = {episode.index for episode in self._episodes}
             for episode in error.episodes:
                 if episode.index not in shown:
-                    # It is at its end already: what comes on top must not cost the summary.
+                    # The evaluation has failed already; another error must not cost the summary.
                     with contextlib.suppress(ConfigurationError, KeyboardInterrupt):
                         self.advance(episode)
         if not self._episodes:
             return None
-        tally = EndpointCounters()
+        counters = EndpointCounters()
         everything: list[EpisodeResult | Loss] = [*self._episodes, *self._losses]
         for news in everything:
-            tally.note(news)
+            counters.note(news)
         in_order = tuple(sorted(self._episodes, key=lambda episode: episode.index))
-        return EvaluationResult(in_order, 0.0, tally.reports())
+        return EvaluationResult(in_order, 0.0, counters.reports())
 
 
-def tell(
+def show_result(
     console: Console,
     result: "EvaluationResult",
     num_episodes: int,
     envs: list[str],
     models: list[str],
 ) -> None:
-    """Show what a policy has earned, also where not all episodes could be run.
+    """Show the result of an evaluation, also of an unfinished one.
 
     Args:
-        console: Gets the event ``result``, or ``unfinished``.
-        result: At least one episode.
-        num_episodes: How many were asked for.
-        envs: Addresses.
-        models: Addresses.
+        console: Prints the event ``result``, or ``unfinished``.
+        result: The result, with at least one episode.
+        num_episodes: Number of episodes that were requested.
+        envs: Addresses of the environment endpoints.
+        models: Addresses of the model endpoints.
     """
     count = len(result.episodes)
     console.event(
@@ -148,7 +148,7 @@ def tell(
         env=", ".join(envs),
         model=", ".join(models),
         endpoints=[asdict(report) for report in result.endpoints],
-        # An outside program must not need them; whoever doubts it can look here.
+        # A program outside of the cluster must not need them; this shows whether it does.
         imported={name: name in sys.modules for name in ("ray", "torch")},
     )
     title = f"{count} episodes" if count == num_episodes else f"{count} of {num_episodes} episodes"

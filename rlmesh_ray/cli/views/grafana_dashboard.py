@@ -1,4 +1,4 @@
-"""A dashboard for Grafana, drawn from the table of metrics.
+"""Grafana dashboard, generated from the table of metrics.
 
 ``grafana.json`` in the repository is what ``render`` returns; a test holds them together.
 """
@@ -19,7 +19,7 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One set of curves."""
+    """A query and its legend."""
 
     expression: str
     legend: str
@@ -27,12 +27,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture."""
+    """A panel with one or several queries."""
 
     title: str
     queries: tuple[Query, ...]
     unit: str = "short"
-    """As Grafana names it."""
+    """Grafana's name of the unit."""
     width: int = 8
 
 
@@ -152,7 +152,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
 
 
 def render() -> str:
-    """Return the dashboard, as Grafana imports it."""
+    """Return the dashboard as JSON for Grafana's import."""
     dashboard = {
         "uid": "rlmesh-ray",
         "title": "rlmesh-ray",

@@ -24,19 +24,19 @@ class EndpointStatus:
     """One endpoint, as the registry knows it."""
 
     fleet: str
-    """Empty: it belongs to none."""
+    """Empty: no fleet."""
     endpoint_id: str
     node: str
-    """Empty: it runs outside of Ray."""
+    """Empty: outside of Ray."""
     address: str
     restarts: int
     lease_left_s: float
-    """0 or less: nobody is sent there."""
+    """0 or less: the lease has expired."""
     is_retiring: bool
     num_assigned: int
-    """Sessions that a fleet's runners have been sent there with."""
+    """Number of sessions that the registry has assigned to it."""
     sighting: StatisticsPair | None
-    """What it told last; None: nothing yet."""
+    """Its last statistics; None: none yet."""
 
     @property
     def state(self) -> str:
@@ -47,7 +47,7 @@ class EndpointStatus:
 
     @property
     def service(self) -> str:
-        """``"env"``, ``"model"``, ``"gateway"``, or nothing while that is not known."""
+        """``"env"``, ``"model"``, ``"gateway"``, or empty while it is not known."""
         if self.fleet.startswith(_GATEWAY):
             return "gateway"
         match self.sighting:
@@ -59,7 +59,7 @@ class EndpointStatus:
 
 
 def tables(endpoints: Iterable[EndpointStatus]) -> Iterator[Table]:
-    """Yield a table for each fleet and service, its endpoints in the order of their ids."""
+    """Yield a table for each fleet and service, with endpoints sorted by id."""
     ordered = sorted(endpoints, key=lambda each: (_rank(each), *in_order(each)))
     for (_, fleet), group in groupby(ordered, key=lambda each: (_rank(each), each.fleet)):
         title = f"fleet {fleet}" if fleet else "without a fleet"
@@ -73,18 +73,18 @@ def _rank(endpoint: EndpointStatus) -> int:
 
 
 def in_order(endpoint: EndpointStatus) -> tuple[str, list[tuple[int, str]]]:
-    """Return what sorts endpoints by fleet, then id; numbers in an id as such: 2 before 10."""
+    """Return a key that sorts endpoints by fleet and id, with numbers in order: 2 before 10."""
     parts = _DIGITS.split(endpoint.endpoint_id)
-    # Digits lie at the odd places, so that parts of two ids that meet are of one kind.
+    # Digits are at the odd indices, so only parts of the same kind are compared.
     keys = [(int(each), "") if place % 2 else (0, each) for place, each in enumerate(parts)]
     return endpoint.fleet, keys
 
 
 def as_fields(endpoint: EndpointStatus) -> dict[str, object]:
-    """Return what programs are told of an endpoint; times in seconds, rates a second.
+    """Return the fields of an endpoint's event; times in seconds, rates per second.
 
-    Rates and quantiles are of the time between its last two heartbeats; quantiles of its whole
-    life, if nothing happened meanwhile. What is not known is None; so are all rates of a stale one.
+    Rates and quantiles cover the time between its last two heartbeats; quantiles its whole life, if
+    nothing happened meanwhile. Unknown values are None, and so are all rates of a stale endpoint.
     """
     fields: dict[str, object] = {
         "service": endpoint.service,
@@ -220,7 +220,7 @@ def _table(title: str, endpoints: list[EndpointStatus]) -> Table:
     versions = sorted({str(fields["version"]) for fields in rows if "version" in fields})
     if versions:
         title = f"{title}, rlmesh-ray {' and '.join(versions)}"
-    # An address names its node; what stands behind another one's is worth a column.
+    # Most addresses name the node; others need a column for it.
     nodes = (_NODE,) if any(map(_place, endpoints)) else ()
     columns = (*nodes, *_OF_ALL, *_OF_SERVICE.get(endpoints[0].service, _OF_ENVS))
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
@@ -229,7 +229,7 @@ def _table(title: str, endpoints: list[EndpointStatus]) -> Table:
     for header, _ in columns:
         is_text = header in {"node", "address", "state", "trouble"}
         justify: Literal["left", "right"] = "left" if is_text else "right"
-        # What people copy stays in one piece.
+        # Text that users copy is not wrapped.
         table.add_column(header, no_wrap=header in {"node", "address"}, justify=justify)
     for endpoint, fields in zip(endpoints, rows, strict=True):
         cells = (cell(endpoint, fields) for _, cell in columns)

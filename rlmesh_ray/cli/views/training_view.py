@@ -1,4 +1,4 @@
-"""How a training run shows itself while it goes on."""
+"""Progress of ``rlmesh-ray train``."""
 
 import contextlib
 import math
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class TrainingView:
-    """A line an iteration; on a terminal also one that lives between them.
+    """Prints a line for each iteration; on a terminal also a live status line.
 
     Args:
-        console: Where to.
-        goal: When the run will end.
+        console: Output of the command.
+        goal: Goals of the run, for the time left.
     """
 
     def __init__(self, console: Console, goal: StopCriteria) -> None:
@@ -28,7 +28,7 @@ class TrainingView:
         self._goal = goal
         self._samples: list[IterationSample] = []
         self._sessions_lost = 0
-        self._is_failure_told = False
+        self._is_failure_shown = False
         self._status: Status | None = None
         if console.people.is_terminal:
             self._status = console.people.status("first iteration …")
@@ -53,9 +53,9 @@ class TrainingView:
             self._status.stop()
 
     def follow(self, run: "Iterable[TrainingProgress]") -> "list[TrainingProgress]":
-        """Show ``run`` as it goes and return all of it.
+        """Show the progress of ``run``, and return all of it.
 
-        However this is left, by an error or Ctrl-C too, a generator is closed first.
+        A generator is closed before this returns or raises, also after Ctrl-C.
         """
         history = []
         with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ class TrainingView:
         return history
 
     def update(self, progress: "TrainingProgress") -> None:
-        """Show where the run stands after an iteration."""
+        """Show the progress after an iteration."""
         self._samples.append(
             IterationSample(
                 progress.iteration, progress.env_steps, progress.return_mean, progress.wall_s
@@ -91,11 +91,11 @@ class TrainingView:
             f"{progress.iteration:>9} {progress.env_steps:>11,} {progress.env_steps_per_s:>8,.0f} "
             f"{mean:>9} {format_duration(progress.wall_s):>12} {format_duration(left_s):>12}"
         )
-        if progress.first_failure and not self._is_failure_told:
-            self._is_failure_told = True
+        if progress.first_failure and not self._is_failure_shown:
+            self._is_failure_shown = True
             message = (
                 f"{progress.first_failure}; episodes that this cuts short count as truncated, and "
-                "are not in the mean return; more failures are not shown here: --debug shows all"
+                "are not in the mean return; only the first failure is shown: --debug shows all"
             )
             self._console.event("warning", message=message)
             self._console.say(message, style="yellow")
@@ -103,7 +103,7 @@ class TrainingView:
             self._sessions_lost = progress.sessions_lost
             self._console.say(
                 f"{self._sessions_lost} session(s) lost so far; their episodes were cut short, "
-                "and new ones begun; --debug tells why",
+                "and new ones begun; --debug shows the causes",
                 style="yellow",
             )
         if self._status is not None:

@@ -1,4 +1,4 @@
-"""How an endpoint is brought to another node, with nothing of Ray's but the keeper's own code."""
+"""Moves of an endpoint to another node, with fakes in place of Ray."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray as real_ray
 
-from rlmesh_ray.actors import fleet_manager as keeper_module
+from rlmesh_ray.actors import fleet_manager as manager_module
 from rlmesh_ray.actors.fleet_manager import EndpointSpec, FleetManager
 from rlmesh_ray.actors.serialized_env import SerializedEnv
 from rlmesh_ray.errors import RlmeshError
@@ -18,7 +18,7 @@ HERE, THERE = "1" * 56, "2" * 56
 
 
 class Method:
-    """Of an actor."""
+    """A method of an actor."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.remote = run
@@ -46,7 +46,7 @@ class FakeActor:
 
 
 class FakeRegistry:
-    """Takes note of nothing."""
+    """A registry whose methods do nothing."""
 
     def __getattr__(self, name: str) -> Method:
         return Method(self._note)
@@ -55,8 +55,8 @@ class FakeRegistry:
         pass
 
 
-class Stage:
-    """A keeper with one endpoint that is on the node HERE, and whose next one comes to be THERE."""
+class MovableFleet:
+    """A manager with one endpoint on the node HERE, whose next actor runs on the node THERE."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, announced: Callable[[], Any]) -> None:
         self.actors: list[FakeActor] = []
@@ -69,9 +69,9 @@ class Stage:
         def kill(actor: FakeActor) -> None:
             actor.is_alive = False
 
-        monkeypatch.setattr(keeper_module, "shared_registry", FakeRegistry)
+        monkeypatch.setattr(manager_module, "shared_registry", FakeRegistry)
         ray = SimpleNamespace(kill=kill, exceptions=real_ray.exceptions)
-        monkeypatch.setattr(keeper_module, "ray", ray)
+        monkeypatch.setattr(manager_module, "ray", ray)
         monkeypatch.setattr(FleetManager, "_has_room", lambda *_: True)
         monkeypatch.setattr(FleetManager, "_actor", start)
         self.manager = FleetManager("fleet", SerializedEnv(b""), {})
@@ -79,7 +79,7 @@ class Stage:
     async def start(self) -> None:
         await self.manager.start([EndpointSpec("fleet-0", {}, "token", is_movable=True)])
 
-    async def settle(self) -> None:
+    async def move(self) -> None:
         await self.manager.move_near("fleet-0", THERE)
 
     @property
@@ -87,46 +87,46 @@ class Stage:
         return [actor.is_alive for actor in self.actors]
 
 
-def test_an_endpoint_that_may_have_been_announced_elsewhere_is_not_the_former_one_any_more(
+def test_the_new_actor_stays_when_its_announcement_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The registry may know the new one by now, so that the former one would end itself.
+    # The registry may have the new record, and the former actor would then end itself.
     async def announced() -> None:
-        raise RlmeshError("nobody knows whether the registry has heard it")
+        raise RlmeshError("the announcement may have arrived or not")
 
     async def run() -> None:
-        stage = Stage(monkeypatch, announced)
-        await stage.start()
-        await stage.settle()
+        fleet = MovableFleet(monkeypatch, announced)
+        await fleet.start()
+        await fleet.move()
 
-        assert stage.alive == [False, True]
-        assert await stage.manager.actors(["fleet-0"]) == [stage.actors[1]]
+        assert fleet.alive == [False, True]
+        assert await fleet.manager.actors(["fleet-0"]) == [fleet.actors[1]]
 
     asyncio.run(run())
 
 
-def test_an_endpoint_that_retires_while_it_is_brought_somewhere_leaves_nobody_behind(
+def test_an_endpoint_that_retires_during_a_move_leaves_no_actor_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:
-        asked, goes_on = asyncio.Event(), asyncio.Event()
+        announced_once, goes_on = asyncio.Event(), asyncio.Event()
 
         async def announced() -> None:
-            asked.set()
+            announced_once.set()
             await goes_on.wait()
 
-        stage = Stage(monkeypatch, announced)
-        await stage.start()
-        settling = asyncio.create_task(stage.settle())
+        fleet = MovableFleet(monkeypatch, announced)
+        await fleet.start()
+        moving = asyncio.create_task(fleet.move())
         await asyncio.wait(
-            [settling, asyncio.create_task(asked.wait())], return_when="FIRST_COMPLETED"
+            [moving, asyncio.create_task(announced_once.wait())], return_when="FIRST_COMPLETED"
         )
-        await stage.manager.retire(["fleet-0"], 1.0)
+        await fleet.manager.retire(["fleet-0"], 1.0)
         await asyncio.sleep(0)
         goes_on.set()
-        await settling
-        await asyncio.gather(*stage.manager._draining)
+        await moving
+        await asyncio.gather(*fleet.manager._draining)
 
-        assert stage.alive == [False, False]
+        assert fleet.alive == [False, False]
 
     asyncio.run(run())

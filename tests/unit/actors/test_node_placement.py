@@ -1,4 +1,4 @@
-"""What users say of places, as options of Ray's actors."""
+"""Placement options of a fleet, as options of Ray actors."""
 
 from typing import Any
 
@@ -13,24 +13,24 @@ X, Y, Z = (each * 56 for each in "abc")
 
 
 def placement(where: Any = "near", options: Any = None, num_endpoints: int = 2) -> Placement:
-    return Placement.of(where, 0.5, options, num_endpoints, {X, Y})
+    return Placement.of(where, {"num_cpus": 0.5}, options, num_endpoints, {X, Y})
 
 
-def test_endpoints_are_near_by_default_and_in_nobody_s_placement_group() -> None:
+def test_endpoints_are_near_by_default_and_in_no_placement_group() -> None:
     placed = placement()
 
     assert placed.options_of(1) == {"num_cpus": 0.5, "scheduling_strategy": "DEFAULT"}
     assert placed.is_near(1)
 
 
-def test_spread_is_ray_s_spread() -> None:
+def test_spread_is_the_strategy_spread_of_ray() -> None:
     placed = placement("spread")
 
     assert placed.options_of(0)["scheduling_strategy"] == "SPREAD"
     assert not placed.is_near(0)
 
 
-def test_nodes_are_taken_in_turns_and_can_be_lost() -> None:
+def test_nodes_are_used_in_turn_and_may_be_lost() -> None:
     placed = placement([X, Y])
 
     strategies = [placed.options_of(index)["scheduling_strategy"] for index in range(3)]
@@ -44,7 +44,7 @@ def test_nodes_are_taken_in_turns_and_can_be_lost() -> None:
     "options",
     [{"resources": {"arm": 1}}, {"label_selector": {"a": "b"}}, {"scheduling_strategy": "SPREAD"}],
 )
-def test_what_says_more_precisely_where_wins_over_near(options: dict[str, Any]) -> None:
+def test_options_that_name_nodes_override_near(options: dict[str, Any]) -> None:
     placed = placement(options=options)
 
     assert not placed.is_near(0)
@@ -55,7 +55,7 @@ def test_what_says_more_precisely_where_wins_over_near(options: dict[str, Any]) 
     }
 
 
-def test_each_endpoint_may_have_options_of_its_own_and_those_that_come_begin_anew() -> None:
+def test_a_list_of_options_has_one_for_each_endpoint_and_starts_over() -> None:
     placed = placement(options=[{"num_cpus": 1}, {"resources": {"arm": 1}}])
 
     assert [placed.options_of(index)["num_cpus"] for index in range(3)] == [1, 0.5, 1]
@@ -71,6 +71,6 @@ def test_each_endpoint_may_have_options_of_its_own_and_those_that_come_begin_ane
         ({"options": [{}]}, "1 mappings for 2 endpoints"),
     ],
 )
-def test_what_cannot_be_is_named(arguments: dict[str, Any], words: str) -> None:
+def test_wrong_options_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         placement(**arguments)

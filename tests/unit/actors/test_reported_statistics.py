@@ -1,10 +1,10 @@
-"""What endpoints of a pool tell: the latest, once, and from when they came."""
+"""Statistics of a pool's endpoints: the latest, once, from their registration on."""
 
 from dataclasses import replace
 
 import pytest
 
-from rlmesh_ray.actors import reported_statistics as told_module
+from rlmesh_ray.actors import reported_statistics as reported_module
 from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.reported_statistics import ReportedStatistics
 from rlmesh_ray.server.counters import EnvCounters
@@ -14,7 +14,7 @@ RECORD = EndpointRecord("pool/games/a", 1, "192.0.2.7:5555", "pool/games")
 
 
 class EndpointMetrics:
-    """Remembers what Ray's metrics would be given."""
+    """Records the statistics instead of updating Ray's metrics."""
 
     def __init__(self, record: EndpointRecord, since: Statistics | None) -> None:
         self.before = since
@@ -27,14 +27,14 @@ class EndpointMetrics:
 
 @pytest.fixture(autouse=True)
 def metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told_module, "EndpointMetrics", EndpointMetrics)
+    monkeypatch.setattr(reported_module, "EndpointMetrics", EndpointMetrics)
 
 
 def statistics(uptime_s: float, steps: int) -> EnvStatistics:
     return replace(EnvCounters().statistics(), uptime_s=uptime_s, steps=steps)
 
 
-def test_what_is_told_is_seen_once_beside_what_was_told_before() -> None:
+def test_statistics_are_published_once_with_the_former_ones() -> None:
     reported, first, second = ReportedStatistics(), statistics(1.0, 5), statistics(4.0, 9)
     assert reported.publish("a", RECORD) is None
 
@@ -45,7 +45,7 @@ def test_what_is_told_is_seen_once_beside_what_was_told_before() -> None:
     assert reported.publish("a", RECORD) == StatisticsPair(second, first)
 
 
-def test_an_endpoint_that_has_served_before_it_came_counts_from_then() -> None:
+def test_an_endpoint_that_served_before_it_registered_counts_from_then() -> None:
     reported, first = ReportedStatistics(), statistics(3600.0, 10**6)
 
     reported.note("a", first)
@@ -53,7 +53,7 @@ def test_an_endpoint_that_has_served_before_it_came_counts_from_then() -> None:
     assert reported.publish("a", RECORD) == StatisticsPair(first, first)
 
 
-def test_another_incarnation_counts_anew() -> None:
+def test_a_new_incarnation_counts_from_zero() -> None:
     reported, first, second = ReportedStatistics(), statistics(10.0, 50), statistics(1.0, 2)
     reported.note("a", first)
     reported.publish("a", RECORD)
@@ -63,7 +63,7 @@ def test_another_incarnation_counts_anew() -> None:
     assert reported.publish("a", replace(RECORD, incarnation=2)) == StatisticsPair(second, None)
 
 
-def test_nothing_is_kept_of_who_has_left() -> None:
+def test_nothing_is_kept_of_an_endpoint_that_has_left() -> None:
     reported = ReportedStatistics()
     reported.note("a", statistics(1.0, 5))
     reported.publish("a", RECORD)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def room_for(num_bytes: int) -> Iterator[None]:
-    """Do what ``ulimit -f`` does, for a moment."""
+    """Limit the size of files, as ``ulimit -f`` does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

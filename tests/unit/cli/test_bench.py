@@ -14,12 +14,12 @@ MEMORY = "shared memory"
             {BY_ITSELF: 1000.0, MEMORY: 950.0},
             "environment limits: a vector step takes it 32 ms",
         ),
-        ({BY_ITSELF: 1e6, MEMORY: 2e5}, "The way to the environment limits: shared memory adds"),
+        ({BY_ITSELF: 1e6, MEMORY: 2e5}, "The transport limits: shared memory adds"),
         ({BY_ITSELF: 1e6, "TCP": 1e5, MEMORY: 2e5}, "limits: shared memory adds 128 us"),
         ({BY_ITSELF: 1000.0, MEMORY: 1100.0}, "shared memory adds 0 us. More endpoints"),
     ],
 )
-def test_what_limits_is_what_takes_most_of_a_step(rates: dict[str, float], limit: str) -> None:
+def test_the_largest_part_of_a_step_is_named(rates: dict[str, float], limit: str) -> None:
     assert limit in what_limits(rates, 32)
 
 

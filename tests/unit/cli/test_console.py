@@ -33,7 +33,7 @@ def test_an_event_is_one_line_of_strict_json(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_people_read_on_the_stream_that_programs_do_not(is_json: bool, capsys: Capture) -> None:
+def test_text_for_people_goes_to_the_other_stream(is_json: bool, capsys: Capture) -> None:
     console = Console(is_json=is_json)
 
     console.say("hello")
@@ -53,7 +53,7 @@ def test_a_line_is_never_wrapped(capsys: Capture) -> None:
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_an_error_goes_to_both(capsys: Capture) -> None:
+def test_an_error_is_printed_as_text_and_as_an_event(capsys: Capture) -> None:
     Console(is_json=True).error("port 1 is in use " * 20, "AddressError")
 
     captured = capsys.readouterr()
@@ -62,7 +62,7 @@ def test_an_error_goes_to_both(capsys: Capture) -> None:
     assert len(captured.err.splitlines()) == 1
 
 
-def test_people_get_an_error_on_standard_error(capsys: Capture) -> None:
+def test_an_error_goes_to_standard_error(capsys: Capture) -> None:
     Console().error("port 1 is in use", "AddressError")
 
     captured = capsys.readouterr()
@@ -108,13 +108,13 @@ def test_without_the_script_the_module_is_run(
     assert program() == f"{tmp_path / 'python'} -m rlmesh_ray"
 
 
-def test_what_others_print_does_not_come_among_the_events(
+def test_the_output_of_other_code_is_not_mixed_with_events(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console = Console(is_json=True)
 
     with contextlib.redirect_stdout(sys.stderr):
-        sys.stdout.write("somebody's chatter\n")
+        sys.stdout.write("output of a library\n")
         console.event("done")
 
-    assert capsys.readouterr() == ('{"event": "done"}\n', "somebody's chatter\n")
+    assert capsys.readouterr() == ('{"event": "done"}\n', "output of a library\n")

@@ -11,14 +11,14 @@ from rlmesh_ray.errors import (
 
 
 class RayWrapped(EnvStartError):
-    """As Ray makes them: a class derived from the cause's, with a traceback for a text."""
+    """Like Ray's wrappers: derived from the cause's class, with a traceback as message."""
 
     def __init__(self, cause: EnvStartError) -> None:
         super().__init__("ray::Actor.address()\nTraceback ...")
         self.cause = cause
 
 
-def test_an_error_of_this_package_is_told_in_its_own_words() -> None:
+def test_an_error_of_this_package_keeps_its_message() -> None:
     error = EndpointUnreachableError("nothing answers there", "127.0.0.1:1")
 
     assert describe(error) == ("127.0.0.1:1: nothing answers there", "EndpointUnreachableError")
@@ -34,14 +34,14 @@ def test_what_ray_wraps_is_unwrapped() -> None:
     assert describe(error) == ("cannot create Cart-v1", "EnvStartError")
 
 
-def test_the_cause_of_a_foreign_error_is_told() -> None:
+def test_the_cause_of_a_foreign_error_is_named() -> None:
     error = RuntimeError("something failed")
     error.__cause__ = AddressError("port 1 is in use")
 
     assert describe(error) == ("port 1 is in use", "AddressError")
 
 
-def test_a_bug_is_told_with_the_way_to_its_place() -> None:
+def test_an_unexpected_error_names_the_option_debug() -> None:
     message, kind = describe(KeyError("lane"))
 
     assert message == "unexpected KeyError: 'lane' (--debug shows where)"
@@ -68,14 +68,14 @@ def test_a_remote_error_names_the_side() -> None:
         EnvStartError("cannot create it", "remote line 7"),
     ],
 )
-def test_the_trace_holds_what_the_other_process_told(error: Exception) -> None:
+def test_the_trace_has_that_of_the_other_process(error: Exception) -> None:
     text = trace(error)
 
     assert type(error).__name__ in text
     assert text.endswith("The other process reports:\nremote line 7")
 
 
-def test_what_several_errors_of_a_chain_were_told_is_shown_once() -> None:
+def test_a_remote_trace_that_several_errors_share_is_shown_once() -> None:
     first = RemoteEnvError("INTERNAL", "it failed", True, "remote line 7")
     last = RemoteEnvError("INTERNAL", "it failed 11 times", True, "remote line 7")
     last.__cause__ = first

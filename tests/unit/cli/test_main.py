@@ -25,14 +25,14 @@ ONLY_IN_THE_COMMAND_LINE = {
 }  # fmt: skip
 
 
-def test_without_a_command_it_shows_all_of_them(capsys: Capture) -> None:
+def test_without_a_command_the_help_lists_all_of_them(capsys: Capture) -> None:
     assert main([]) == 0
 
     text = capsys.readouterr().out
     assert all(command in text for command in COMMANDS)
 
 
-def test_a_wrong_choice_is_told_in_plain_words(capsys: Capture) -> None:
+def test_a_wrong_choice_is_named_in_plain_words(capsys: Capture) -> None:
     assert main(["serve-env", "CartPole-v1", "--validation", "foo"]) == 2
 
     text = " ".join(capsys.readouterr().err.split())
@@ -40,7 +40,7 @@ def test_a_wrong_choice_is_told_in_plain_words(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
+def test_every_command_has_help(command: str, capsys: Capture) -> None:
     assert main([command, "--help"]) == 0
 
     text = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_help_is_short_and_has_groups_of_options(
 @pytest.mark.parametrize(
     "arguments", [*([command] for command in COMMANDS), ["check"], ["pool"], ["bench"]]
 )
-def test_values_of_options_are_named_for_people(arguments: list[str], capsys: Capture) -> None:
+def test_values_of_options_have_readable_names(arguments: list[str], capsys: Capture) -> None:
     assert main([*arguments, "--help"]) == 0
 
     options = [line for line in capsys.readouterr().out.splitlines() if " --" in line[:10]]
@@ -73,7 +73,7 @@ def test_values_of_options_are_named_for_people(arguments: list[str], capsys: Ca
     assert not [line for line in options if "<" in line[:60]]
 
 
-def test_choices_stand_in_the_help(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_are_listed_in_the_help(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
 
     assert main(["serve-env", "--help"]) == 0
@@ -119,7 +119,7 @@ def test_a_flag_is_named_like_the_parameter_of_the_same_thing(
     assert not unlike
 
 
-def test_the_version_is_told(capsys: Capture) -> None:
+def test_the_version_is_printed(capsys: Capture) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"rlmesh-ray {__version__}\n"
 
@@ -160,7 +160,7 @@ def test_the_version_is_told(capsys: Capture) -> None:
         (["train", "CartPole-v1", "--config", "no/such/file"], ["--config", "no/such/file"]),
     ],
 )
-def test_wrong_usage_is_told_in_one_line(
+def test_wrong_usage_is_an_error_in_one_line(
     arguments: list[str], words: list[str], capsys: Capture
 ) -> None:
     assert main(arguments) == 2
@@ -173,7 +173,7 @@ def test_wrong_usage_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("arguments", [["--json", "inspect"], ["inspect", "--json"]])
-def test_programs_are_told_of_wrong_usage(arguments: list[str], capsys: Capture) -> None:
+def test_wrong_usage_is_an_event(arguments: list[str], capsys: Capture) -> None:
     assert main(arguments) == 2
 
     event = json.loads(capsys.readouterr().out)
@@ -208,7 +208,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "learning_curve.png"])
-def test_a_training_does_not_replace_another_one(
+def test_a_training_does_not_overwrite_another_one(
     name: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / name).mkdir()

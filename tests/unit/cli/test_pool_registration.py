@@ -1,4 +1,4 @@
-"""What serve-env's options say about a pool."""
+"""Options of serve-env that register an endpoint with a pool."""
 
 from pathlib import Path
 
@@ -32,21 +32,23 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(POOL_TOKEN_VARIABLE, "s3cret")
 
 
-def test_an_endpoint_is_registered_where_it_listens() -> None:
+def test_an_endpoint_is_registered_at_its_own_address() -> None:
     assert entry().place(BOUND) == ("192.0.2.7", 5555)
 
 
 @pytest.mark.parametrize("wildcard", ["0.0.0.0:0", "[::]:0"])
-def test_one_that_listens_everywhere_is_where_the_registrar_sees_it(wildcard: str) -> None:
+def test_an_endpoint_on_all_interfaces_is_registered_at_the_host_that_the_registrar_sees(
+    wildcard: str,
+) -> None:
     assert entry(wildcard).place(Address("127.0.0.1", 5555)) == ("", 5555)
 
 
-def test_what_is_advertised_counts() -> None:
+def test_an_advertised_address_is_registered() -> None:
     assert entry(advertise="sim.example:80").place(BOUND) == ("sim.example", 80)
     assert entry(advertise="sim.example:0").place(BOUND) == ("sim.example", 5555)
 
 
-def test_clients_show_what_is_derived_from_the_pools_token(tmp_path: Path) -> None:
+def test_clients_present_a_token_derived_from_the_pools(tmp_path: Path) -> None:
     derived = endpoint_token("s3cret", "games", "sim-1")
 
     assert entry().token(None) == derived
@@ -54,14 +56,14 @@ def test_clients_show_what_is_derived_from_the_pools_token(tmp_path: Path) -> No
     assert entry().token(TokenFile(tmp_path / "own")) == PoolTokenFile(tmp_path / "own", derived)
 
 
-def test_without_a_pool_token_the_endpoints_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_pool_token_the_endpoint_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(POOL_TOKEN_VARIABLE)
 
     assert entry().token("own") == "own"
     assert entry().token(None) is None
 
 
-def test_the_file_goes_before_the_variable(tmp_path: Path) -> None:
+def test_the_file_overrides_the_variable(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("filed\n")
     (tmp_path / "token").chmod(0o600)
 
@@ -69,18 +71,18 @@ def test_the_file_goes_before_the_variable(tmp_path: Path) -> None:
     assert pool_secret(None) == "s3cret"
 
 
-def test_an_endpoint_without_a_name_gets_one_of_its_own() -> None:
+def test_an_endpoint_without_an_id_gets_a_new_one() -> None:
     first, second = (entry(endpoint_id=None).endpoint_id for _ in range(2))
 
     assert first != second
     assert checked_name(first, "endpoint_id")
 
 
-def test_the_pools_token_is_not_shown_by_accident() -> None:
+def test_repr_does_not_show_the_pools_token() -> None:
     assert "s3cret" not in repr(entry())
 
 
 @pytest.mark.parametrize("register", ["games", "192.0.2.1:7070", "@192.0.2.1:7070", "games@here"])
-def test_half_of_a_name_is_none(register: str) -> None:
+def test_a_pool_without_an_address_is_refused(register: str) -> None:
     with pytest.raises(ConfigurationError):
         registration_config(register, None, None, None, ("192.0.2.7:0", None))

@@ -1,4 +1,4 @@
-"""How servers live in the command line."""
+"""Main loop of the commands that serve."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from rlmesh_ray.server.statistics import EnvStatistics, SessionStatistics
 
 
 class ServerLifecycle:
-    """Starts, and has stopped as soon as somebody waits.
+    """A server that stops as soon as ``wait`` is called.
 
     Args:
         story: Gets what happens.
@@ -35,7 +35,7 @@ class ServerLifecycle:
         return EnvCounters().statistics()
 
 
-def test_the_heap_is_settled_when_all_is_loaded_and_nobody_knows_the_address_yet(
+def test_the_heap_is_frozen_before_the_address_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     story: list[str] = []
@@ -47,7 +47,7 @@ def test_the_heap_is_settled_when_all_is_loaded_and_nobody_knows_the_address_yet
     assert story == ["starts", "settles", "announces", "stops"]
 
 
-def test_one_line_says_what_an_endpoint_does() -> None:
+def test_the_summary_is_one_line_about_the_endpoint() -> None:
     before = replace(EnvCounters().statistics(), uptime_s=10.0, lane_steps=500)
     sessions = SessionStatistics(open=2, opened=7)
     errors = {"INTERNAL": 1, "TIMEOUT": 2}

@@ -11,18 +11,18 @@ from rlmesh_ray.cli.signals import (
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_waits_until_a_block_that_holds_it_is_done(number: signal.Signals) -> None:
+def test_an_interrupt_is_delayed_until_the_block_is_done(number: signal.Signals) -> None:
     with interrupt_on_sigterm():
         assert interrupted_in_a_block(number) == [number]
         with pytest.raises(KeyboardInterrupt):  # as before the block
             signal.raise_signal(number)
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
+def test_a_second_interrupt_is_not_delayed() -> None:
     assert interrupted_in_a_block(signal.SIGINT, signal.SIGTERM) == [signal.SIGINT]
 
 
-def test_an_interrupt_that_is_noted_interrupts_nothing_and_a_second_one_does() -> None:
+def test_the_first_interrupt_is_recorded_and_the_second_one_raised() -> None:
     noted: list[str] = []
     with (
         interrupt_on_sigterm(),
@@ -37,7 +37,7 @@ def test_an_interrupt_that_is_noted_interrupts_nothing_and_a_second_one_does() -
     assert noted == ["told"]
 
 
-def test_a_signal_that_is_ignored_is_ignored_in_a_block_that_holds_interrupts_too() -> None:
+def test_an_ignored_signal_stays_ignored_in_the_block() -> None:
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interrupts_held():
@@ -48,7 +48,7 @@ def test_a_signal_that_is_ignored_is_ignored_in_a_block_that_holds_interrupts_to
 
 
 def interrupted_in_a_block(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Return which of the signals the block has outlived."""
+    """Return which of the signals did not end the block."""
     outlived = []
     try:
         with interrupts_held():
@@ -60,7 +60,7 @@ def interrupted_in_a_block(*numbers: signal.Signals) -> list[signal.Signals]:
     raise AssertionError("no interrupt came out of the block")
 
 
-def test_an_interrupt_that_another_error_has_covered_is_seen() -> None:
+def test_an_interrupt_behind_another_error_is_found() -> None:
     assert has_interrupt(covered_by_cleaning_up())
     assert has_interrupt(KeyboardInterrupt())
 

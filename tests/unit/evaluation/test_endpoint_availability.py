@@ -7,7 +7,7 @@ GONE = EndpointLostError("gone", "a")
 
 
 def at_work(num_endpoints: int, patience_s: float = 30.0) -> EndpointAvailability:
-    """A roster whose endpoints have all been reached."""
+    """Availability of endpoints that have all been reached."""
     availability = EndpointAvailability(num_endpoints, patience_s)
     for place in range(num_endpoints):
         availability.reach(place)
@@ -28,7 +28,7 @@ def test_users_are_spread_evenly() -> None:
     assert availability.choose(0.0) == 1
 
 
-def test_an_endpoint_that_is_up_comes_before_one_that_may_be() -> None:
+def test_a_working_endpoint_comes_before_one_that_failed() -> None:
     availability = at_work(2)
     availability.enter(1)
     availability.lose(0, GONE, 0.0, is_final=False)
@@ -61,7 +61,7 @@ def test_several_users_of_one_endpoint_report_one_loss() -> None:
     assert availability.next_due_s(0.0) == pytest.approx(0.1)
 
 
-def test_an_endpoint_that_is_back_starts_with_short_delays_again() -> None:
+def test_after_a_recovery_delays_are_short_again() -> None:
     availability = at_work(1)
     for now_s in (0.0, 1.0, 2.0):
         availability.lose(0, GONE, now_s, is_final=False)
@@ -80,7 +80,7 @@ def test_a_session_that_cannot_be_opened_again_is_never_due() -> None:
     assert availability.next_due_s(0.0) == float("inf")
 
 
-def test_there_is_hope_while_anybody_is_at_work() -> None:
+def test_the_endpoints_have_not_failed_while_one_is_in_use() -> None:
     availability = at_work(2)
     availability.enter(1)
     availability.lose(0, GONE, 0.0, is_final=False)
@@ -88,7 +88,7 @@ def test_there_is_hope_while_anybody_is_at_work() -> None:
     assert not availability.has_failed(1e9)
 
 
-def test_there_is_hope_until_patience_ends() -> None:
+def test_the_endpoints_have_failed_when_patience_ends() -> None:
     availability = at_work(2, patience_s=30.0)
     availability.lose(0, GONE, 0.0, is_final=False)
     availability.lose(1, GONE, 10.0, is_final=False)
@@ -98,7 +98,7 @@ def test_there_is_hope_until_patience_ends() -> None:
     assert availability.causes() == [GONE, GONE]
 
 
-def test_there_is_no_hope_where_none_can_be_opened_again() -> None:
+def test_the_endpoints_have_failed_where_none_can_be_opened_again() -> None:
     availability = at_work(1)
     availability.lose(0, GONE, 0.0, is_final=True)
 
@@ -115,7 +115,7 @@ def test_one_try_each_is_enough_where_none_was_ever_reached() -> None:
     assert availability.has_failed(0.0)
 
 
-def test_endpoints_that_have_worked_before_deserve_patience_at_the_first_try() -> None:
+def test_known_endpoints_get_patience_at_the_first_try() -> None:
     availability = EndpointAvailability(1, 30.0, is_known=True)
     availability.lose(0, GONE, 0.0, is_final=False)
 

@@ -9,7 +9,7 @@ from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.evaluation.episode_schedule import Schedule
 
 
-def test_the_smallest_index_that_waits_is_taken_first() -> None:
+def test_the_smallest_waiting_index_is_taken_first() -> None:
     schedule = Schedule([5, 3, 4])
 
     assert [schedule.take("a", lane) for lane in range(4)] == [3, 4, 5, None]
@@ -17,7 +17,7 @@ def test_the_smallest_index_that_waits_is_taken_first() -> None:
     assert not schedule.is_complete
 
 
-def test_a_lost_session_gives_back_what_it_ran_and_keeps_what_it_finished() -> None:
+def test_unfinished_episodes_of_a_lost_session_wait_again() -> None:
     schedule = Schedule(range(4))
     for lane in range(3):
         schedule.take("a", lane)
@@ -29,7 +29,7 @@ def test_a_lost_session_gives_back_what_it_ran_and_keeps_what_it_finished() -> N
     assert [schedule.interruptions(index) for index in range(4)] == [1, 0, 1, 0]
 
 
-def test_what_had_not_begun_was_not_interrupted() -> None:
+def test_an_episode_that_had_not_begun_is_not_interrupted() -> None:
     schedule = Schedule(range(2))
     schedule.take("a", 0)
 
@@ -38,7 +38,7 @@ def test_what_had_not_begun_was_not_interrupted() -> None:
     assert schedule.interruptions(0) == 0
 
 
-def test_a_lost_session_can_finish_nothing_any_more() -> None:
+def test_a_late_report_of_a_lost_session_is_refused() -> None:
     schedule = Schedule(range(1))
     schedule.take("a", 0)
     schedule.lose("a")
@@ -56,7 +56,7 @@ def test_a_lane_runs_one_episode_at_a_time() -> None:
 
 
 class Play:
-    """Three sessions of three lanes that do as they are told, and remember it.
+    """Three sessions of three lanes, and a record of their episodes.
 
     Args:
         schedule: What they take from.
@@ -99,7 +99,7 @@ MOVES = st.tuples(st.sampled_from([Play.take, Play.finish, Play.lose]), *[st.int
 
 
 @given(num_episodes=st.integers(1, 12), moves=st.lists(MOVES))
-def test_whoever_is_lost_every_index_is_finished_exactly_once(
+def test_every_index_is_finished_exactly_once_after_any_loss(
     num_episodes: int, moves: list[tuple[Callable[[Play, int, int], None], int, int]]
 ) -> None:
     schedule = Schedule(range(num_episodes))

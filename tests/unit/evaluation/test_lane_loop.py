@@ -1,4 +1,4 @@
-"""The episode loop, against a vector environment that lives in memory and breaks on demand."""
+"""The episode loop with a vector environment in memory that fails on demand."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def length_of(seed: int) -> int:
 
 
 def expected(index: int, first_seed: int) -> EpisodeResult:
-    """What an episode must be: every step pays its seed and the action."""
+    """The expected episode: the reward of a step depends on its seed and the action."""
     seed = first_seed + index
     length = length_of(seed)
     return EpisodeResult(
@@ -81,7 +81,7 @@ class MemoryEnv:
             raise EndpointLostError("broken on demand", self.address)
 
 
-class MemoryDesk:
+class MemoryEpisodes:
     """A schedule without endpoints."""
 
     is_stopped = False
@@ -111,7 +111,7 @@ class MemoryDesk:
 
 
 class CountingPolicy:
-    """Answers with the step, and checks that every lane is told as what it is."""
+    """A policy that returns the step, and checks the slots of every lane."""
 
     def __init__(self) -> None:
         self.seen: list[Slots] = []
@@ -125,7 +125,7 @@ class CountingPolicy:
         return observation
 
 
-def drive(env: MemoryEnv, episodes: MemoryDesk, seed: int | None) -> None:
+def drive(env: MemoryEnv, episodes: MemoryEpisodes, seed: int | None) -> None:
     LaneLoop(env, CountingPolicy().act, episodes, seed, "").run()  # type: ignore[arg-type]  # a fake
 
 
@@ -135,19 +135,19 @@ def drive(env: MemoryEnv, episodes: MemoryDesk, seed: int | None) -> None:
     sessions=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 20)), max_size=6),
     last_width=st.integers(1, 5),
 )
-def test_every_episode_ends_once_with_its_own_seed_whatever_breaks(
+def test_every_episode_ends_once_with_its_own_seed_after_any_failure(
     num_episodes: int, first_seed: int, sessions: list[tuple[int, int]], last_width: int
 ) -> None:
     schedule = Schedule(range(num_episodes))
     finished: list[EpisodeResult] = []
 
     for key, (width, breaks_at) in enumerate(sessions):
-        episodes = MemoryDesk(schedule, key, finished)
+        episodes = MemoryEpisodes(schedule, key, finished)
         try:
             drive(MemoryEnv(width, breaks_at), episodes, first_seed)
         except EndpointLostError:
             schedule.lose(key)
-    drive(MemoryEnv(last_width), MemoryDesk(schedule, -1, finished), first_seed)
+    drive(MemoryEnv(last_width), MemoryEpisodes(schedule, -1, finished), first_seed)
 
     finished.sort(key=lambda episode: episode.index)
     assert finished == [expected(index, first_seed) for index in range(num_episodes)]
@@ -158,7 +158,7 @@ def test_a_lane_without_an_episode_takes_one_that_was_lost_elsewhere() -> None:
     schedule.take("elsewhere", 0)
     finished: list[EpisodeResult] = []
 
-    class LosingDesk(MemoryDesk):
+    class LosingDesk(MemoryEpisodes):
         def begin(self) -> None:
             schedule.lose("elsewhere")
 
@@ -170,9 +170,9 @@ def test_a_lane_without_an_episode_takes_one_that_was_lost_elsewhere() -> None:
     assert finished[0] == expected(0, 0)
 
 
-def test_idle_lanes_are_nobodys_episode() -> None:
+def test_idle_lanes_run_no_episode() -> None:
     policy = CountingPolicy()
-    episodes = MemoryDesk(Schedule(range(1)), 0, [])
+    episodes = MemoryEpisodes(Schedule(range(1)), 0, [])
 
     LaneLoop(MemoryEnv(2), policy.act, episodes, 1, "").run()  # type: ignore[arg-type]  # a fake
 
@@ -181,8 +181,8 @@ def test_idle_lanes_are_nobodys_episode() -> None:
     assert len([name for name in ids if name.startswith("episode-")]) == 1
 
 
-def test_a_stopped_desk_ends_the_loop() -> None:
-    episodes = MemoryDesk(Schedule(range(1)), 0, [])
+def test_a_stopped_source_ends_the_loop() -> None:
+    episodes = MemoryEpisodes(Schedule(range(1)), 0, [])
     episodes.is_stopped = True
 
     drive(MemoryEnv(1), episodes, 4)
@@ -190,13 +190,13 @@ def test_a_stopped_desk_ends_the_loop() -> None:
     assert not episodes._finished
 
 
-def test_a_broken_environment_is_heard() -> None:
+def test_an_error_of_the_environment_is_raised() -> None:
     with pytest.raises(EndpointLostError):
-        drive(MemoryEnv(1, 1), MemoryDesk(Schedule(range(1)), 0, []), 0)
+        drive(MemoryEnv(1, 1), MemoryEpisodes(Schedule(range(1)), 0, []), 0)
 
 
 class MemoryVector(MemoryEnv):
-    """Lanes that begin together only, and go on by themselves after an end (NEXT_STEP)."""
+    """Lanes that start together only, and reset by themselves after an end (NEXT_STEP)."""
 
     def reset(
         self, *, seed: Sequence[int] | None, options: dict[str, Any] | None = None
@@ -212,11 +212,11 @@ class MemoryVector(MemoryEnv):
 
 
 @given(num_episodes=st.integers(1, 12), first_seed=st.integers(0, 50), width=st.integers(1, 5))
-def test_lanes_that_begin_together_run_every_episode_once(
+def test_lanes_that_start_together_run_every_episode_once(
     num_episodes: int, first_seed: int, width: int
 ) -> None:
     finished: list[EpisodeResult] = []
-    episodes = MemoryDesk(Schedule(range(num_episodes)), 0, finished)
+    episodes = MemoryEpisodes(Schedule(range(num_episodes)), 0, finished)
 
     LaneLoop(
         MemoryVector(width),  # type: ignore[arg-type]  # a fake

@@ -22,7 +22,7 @@ def episodes(*successes: bool | None) -> tuple[EpisodeResult, ...]:
     )
 
 
-def test_the_summary_counts_what_there_is() -> None:
+def test_the_summary_covers_the_finished_episodes() -> None:
     result = EvaluationResult(episodes(True, None, False, True), 2.0)
 
     assert result.return_mean == 1.5
@@ -59,7 +59,7 @@ def test_a_single_episode_has_no_standard_error_and_maybe_no_success() -> None:
     assert result.success_rate is None
 
 
-def test_where_an_episode_ran_makes_no_difference() -> None:
+def test_episodes_are_equal_wherever_they_ran() -> None:
     here = EpisodeResult(0, 0, 1.0, 1, True, endpoint="here", model="a")
 
     assert here == EpisodeResult(0, 0, 1.0, 1, True, endpoint="there", model="b")
@@ -106,7 +106,7 @@ def test_success_is_read_from_the_last_infos(infos: dict[str, Any], told: list[A
     assert [success_of(infos, lane) for lane in range(2)] == told
 
 
-def test_the_tally_counts_by_endpoint() -> None:
+def test_counters_are_kept_for_each_endpoint() -> None:
     tally = EndpointCounters()
     for news in (
         EpisodeResult(0, 0, 1.0, 1, True, endpoint="a", model="m"),

@@ -12,7 +12,7 @@ from rlmesh_ray.evaluation import EvaluationOptions, check_seeds, evaluate
 @pytest.mark.parametrize(
     ("episodes", "seed"), [(1, None), (1, 0), (1, 2**63 - 1), (10, 2**63 - 10)]
 )
-def test_what_the_wire_can_hold_is_a_seed(episodes: int, seed: int | None) -> None:
+def test_seeds_of_64_bits_are_valid(episodes: int, seed: int | None) -> None:
     check_seeds(episodes, seed)
 
 
@@ -36,7 +36,7 @@ def test_other_seeds_are_refused_before_anything_is_dialed(
 
 @pytest.mark.parametrize("number", [1.5, 2.0, True, "a", np.float64(1), np.bool_(True), [1]])
 @pytest.mark.parametrize("name", ["episodes", "seed", "max_interruptions"])
-def test_what_is_no_whole_number_is_refused_by_its_name(name: str, number: Any) -> None:
+def test_an_option_that_is_no_whole_number_is_refused_by_name(name: str, number: Any) -> None:
     arguments = {"episodes": 1, name: number}
 
     with pytest.raises(ConfigurationError, match=rf"^{name}=.* must be a whole number$"):
@@ -57,7 +57,7 @@ def test_integers_of_numpy_are_whole_numbers_and_seeds_become_plain_ones() -> No
     "value", ["x", True, None, 0, -1.0, float("nan"), float("inf"), 10**400, np.float32(-1)]
 )
 @pytest.mark.parametrize("name", ["env_timeout_s", "model_timeout_s"])
-def test_what_is_no_time_above_zero_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_an_option_that_is_no_time_above_zero_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{name}=.* finite .* seconds above 0$"):
         evaluate("nobody:1", "nobody:2", episodes=1, **{name: value})
 
@@ -68,7 +68,7 @@ def test_any_real_number_is_a_time(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", False, -1, float("nan")])
-def test_to_wait_for_no_time_at_all_is_possible_where_endpoints_may_come_back(value: Any) -> None:
+def test_the_reconnect_timeout_may_be_zero(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^reconnect_timeout_s=.* seconds, 0 or more$"):
         EvaluationOptions(reconnect_timeout_s=value)
 
@@ -76,7 +76,7 @@ def test_to_wait_for_no_time_at_all_is_possible_where_endpoints_may_come_back(va
 
 
 @pytest.mark.parametrize("seed", ["-4", str(2**63)])
-def test_on_the_command_line_they_are_wrong_usage(
+def test_invalid_values_are_wrong_usage_of_the_command(
     seed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["evaluate", "--env", "CartPole-v1", "--model", "no:where", "--seed", seed])

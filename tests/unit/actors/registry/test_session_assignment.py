@@ -1,4 +1,4 @@
-"""Which session is sent to which endpoint, and which ones are asked to move."""
+"""Assignments of sessions to endpoints, and the sessions that have to move."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from rlmesh_ray.actors.registry.lease_table import EndpointRecord
 from rlmesh_ray.actors.registry.session_assignment import Assignment, AssignmentTable
 
 LATER_S = 60.0
-"""When nobody new has come for a while."""
+"""A time without new sessions for a while."""
 
 
 def endpoints(ids: str, nodes: str = "") -> list[EndpointRecord]:
@@ -22,16 +22,16 @@ def endpoints(ids: str, nodes: str = "") -> list[EndpointRecord]:
 
 
 class Runners:
-    """Sessions that go where they are told, and look around now and then."""
+    """Sessions that open at their assigned endpoints and rebalance now and then."""
 
-    def __init__(self, seating: AssignmentTable, members: Sequence[EndpointRecord]) -> None:
-        self.seating = seating
+    def __init__(self, table: AssignmentTable, members: Sequence[EndpointRecord]) -> None:
+        self.table = table
         self.members = members
         self.placed: dict[str, str] = {}
         self.num_moves = 0
 
     def open(self, session: str, wanted: str, reserved: Collection[str] = ()) -> str | None:
-        record = self.seating.assign(session, wanted, "n", self.members, reserved, 0.0)
+        record = self.table.assign(session, wanted, "n", self.members, reserved, 0.0)
         if record is not None:
             self.placed[session] = record.endpoint_id
         return record.endpoint_id if record else None
@@ -40,10 +40,10 @@ class Runners:
         self, sessions: Collection[str], reserved: Collection[str] = ()
     ) -> tuple[str, ...]:
         placed = {each: self.placed[each] for each in sessions}
-        return self.seating.rebalance(placed, self.members, reserved, LATER_S)
+        return self.table.rebalance(placed, self.members, reserved, LATER_S)
 
     def move_all(self, reserved: Collection[str] = ()) -> None:
-        """Each session has a runner of its own, and they look around in turns."""
+        """Rebalance as if each session had a runner of its own, one after the other."""
         for session in sorted(self.placed):
             for mover in self.rebalance([session], reserved):
                 self.num_moves += 1
@@ -54,13 +54,13 @@ class Runners:
         return Counter(self.placed.values())
 
 
-def test_a_session_gets_the_endpoint_that_was_dealt_to_it() -> None:
+def test_a_session_gets_its_planned_endpoint() -> None:
     runners = Runners(AssignmentTable(), endpoints("ab"))
 
     assert [runners.open(str(index), each) for index, each in enumerate("abab")] == list("abab")
 
 
-def test_endpoints_are_filled_as_dealt_in_whatever_order_sessions_come() -> None:
+def test_sessions_get_their_planned_endpoints_in_any_order() -> None:
     for order in ("aaabbb", "abaabb", "bbbaaa"):
         runners = Runners(AssignmentTable(), endpoints("ab"))
         assert [runners.open(str(index), each) for index, each in enumerate(order)] == list(order)
@@ -72,7 +72,7 @@ def test_a_session_gets_the_emptiest_endpoint_where_its_own_is_gone() -> None:
     assert [runners.open(str(index), "gone") for index in range(4)] == ["a", "b", "c", "a"]
 
 
-def test_a_deal_that_is_older_than_the_fleet_fills_no_endpoint_up() -> None:
+def test_a_plan_that_is_older_than_the_fleet_overloads_no_endpoint() -> None:
     runners = Runners(AssignmentTable(), endpoints("abcd"))
 
     for index in range(40):
@@ -81,7 +81,9 @@ def test_a_deal_that_is_older_than_the_fleet_fills_no_endpoint_up() -> None:
     assert max(runners.load.values()) == 16
 
 
-def test_a_session_that_has_lost_its_endpoint_gets_its_own_only_if_that_is_as_empty() -> None:
+def test_a_session_that_has_lost_its_endpoint_gets_the_planned_one_only_if_that_is_as_empty() -> (
+    None
+):
     runners = Runners(AssignmentTable(), endpoints("abc"))
     for index, wanted in enumerate("abbc"):
         runners.open(str(index), wanted)
@@ -96,23 +98,23 @@ def test_of_endpoints_as_empty_the_one_on_the_same_node_is_taken() -> None:
     assert runners.open("0", "gone") == "b"
 
 
-def test_a_session_that_is_opened_again_keeps_its_seat() -> None:
+def test_a_session_that_is_opened_again_keeps_its_endpoint() -> None:
     runners = Runners(AssignmentTable(), endpoints("ab"))
     runners.open("0", "a")
     runners.open("1", "a")
 
     assert runners.open("0", "b") == "a"
-    assert runners.seating.session_counts == {"a": 2}
+    assert runners.table.session_counts == {"a": 2}
 
 
-def test_no_endpoint_means_no_seat_and_nothing_is_kept_of_it() -> None:
+def test_without_endpoints_there_is_no_assignment() -> None:
     runners = Runners(AssignmentTable(), [])
 
     assert runners.open("0", "a") is None
-    assert not runners.seating.session_counts
+    assert not runners.table.session_counts
 
 
-def test_nobody_is_moved_while_all_is_level() -> None:
+def test_no_session_moves_while_the_load_is_balanced() -> None:
     runners = Runners(AssignmentTable(), endpoints("ab"))
     for index, each in enumerate("aba"):
         runners.open(str(index), each)
@@ -120,7 +122,7 @@ def test_nobody_is_moved_while_all_is_level() -> None:
     assert runners.rebalance(["0", "1", "2"]) == ()
 
 
-def test_growing_moves_as_few_sessions_as_level_it_whoever_asks_first() -> None:
+def test_a_larger_fleet_moves_as_few_sessions_as_balance_it() -> None:
     runners = Runners(AssignmentTable(), endpoints("a"))
     for index in range(4):
         runners.open(str(index), "a")
@@ -129,7 +131,7 @@ def test_growing_moves_as_few_sessions_as_level_it_whoever_asks_first() -> None:
     assert runners.rebalance(["0"]) == ("0",)
     assert runners.rebalance(["1"]) == ("1",)
     assert runners.rebalance(["2", "3"]) == ()
-    # Asked again until it has happened.
+    # The same answer until the session has moved.
     assert runners.rebalance(["0", "2"]) == ("0",)
     assert runners.open("0", "a") == "b"
     assert runners.rebalance(["0", "2"]) == ()
@@ -146,7 +148,7 @@ def test_sessions_of_a_retiring_endpoint_move_and_no_others() -> None:
     assert runners.load == {"a": 3, "b": 3}
 
 
-def test_nobody_moves_when_there_is_nowhere_to_go() -> None:
+def test_no_session_moves_when_no_endpoint_is_left() -> None:
     runners = Runners(AssignmentTable(), endpoints("a"))
     runners.open("0", "a")
     runners.members = []
@@ -154,26 +156,26 @@ def test_nobody_moves_when_there_is_nowhere_to_go() -> None:
     assert runners.rebalance(["0"]) == ()
 
 
-def test_nobody_is_moved_to_level_the_load_while_sessions_still_come() -> None:
-    seating, members = AssignmentTable(), endpoints("ab")
+def test_no_session_moves_for_balance_while_new_ones_still_open() -> None:
+    table, members = AssignmentTable(), endpoints("ab")
     for index in range(2):
-        seating.assign(str(index), "a", "n", members, (), 100.0)
+        table.assign(str(index), "a", "n", members, (), 100.0)
     placed = {"0": "a", "1": "a"}
 
-    assert seating.rebalance(placed, members, (), 104.0) == ()
-    assert seating.rebalance(placed, members, (), 106.0) == ("1",)
+    assert table.rebalance(placed, members, (), 104.0) == ()
+    assert table.rebalance(placed, members, (), 106.0) == ("1",)
 
 
 def test_a_session_that_has_its_endpoint_on_another_node_moves_first() -> None:
-    seating, members = AssignmentTable(), endpoints("ab", "xy")
+    table, members = AssignmentTable(), endpoints("ab", "xy")
     for session, node_id in (("0", "y"), ("1", "x"), ("2", "x")):
-        seating.assign(session, "a", node_id, endpoints("a", "x"), (), 0.0)
+        table.assign(session, "a", node_id, endpoints("a", "x"), (), 0.0)
     placed = dict.fromkeys("012", "a")
 
-    assert seating.rebalance(placed, members, (), LATER_S) == ("0",)
+    assert table.rebalance(placed, members, (), LATER_S) == ("0",)
 
 
-def test_training_and_evaluation_are_levelled_apart() -> None:
+def test_training_and_evaluation_are_balanced_separately() -> None:
     runners = Runners(AssignmentTable(), endpoints("abe"))
     for index in range(4):
         runners.open(str(index), "ab"[index % 2], reserved="e")
@@ -196,56 +198,56 @@ def test_evaluation_goes_to_the_others_when_its_own_endpoints_are_gone() -> None
     assert runners.open("evaluation", "e", reserved="e") == "a"
 
 
-def test_claims_come_back_with_surveys() -> None:
-    seating = AssignmentTable()
+def test_assignments_are_entered_again_by_rebalance() -> None:
+    table = AssignmentTable()
 
-    assert seating.rebalance({"0": "a", "1": "b"}, endpoints("ab"), (), LATER_S) == ()
-    assert seating.session_counts == {"a": 1, "b": 1}
+    assert table.rebalance({"0": "a", "1": "b"}, endpoints("ab"), (), LATER_S) == ()
+    assert table.session_counts == {"a": 1, "b": 1}
 
 
-def test_seats_that_nobody_has_told_of_for_long_are_free_again() -> None:
-    seating, members = AssignmentTable(), endpoints("a")
+def test_assignments_that_no_runner_reports_are_dropped_after_a_while() -> None:
+    table, members = AssignmentTable(), endpoints("a")
     for session in "01":
-        seating.assign(session, "a", "n", members, (), 0.0)
-    seating.rebalance({"1": "a"}, members, (), 500.0)
+        table.assign(session, "a", "n", members, (), 0.0)
+    table.rebalance({"1": "a"}, members, (), 500.0)
 
-    seating.rebalance({"1": "a"}, members, (), 700.0)
+    table.rebalance({"1": "a"}, members, (), 700.0)
 
-    assert seating.session_counts == {"a": 1}
+    assert table.session_counts == {"a": 1}
 
 
-def test_released_seats_are_free() -> None:
+def test_released_sessions_have_no_assignment() -> None:
     runners = Runners(AssignmentTable(), endpoints("ab"))
     runners.open("0", "a")
 
-    runners.seating.release(["0", "stranger"])
+    runners.table.release(["0", "stranger"])
 
-    assert not runners.seating.session_counts
+    assert not runners.table.session_counts
 
 
-def test_a_seat_does_not_show_its_token() -> None:
+def test_an_assignment_does_not_show_its_token() -> None:
     assert "secret" not in repr(Assignment("h:1", token="secret"))
 
 
 ids = st.lists(st.sampled_from("abcdef"), min_size=1, unique=True).map("".join)
-deals = st.lists(st.sampled_from("abcdef"), max_size=24)
+plans = st.lists(st.sampled_from("abcdef"), max_size=24)
 
 
-def moves_needed(load: Counter[str], there: str) -> int:
-    """How many sessions must leave their endpoint, so that those that are left are level."""
-    base, more = divmod(load.total(), len(there))
-    fullest_first = sorted((load[each] for each in there), reverse=True)
-    wanted = [base + 1] * more + [base] * (len(there) - more)
+def moves_needed(load: Counter[str], members: str) -> int:
+    """How many sessions have to move until the load is balanced."""
+    base, more = divmod(load.total(), len(members))
+    fullest_first = sorted((load[each] for each in members), reverse=True)
+    wanted = [base + 1] * more + [base] * (len(members) - more)
     kept = sum(min(pair) for pair in zip(fullest_first, wanted, strict=True))
     return load.total() - kept
 
 
-@given(ids, ids, deals)
-def test_in_the_end_all_is_level_with_the_fewest_moves(
-    before: str, after: str, deal: list[str]
+@given(ids, ids, plans)
+def test_the_load_is_balanced_in_the_end_with_the_fewest_moves(
+    before: str, after: str, plan: list[str]
 ) -> None:
     runners = Runners(AssignmentTable(), endpoints(before))
-    for index, wanted in enumerate(deal):
+    for index, wanted in enumerate(plan):
         runners.open(f"{index:02}", wanted)
     load = runners.load
 
@@ -258,27 +260,27 @@ def test_in_the_end_all_is_level_with_the_fewest_moves(
     assert set(runners.load) <= set(after)
     counts = [runners.load[each] for each in after]
     assert max(counts) - min(counts) <= 1
-    assert sum(counts) == len(deal)
+    assert sum(counts) == len(plan)
     assert runners.num_moves == (moves_needed(load, after) if is_uneven else 0)
     runners.move_all()
     assert [runners.load[each] for each in after] == counts
 
 
-@given(ids, ids, deals)
-def test_the_same_questions_have_the_same_answers(before: str, after: str, deal: list[str]) -> None:
-    def told() -> tuple[object, ...]:
+@given(ids, ids, plans)
+def test_the_same_calls_have_the_same_answers(before: str, after: str, plan: list[str]) -> None:
+    def answers() -> tuple[object, ...]:
         runners = Runners(AssignmentTable(), endpoints(before))
-        granted = [runners.open(f"{index:02}", wanted) for index, wanted in enumerate(deal)]
+        granted = [runners.open(f"{index:02}", wanted) for index, wanted in enumerate(plan)]
         runners.members = endpoints(after)
         return granted, runners.rebalance(list(runners.placed))
 
-    assert told() == told()
+    assert answers() == answers()
 
 
-def test_a_seating_is_forgotten_when_nobody_has_been_heard_of_for_long() -> None:
-    seating = AssignmentTable()
-    assert seating.is_forgotten(0.0)
-    seating.assign("0", "a", "n", endpoints("a"), (), 0.0)
+def test_a_table_is_dropped_when_no_runner_has_reported_for_long() -> None:
+    table = AssignmentTable()
+    assert table.is_forgotten(0.0)
+    table.assign("0", "a", "n", endpoints("a"), (), 0.0)
 
-    assert not seating.is_forgotten(600.0)
-    assert seating.is_forgotten(601.0)
+    assert not table.is_forgotten(600.0)
+    assert table.is_forgotten(601.0)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rlmesh_ray.cli.commands.inspect import _tell_sessions
+from rlmesh_ray.cli.commands.inspect import _show_sessions
 from rlmesh_ray.cli.console import Console
 from rlmesh_ray.client.observer import ObservedSession
 
@@ -10,10 +10,10 @@ SESSION = ObservedSession("one", "ipv4:1", 0, "v1", "grpc", ("a",), (2,), (3.0,)
 
 
 @pytest.mark.parametrize("sessions", [(), (SESSION,), (SESSION, SESSION)])
-def test_programs_are_told_how_many_sessions_there_are_before_each_of_them(
+def test_the_number_of_sessions_is_an_event_before_each_of_them(
     sessions: tuple[ObservedSession, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _tell_sessions(Console(is_json=True), "127.0.0.1:7", sessions)
+    _show_sessions(Console(is_json=True), "127.0.0.1:7", sessions)
 
     number, *events = map(json.loads, capsys.readouterr().out.splitlines())
     assert number == {"event": "sessions", "address": "127.0.0.1:7", "count": len(sessions)}

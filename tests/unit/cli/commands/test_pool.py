@@ -1,4 +1,4 @@
-"""What the command that keeps a pool says of those who come and go."""
+"""Output of the command ``pool`` about endpoints that register and leave."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from rlmesh_ray.errors import EndpointUnreachableError
 
 
 class Pool:
-    """Tells one answer after another; the last one is Ctrl-C."""
+    """A pool with prepared answers, the last of which is Ctrl-C."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers: Iterator[Any] = iter(answers)
@@ -28,7 +28,7 @@ class Pool:
         return found
 
 
-def test_a_registry_that_does_not_answer_ends_no_pool(
+def test_a_registry_that_does_not_answer_does_not_end_the_pool(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "time", SimpleNamespace(sleep=lambda _s: None))

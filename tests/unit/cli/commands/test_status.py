@@ -11,26 +11,26 @@ from rlmesh_ray.cli.main import main
 
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a command gets whose cluster is never heard of: somebody presses Ctrl-C."""
+    """Context of a command whose registry query is interrupted by Ctrl-C."""
 
     def interrupted(console: Console) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(status, "joined_ray", lambda address: contextlib.nullcontext())
-    monkeypatch.setattr(status, "_look", interrupted)
+    monkeypatch.setattr(status, "_query", interrupted)
     return SimpleNamespace(obj=Console(is_json=True))
 
 
-def test_a_single_look_that_is_interrupted_has_not_succeeded(context: Any) -> None:
+def test_an_interrupted_query_is_no_success(context: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         status.status(context)
 
 
-def test_ctrl_c_is_how_watching_ends(context: Any) -> None:
+def test_ctrl_c_ends_watching(context: Any) -> None:
     status.status(context, watch=True)
 
 
-def test_without_ray_it_says_that_it_needs_ray_and_what_does_not(
+def test_without_ray_the_error_names_the_alternative(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # As importlib finds nothing in the base install.
@@ -40,5 +40,5 @@ def test_without_ray_it_says_that_it_needs_ray_and_what_does_not(
 
     error = capsys.readouterr().err
     assert error.startswith("error: status needs ray, which the base install does not have: pip")
-    assert error.endswith("ask the endpoints themselves: rlmesh-ray inspect ADDRESS\n")
+    assert error.endswith("use on each endpoint: rlmesh-ray inspect ADDRESS\n")
     assert main(["status", "--dashboard"]) == 0

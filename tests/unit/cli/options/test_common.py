@@ -23,7 +23,7 @@ def test_the_variable_is_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_token(None) == "s3cret"
 
 
-def test_the_file_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_file_overrides_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     (tmp_path / "token").write_text("from-file\n")
     (tmp_path / "token").chmod(0o600)
@@ -34,7 +34,7 @@ def test_the_file_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_
     assert source.client_token() == "from-file"
 
 
-def test_a_variable_that_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "two words")
 
     with pytest.raises(ConfigurationError, match=TOKEN_VARIABLE):
@@ -42,7 +42,7 @@ def test_a_variable_that_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("text", ["", "\n", "two words", "sécret"])
-def test_a_token_that_cannot_travel_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_token_that_no_header_can_hold_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(text)
     (tmp_path / "token").chmod(0o600)
 
@@ -59,12 +59,12 @@ def test_a_clients_certificate_needs_its_key(tmp_path: Path) -> None:
         client_tls(None, tmp_path / "client.pem")
 
 
-def test_rays_files_stand_alone(tmp_path: Path) -> None:
+def test_rays_files_exclude_other_files(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match="leave out"):
         client_tls(tmp_path / "file.pem", from_ray=True)
 
 
-def test_rays_files_must_be_there_when_they_are_asked_for(
+def test_missing_files_of_ray_are_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_USE_TLS", raising=False)

@@ -37,7 +37,7 @@ def test_the_last_one_of_a_name_counts() -> None:
 
 
 @pytest.mark.parametrize("text", ["lr", "=3", "", " =3"])
-def test_what_is_no_setting_is_refused(text: str) -> None:
+def test_a_text_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is not NAME=VALUE"):
         parse_settings([text])
 

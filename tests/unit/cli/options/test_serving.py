@@ -1,4 +1,4 @@
-"""What is made of the options of commands that serve."""
+"""Options of the commands that serve."""
 
 from pathlib import Path
 
@@ -39,12 +39,12 @@ def test_clients_certificates_are_checked_only_by_a_server_with_its_own(tmp_path
         server_tls(None, None, tmp_path / "ca.pem")
 
 
-def test_for_a_server_rays_files_stand_alone(tmp_path: Path) -> None:
+def test_rays_files_exclude_other_files_of_a_server(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match="leave out"):
         server_tls(tmp_path / "file.pem", None, from_ray=True)
 
 
-def test_rays_files_must_be_there_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_of_ray_are_an_error_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
 
     with pytest.raises(ConfigurationError, match="RAY_USE_TLS=1"):

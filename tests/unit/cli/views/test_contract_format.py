@@ -53,7 +53,7 @@ def test_nested_spaces_keep_their_order() -> None:
     assert described["spaces"]["a"]["spaces"][0]["n"] == 3
 
 
-def test_a_contract_is_told_to_both() -> None:
+def test_a_contract_has_rows_and_json() -> None:
     contract = EnvContract(
         "CartPole-v1",
         from_gymnasium(gs.Box(-1.0, 1.0, (4,), np.float32)),
@@ -70,7 +70,7 @@ def test_a_contract_is_told_to_both() -> None:
     assert next_commands(contract, "h:1") == ["inspect h:1", "train h:1"]
 
 
-def test_several_agents_are_told_with_what_they_see_and_do() -> None:
+def test_several_agents_are_shown_with_their_spaces() -> None:
     by_agent = DictSpec((("0", DiscreteSpec(2)), ("1", DiscreteSpec(3))))
     metadata = {MULTI_AGENT: describe_agents(agent_keys((0, 1)))}
     observation = lane_observation(by_agent)

@@ -34,12 +34,12 @@ def test_a_file_without_episodes_is_not_left_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("taken", [Path(), Path("/dev/full")])
-def test_nobody_is_told_to_remove_a_folder_or_a_device(taken: Path) -> None:
+def test_for_a_folder_or_a_device_the_remedy_is_another_name(taken: Path) -> None:
     with pytest.raises(ConfigurationError, match="folder or a device"), episodes_file(taken):
         pass
 
 
-def test_a_link_to_a_file_that_is_not_there_is_taken(tmp_path: Path) -> None:
+def test_a_link_to_a_missing_file_counts_as_taken(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.symlink_to(tmp_path / "nowhere")
 
@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_an_episode_is_there_as_soon_as_it_is_told(tmp_path: Path) -> None:
+def test_an_episode_is_written_at_once(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
 
     with opened(path) as file:
@@ -80,7 +80,7 @@ def test_a_file_that_grows_too_large_is_named_and_keeps_whole_lines(tmp_path: Pa
     assert [json.loads(line)["index"] for line in lines] == [0, 1]
 
 
-def test_a_full_disk_is_told_once_and_not_again_when_the_file_is_closed() -> None:
+def test_a_full_disk_is_reported_once() -> None:
     path = Path("/dev/full")
     with path.open("wb", buffering=0) as file:
         episodes = EpisodesFile(path, file)
@@ -122,7 +122,7 @@ def test_a_file_that_is_removed_meanwhile_is_no_error(num_episodes: int, tmp_pat
     assert not path.exists()
 
 
-def test_what_has_taken_the_name_meanwhile_is_left_alone(tmp_path: Path) -> None:
+def test_another_file_of_the_same_name_is_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
 
     with opened(path):

@@ -16,20 +16,20 @@ def test_nothing_is_known_before_the_first_iteration() -> None:
     assert eta_s([], StopCriteria(stop_return=100.0, stop_iters=10)) is None
 
 
-def test_iterations_left_take_as_long_as_those_done() -> None:
+def test_remaining_iterations_take_as_long_as_the_finished_ones() -> None:
     assert eta_s(rising(4), StopCriteria(stop_iters=10)) == pytest.approx(6 * 2.0)
 
 
-def test_a_rising_return_is_drawn_on() -> None:
+def test_a_rising_return_is_extrapolated() -> None:
     assert eta_s(rising(5), StopCriteria(stop_return=100.0)) == pytest.approx((100 - 50) / 5)
 
 
-def test_two_samples_draw_no_line() -> None:
+def test_two_samples_are_not_extrapolated() -> None:
     assert eta_s(rising(2), StopCriteria(stop_return=100.0)) is None
 
 
 @pytest.mark.parametrize("per_iteration", [0.0, -3.0])
-def test_a_return_that_does_not_rise_tells_nothing(per_iteration: float) -> None:
+def test_a_return_that_does_not_rise_is_not_extrapolated(per_iteration: float) -> None:
     assert eta_s(rising(6, per_iteration), StopCriteria(stop_return=100.0)) is None
 
 
@@ -47,7 +47,7 @@ def test_samples_without_a_return_are_left_out() -> None:
     assert eta_s(unknown + rising(9)[3:], StopCriteria(stop_return=100.0)) == pytest.approx(2.0)
 
 
-def test_samples_at_one_time_draw_no_line() -> None:
+def test_samples_of_one_time_are_not_extrapolated() -> None:
     same = [IterationSample(index, 0, float(index), 1.0) for index in range(1, 5)]
 
     assert eta_s(same, StopCriteria(stop_return=100.0)) is None
@@ -58,7 +58,7 @@ def test_the_nearest_goal_counts() -> None:
     assert eta_s(rising(5), StopCriteria(stop_return=1e9, stop_iters=6)) == pytest.approx(2.0)
 
 
-def test_what_is_overdue_is_not_negative() -> None:
+def test_the_time_left_is_never_negative() -> None:
     assert eta_s(rising(5), StopCriteria(stop_return=1.0, stop_iters=2)) == 0.0
 
 
@@ -73,5 +73,5 @@ def test_what_is_overdue_is_not_negative() -> None:
         (4200.0, "1 h 10 min"),
     ],
 )
-def test_durations_are_said_as_people_say_them(seconds: float | None, text: str) -> None:
+def test_durations_have_readable_units(seconds: float | None, text: str) -> None:
     assert format_duration(seconds) == text

@@ -59,14 +59,14 @@ def cut_short(monkeypatch: pytest.MonkeyPatch, num_episodes: int, error: BaseExc
 
 
 def covered_interrupt() -> RuntimeError:
-    """What comes of Ctrl-C that hits a wait on a condition."""
+    """The error of a Ctrl-C during a wait on a condition."""
     error = RuntimeError("cannot notify on un-acquired lock")
     error.__context__ = KeyboardInterrupt()
     return error
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), covered_interrupt()])
-def test_an_interrupted_evaluation_tells_what_has_finished(
+def test_an_interrupted_evaluation_reports_its_finished_episodes(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     cut_short(monkeypatch, 3, error)
@@ -83,7 +83,7 @@ def test_an_interrupted_evaluation_tells_what_has_finished(
     assert captured.err.splitlines()[-1] == "interrupted"
 
 
-def test_people_see_what_has_finished_when_they_interrupt(
+def test_an_interrupted_evaluation_shows_its_finished_episodes(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     cut_short(monkeypatch, 3, KeyboardInterrupt())
@@ -105,7 +105,7 @@ def test_an_interrupt_before_any_episode_has_no_summary(
     assert capsys.readouterr().out == '{"event": "interrupted"}\n'
 
 
-def test_an_environment_that_fails_by_its_own_fault_leaves_a_summary(
+def test_after_a_failure_of_the_environment_there_is_a_summary(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     cut_short(monkeypatch, 2, RemoteEnvError("INTERNAL", "broken", is_recoverable=False))
@@ -153,7 +153,7 @@ def test_a_file_that_is_removed_meanwhile_does_not_fail_the_command(
     assert main([*COMMAND, "--episodes", "1", "--output", str(path)]) == 0
 
 
-def test_an_episode_in_whose_telling_an_interrupt_falls_counts_and_is_told(
+def test_an_interrupt_while_an_episode_is_recorded_comes_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Console, "event", lambda *_, **__: signal.raise_signal(signal.SIGINT))
@@ -172,7 +172,7 @@ def test_an_episode_in_whose_telling_an_interrupt_falls_counts_and_is_told(
 
 
 @pytest.mark.parametrize("failure", [ConfigurationError("the disk is full"), KeyboardInterrupt()])
-def test_what_goes_wrong_when_the_last_episodes_are_told_costs_no_summary(
+def test_an_error_while_the_last_episodes_are_shown_costs_no_summary(
     failure: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -186,7 +186,7 @@ def test_what_goes_wrong_when_the_last_episodes_are_told_costs_no_summary(
     assert seen.episodes == (episode(0), episode(1))
 
 
-def test_episodes_that_an_error_holds_count_and_are_told(tmp_path: Path) -> None:
+def test_episodes_of_an_error_count_and_are_shown(tmp_path: Path) -> None:
     with (
         episodes_file(tmp_path / "episodes.jsonl") as file,
         EvaluationView(Console(), 9, file) as meter,

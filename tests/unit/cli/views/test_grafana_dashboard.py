@@ -30,7 +30,7 @@ def test_the_file_in_the_repository_is_what_the_command_prints(
     assert capsys.readouterr().out == (ROOT / "grafana.json").read_text()
 
 
-def test_the_dashboard_asks_for_nothing_that_is_not_fed() -> None:
+def test_every_query_is_of_an_exported_metric() -> None:
     fed = {metric.exported for metric in ALL_METRICS}
     asked = {name for each in expressions() for name in re.findall(r"\bray_\w+", each)}
 
@@ -38,7 +38,7 @@ def test_the_dashboard_asks_for_nothing_that_is_not_fed() -> None:
     assert asked <= fed
 
 
-def test_whatever_is_fed_is_shown() -> None:
+def test_every_exported_metric_is_shown() -> None:
     shown = {name for each in expressions() for name in re.findall(r"\bray_\w+", each)}
     # Batches are counted by the histogram of their rows, too; the log tells of deviations.
     left_out = {metrics.BATCHES.exported, metrics.DEVIATIONS.exported}

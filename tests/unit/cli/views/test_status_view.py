@@ -52,7 +52,7 @@ def text(*endpoints: EndpointStatus) -> str:
     return capture.get()
 
 
-def test_rates_are_of_the_time_between_the_two_looks() -> None:
+def test_rates_cover_the_time_between_two_heartbeats() -> None:
     sighting = StatisticsPair(env([1] * 40, 20.0), env([1] * 10, 17.0))
 
     fields = as_fields(endpoint(sighting))
@@ -61,7 +61,7 @@ def test_rates_are_of_the_time_between_the_two_looks() -> None:
     assert fields["lane_steps_per_s"] == pytest.approx(40.0)
 
 
-def test_quantiles_are_recent_and_of_the_whole_life_where_nothing_has_happened_since() -> None:
+def test_quantiles_are_recent_or_else_of_the_whole_life() -> None:
     slow_then_quick = StatisticsPair(env([100] * 50 + [1] * 10, 20.0), env([100] * 50, 17.0))
     idle = StatisticsPair(env([100] * 50, 20.0), env([100] * 50, 17.0))
 
@@ -69,14 +69,14 @@ def test_quantiles_are_recent_and_of_the_whole_life_where_nothing_has_happened_s
     assert as_fields(endpoint(idle))["step_p50_s"] == pytest.approx(0.075, rel=0.1)
 
 
-def test_there_is_no_rate_before_the_second_look() -> None:
+def test_there_is_no_rate_before_the_second_heartbeat() -> None:
     fields = as_fields(endpoint(StatisticsPair(env([1], 3.0))))
 
     assert fields["lane_steps_per_s"] is None
     assert fields["steps"] == 1
 
 
-def test_there_is_no_rate_of_an_endpoint_that_nobody_has_heard_of_for_long() -> None:
+def test_a_stale_endpoint_has_no_rate() -> None:
     sighting = StatisticsPair(env([1] * 40, 20.0), env([1] * 10, 17.0))
 
     fields = as_fields(endpoint(sighting, lease_left_s=-1.0))
@@ -85,7 +85,7 @@ def test_there_is_no_rate_of_an_endpoint_that_nobody_has_heard_of_for_long() -> 
     assert fields["steps"] == 40
 
 
-def test_a_policy_tells_what_its_batches_were_like() -> None:
+def test_a_policy_has_statistics_of_its_batches() -> None:
     fields = as_fields(endpoint(StatisticsPair(model(30, [1, 3, 8], 9.0), model(24, [1], 6.0))))
 
     assert fields["service"] == "model"
@@ -108,7 +108,7 @@ def test_fleets_have_tables_of_their_own_and_policies_come_last() -> None:
     assert "weights" not in shown.split("fleet pilots")[0]
 
 
-def test_endpoints_come_in_the_order_of_their_ids_and_two_comes_before_ten() -> None:
+def test_endpoints_are_sorted_by_id_with_numbers_in_order() -> None:
     ids = ["hills-10", "hills-2", "hills-1", "hills", "hill7-x", "a2b10", "a2b9", "7"]
 
     shown = text(*(endpoint(endpoint_id=each) for each in ids))
@@ -118,7 +118,7 @@ def test_endpoints_come_in_the_order_of_their_ids_and_two_comes_before_ten() -> 
     assert [each for each in first_words if each in ids] == in_order
 
 
-def test_a_gateway_is_shown_last_with_what_there_is_to_tell_of_it() -> None:
+def test_a_gateway_is_shown_last_without_statistics() -> None:
     gateway = endpoint(
         fleet="gateway/model/pilots",
         endpoint_id="gateway/1",
@@ -135,7 +135,7 @@ def test_a_gateway_is_shown_last_with_what_there_is_to_tell_of_it() -> None:
     assert as_fields(gateway)["service"] == "gateway"
 
 
-def test_a_stale_endpoint_says_for_how_long_and_a_retiring_one_that_it_is() -> None:
+def test_the_state_of_stale_and_retiring_endpoints_is_shown() -> None:
     shown = text(
         endpoint(lease_left_s=-34.2, endpoint_id="hills/1"),
         endpoint(is_retiring=True, endpoint_id="hills/2", restarts=3),
@@ -146,7 +146,7 @@ def test_a_stale_endpoint_says_for_how_long_and_a_retiring_one_that_it_is() -> N
     assert as_fields(endpoint(lease_left_s=-34.2))["state"] == "stale"
 
 
-def test_what_went_wrong_is_named_and_nothing_else() -> None:
+def test_only_counts_above_zero_are_shown_as_trouble() -> None:
     counts = EnvCounters()
     counts.sessions.note_lost()
     counts.sessions.note_error("TIMEOUT")
@@ -164,6 +164,6 @@ def test_a_node_is_shown_only_where_the_address_does_not_name_it() -> None:
     assert "10.0.0.7" in text(endpoint(node="10.0.0.7"))
 
 
-def test_an_endpoint_that_has_told_nothing_yet_is_shown_all_the_same() -> None:
+def test_an_endpoint_without_statistics_is_shown() -> None:
     assert "hills/0" in text(endpoint())
     assert "- of 2" in text(endpoint())

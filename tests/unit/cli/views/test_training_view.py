@@ -16,7 +16,7 @@ Capture = pytest.CaptureFixture[str]
 def progress(
     iteration: int, return_mean: float, sessions_lost: int = 0, first_failure: str = ""
 ) -> Any:
-    """What rllib.training yields; the real class would bring Ray along."""
+    """Stand-in for the class of rllib.training, which would import Ray."""
     return SimpleNamespace(
         iteration=iteration,
         env_steps=iteration * 1000,
@@ -29,7 +29,7 @@ def progress(
     )
 
 
-def test_people_see_a_line_an_iteration(capsys: Capture) -> None:
+def test_a_line_is_printed_for_each_iteration(capsys: Capture) -> None:
     with TrainingView(Console(), StopCriteria(stop_iters=3)) as view:
         history = view.follow([progress(1, math.nan), progress(2, 21.5)])
 
@@ -42,7 +42,7 @@ def test_people_see_a_line_an_iteration(capsys: Capture) -> None:
     assert [point.iteration for point in history] == [1, 2]
 
 
-def test_programs_get_an_event_an_iteration(capsys: Capture) -> None:
+def test_an_event_is_printed_for_each_iteration(capsys: Capture) -> None:
     with TrainingView(Console(is_json=True), StopCriteria(stop_return=100.0)) as view:
         view.follow([progress(1, math.nan)])
 
@@ -60,7 +60,7 @@ def test_programs_get_an_event_an_iteration(capsys: Capture) -> None:
     }
 
 
-def test_people_are_told_of_lost_sessions_when_there_are_more(capsys: Capture) -> None:
+def test_more_lost_sessions_are_reported(capsys: Capture) -> None:
     with TrainingView(Console(), StopCriteria(stop_iters=4)) as view:
         view.follow([progress(number, 1.0, lost) for number, lost in enumerate([0, 2, 2, 3], 1)])
 
@@ -71,7 +71,7 @@ def test_people_are_told_of_lost_sessions_when_there_are_more(capsys: Capture) -
     ]
 
 
-def test_the_first_failure_is_told_once(capsys: Capture) -> None:
+def test_the_first_failure_is_reported_once(capsys: Capture) -> None:
     failures = ["", "lane 3: it gave nan", "lane 3: it gave nan"]
     with TrainingView(Console(is_json=True), StopCriteria(stop_iters=3)) as view:
         view.follow([progress(number, 1.0, 0, what) for number, what in enumerate(failures, 1)])

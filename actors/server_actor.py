@@ -1,0 +1,190 @@
+"""Base of the Ray actors that host one server: an endpoint of an environment or of a policy."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import ray
+
+from rlmesh_ray.actors.actor_restart import is_restarted
+from rlmesh_ray.actors.registry.heartbeat import Heartbeat
+from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.errors import EndpointClosedError, RlmeshError
+from rlmesh_ray.server.gc_tuning import freeze_heap
+from rlmesh_ray.server.health import Health
+from rlmesh_ray.server.log_format import configure_logging_from_environment
+from rlmesh_ray.server.statistics import Statistics
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 30.0
+"""Between attempts to serve again after a restart."""
+_SUPERSEDED_GRACE_S = 10.0
+"""For the sessions of an endpoint whose id another incarnation has taken."""
+
+
+class HostedServer(Protocol):
+    """The methods that ``EnvServer`` and ``ModelServer`` share."""
+
+    @property
+    def address(self) -> str:
+        """The address that clients dial."""
+
+    def start(self) -> Self:
+        """Start listening."""
+
+    def statistics(self) -> Statistics:
+        """Return counts since the start."""
+
+    def health(self) -> Health:
+        """Return whether a new client would be served."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Accept no new sessions; return whether the open ones have ended in time."""
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """End the sessions and stop listening."""
+
+
+ServerT = TypeVar("ServerT", bound=HostedServer)
+
+
+class ServerActor(Generic[ServerT]):
+    """Hosts a server, announces it to the registry, and serves again after a restart by Ray.
+
+    A server that cannot be started is an error of every later call: raised in the constructor, it
+    would reach callers as the text of a dead actor. After a restart the actor tries again, with
+    growing pauses, until it serves.
+
+    Args:
+        serve: Makes and starts the server.
+        endpoint_id: Id in the registry; None: the actor does not announce itself.
+        fleet: Name of the endpoint's fleet in the registry; empty: none.
+        announces: Whether the first start announces the endpoint; otherwise ``announce`` does.
+    """
+
+    def __init__(
+        self,
+        serve: Callable[[], ServerT],
+        *,
+        endpoint_id: str | None,
+        fleet: str,
+        announces: bool = True,
+    ) -> None:
+        self._endpoint_id = endpoint_id
+        self._fleet = fleet
+        self._heartbeat: Heartbeat | None = None
+        self._failure: RlmeshError | None = None
+        try:
+            configure_logging_from_environment()
+            self._server = serve()
+        except RlmeshError as error:
+            self._failure = error
+            if is_restarted():
+                threading.Thread(target=self._retry, args=[serve], daemon=True).start()
+            return
+        freeze_heap()
+        if announces or is_restarted():
+            self.announce()
+
+    @ray.method(max_task_retries=-1)
+    def address(self) -> str:
+        """Return the address that clients dial.
+
+        Raises:
+            RlmeshError: The server could not be started.
+        """
+        return self._running().address
+
+    @ray.method(max_task_retries=-1)
+    def describe(self) -> dict[str, Any]:
+        """Return address, node, process id and statistics."""
+        server = self._running()
+        return {
+            "address": server.address,
+            "node_id": ray.get_runtime_context().get_node_id(),
+            "pid": os.getpid(),
+            "statistics": server.statistics(),
+        }
+
+    def statistics(self) -> Statistics:
+        """Return what the server has counted since its start."""
+        return self._running().statistics()
+
+    def health(self) -> Health:
+        """Return whether the server would serve a new client, and why not."""
+        return self._running().health()
+
+    def announce(self) -> None:
+        """Announce the endpoint to the registry, if it has an id; then renew its lease."""
+        server = self._running()
+        if self._endpoint_id is not None and self._heartbeat is None:
+            self._heartbeat = Heartbeat(
+                self._endpoint_id,
+                server.address,
+                fleet=self._fleet,
+                statistics=server.statistics,
+                on_superseded=self._end_superseded,
+            )
+
+    @ray.method(concurrency_group="drain")
+    def drain(self, timeout_s: float) -> bool:
+        """Accept no new sessions; return whether the open ones have ended within ``timeout_s``.
+
+        New clients are told that the endpoint is draining; the registry names it to no client.
+        """
+        server = self._running()
+        if self._heartbeat is not None:
+            self._leave(self._heartbeat)
+        return server.drain(timeout_s)
+
+    @ray.method(concurrency_group="stop")
+    def stop(self, grace_s: float = 1.0) -> None:
+        """End the sessions and stop listening; the caller kills the actor afterwards."""
+        server = self._running()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+        server.stop(grace_s)
+
+    def _leave(self, heartbeat: Heartbeat) -> None:
+        """Tell the registry that the endpoint drains."""
+        heartbeat.retire()
+
+    def _running(self) -> ServerT:
+        if self._failure is not None:
+            raise self._failure
+        return self._server
+
+    def _retry(self, serve: Callable[[], ServerT]) -> None:
+        """Try to start the server until it serves; no caller waits for that."""
+        pause_s = _FIRST_DELAY_S
+        while self._failure is not None:
+            _LOG.warning("an endpoint cannot serve again yet: %s", self._failure)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_DELAY_S)
+            try:
+                self._server = serve()
+                self._failure = None
+            except RlmeshError as error:
+                self._failure = error
+        freeze_heap()
+        self.announce()
+
+    def _end_superseded(self) -> None:
+        # If this process ended, Ray might restart it, and the restarted one take the id back.
+        server = self._running()
+        self._failure = EndpointClosedError(
+            f"endpoint {self._endpoint_id} has been started again elsewhere; look its address up "
+            "in the registry",
+            server.address,
+        )
+        server.drain(_SUPERSEDED_GRACE_S)
+        server.stop()
+
+
+def default_address(token: TokenSource | None) -> str:
+    """Return an actor's default address: its node's, or loopback where there is no token."""
+    return "127.0.0.1:0" if token is None else f"{ray.util.get_node_ip_address()}:0"
