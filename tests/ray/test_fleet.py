@@ -205,6 +205,27 @@ def test_an_env_service_actor_can_be_used_by_itself() -> None:
     ray.kill(actor)
 
 
+@pytest.mark.parametrize(
+    ("actor_class", "served"), [(EnvServiceActor, "CartPole-v1"), (ModelServiceActor, np.sign)]
+)
+def test_service_actors_have_the_same_methods_and_listen_on_loopback_without_a_token(
+    actor_class: Any, served: object
+) -> None:
+    actor = actor_class.options(num_cpus=0.1).remote(served)
+
+    description = ray.get(actor.describe.remote())
+    address, statistics = ray.get([actor.address.remote(), actor.statistics.remote()])
+
+    assert address.startswith("127.0.0.1:")
+    assert description["address"] == address
+    assert description["pid"] != os.getpid()
+    assert statistics.sessions.open == 0
+    assert ray.get(actor.health.remote()).is_serving
+    assert ray.get(actor.drain.remote(0.0))
+    ray.get(actor.stop.remote())
+    ray.kill(actor)
+
+
 @pytest.mark.slow
 def test_a_model_service_actor_serves_what_was_trained(
     trained: tuple[list[TrainingProgress], Path],

@@ -20,8 +20,9 @@ import ray
 import torch
 from ray._private.internal_api import memory_summary
 
-from rlmesh_ray import RemoteModel
+from rlmesh_ray import RemoteModel, TokenFile
 from rlmesh_ray.actors import ModelFleet, ModelServiceActor, NamedModelFleet
+from rlmesh_ray.actors.gateway import query_for
 from rlmesh_ray.actors.named_model_fleet import find_actor
 from rlmesh_ray.actors.ray_calls import await_start
 from rlmesh_ray.actors.weight_store import WeightStore
@@ -219,6 +220,18 @@ def test_a_fleet_that_is_sent_somewhere_is_the_same_one_there(fleet: ModelFleet)
 def test_a_fleet_is_closed_to_strangers(fleet: ModelFleet) -> None:
     with pytest.raises(AccessDeniedError):
         RemoteModel(fleet.addresses[0], token="a guess")
+
+
+def test_the_token_of_a_fleet_may_be_a_file(tmp_path: Path) -> None:
+    file = TokenFile(tmp_path / "token")
+    file.path.write_text("from-the-file\n")
+    file.path.chmod(0o600)
+
+    with ModelFleet(switch_policy(), name="filed", num_cpus=0.1, token=file) as fleet:
+        connect(fleet).close()
+        (target,) = query_for(fleet)()
+
+    assert target.token == "from-the-file"
 
 
 def test_no_two_fleets_have_one_name(fleet: ModelFleet) -> None:

@@ -23,6 +23,16 @@ def test_endpoints_are_near_by_default_and_in_no_placement_group() -> None:
     assert placed.is_near(1)
 
 
+def test_cpus_and_gpus_are_reserved_for_each_endpoint() -> None:
+    resources = {"num_cpus": 2.0, "num_gpus": 0.5}
+    placed = Placement.of("near", resources, {"num_cpus": 1.0}, 1, {X})
+
+    assert {name: placed.options_of(0)[name] for name in resources} == {
+        "num_cpus": 1.0,
+        "num_gpus": 0.5,
+    }
+
+
 def test_spread_is_the_strategy_spread_of_ray() -> None:
     placed = placement("spread")
 
