@@ -417,7 +417,7 @@ def test_inspect_shows_the_open_sessions_of_an_environment(here: Run) -> None:
     assert event["cumulative_rewards"] == [1.0, 1.0]
     assert event["name"] in text
     assert event["transport"] in text
-    assert "ask one" in both
+    assert "exclude each other" in both
     assert "nobody can observe sessions there" in refused
 
 
@@ -470,7 +470,7 @@ def test_inspect_tells_of_a_function_what_is_known(here: Run) -> None:
         text = here("inspect", model.address).stdout
 
     assert re.search(r"policy +function ", text)
-    assert re.search(r"observation +not known before it acts ", text)
+    assert re.search(r"observation +not known before the policy acts ", text)
     assert "algorithm" not in text
 
 

@@ -837,8 +837,8 @@ def test_an_endpoint_of_another_program_is_in_the_pool_while_it_answers(
     [
         (["games", "127.0.0.1:5000"], "'games' names no pool: write POOL@HOST:PORT"),
         (["games@127.0.0.1:7070", "127.0.0.1:0"], "name the endpoint's own port"),
-        (["games@127.0.0.1:7070", "0.0.0.0:5000"], "means any machine; name the endpoint's own"),
-        (["games@127.0.0.1:7070", "[::]:5000"], "means any machine; name the endpoint's own"),
+        (["games@127.0.0.1:7070", "0.0.0.0:5000"], "is no address that clients can dial"),
+        (["games@127.0.0.1:7070", "[::]:5000"], "is no address that clients can dial"),
     ],
 )
 def test_what_register_cannot_use_is_told_without_options_that_it_lacks(
@@ -880,7 +880,7 @@ def test_register_says_that_it_waits_for_an_endpoint_that_does_not_answer_yet() 
         (["--register", "g/m@127.0.0.1:7070"], "pool='g/m' is no name"),
         (["--register", "games@127.0.0.1:7070", "--endpoint-id", "a b"], "endpoint-id='a b'"),
         (["--register", "games@127.0.0.1:7070", "--address", "unix:here"], "in place of a unix"),
-        (["--advertise", "192.0.2.7:0"], "name it by --register"),
+        (["--advertise", "192.0.2.7:0"], "add --register"),
     ],
 )
 def test_options_that_make_no_sense_are_told(
