@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource, resolve_client_tls
 from rlmesh_ray.auth.token_file import TokenSource, client_token_of
 from rlmesh_ray.auth.tokens import bearer_value
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
     AccessDeniedError,
     AddressError,
@@ -67,8 +67,8 @@ class ConnectOptions:
     package's: a name such as ``rlmesh-0.1.0b3``, or a sha256. Only for endpoints that refuse
     this package for its text, and whose differences you accept. Endpoints of the released rlmesh
     are known without it."""
-    dm_env_rpc: DmEnvRpcSettings | None = None
-    """For a ``dm_env_rpc://`` address; None: the defaults."""
+    dialect_settings: DialectSettings | None = None
+    """Settings of the dialect that the scheme of the address names; None: the defaults."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.address, str):
@@ -77,6 +77,10 @@ class ConnectOptions:
         if not isinstance(self.edition_text, str | None):
             raise ConfigurationError(
                 f"edition_text={self.edition_text!r:.40} must be text, or None"
+            )
+        if not isinstance(self.dialect_settings, DialectSettings | None):
+            raise ConfigurationError(
+                f"dm_env_rpc={self.dialect_settings!r:.40} must be a DmEnvRpcSettings, or None"
             )
         _ = self.text_sha256  # one that is not known is refused before anything is dialed
 

@@ -1,6 +1,7 @@
 """How a client finds out what an EnvService is, and connects to it."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from rlmesh_ray.client.channel import ConnectOptions, Metadata
 from rlmesh_ray.client.env_dialect import EditionEnvClientDialect, EnvClientDialect
@@ -10,13 +11,10 @@ from rlmesh_ray.client.version_negotiation import (
     negotiate_handshake,
     supported_generations,
 )
-from rlmesh_ray.dialects.released.client.env_dialect import ReleasedEnvClientDialect
-from rlmesh_ray.dialects.released.wire import env as released_wire
 from rlmesh_ray.errors import HandshakeRefusedError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
-from rlmesh_ray.protocol.versions import WIRE_V1
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_wire
 from rlmesh_ray.wire.rlmesh_v1.limits import DEFAULT_MESSAGE_BYTES, max_response_bytes
@@ -29,6 +27,9 @@ _ABLE = (
     capabilities.SHARED_MEMORY,
     capabilities.SPACES_CORE,
 )
+EnvDialectFactory = Callable[[EnvContract], EnvClientDialect]
+"""Makes the dialect of a session with this contract."""
+
 _HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
 
 
@@ -87,52 +88,38 @@ def connect(connect_options: ConnectOptions) -> EnvConnection:
     """
     channel = connect_options.open()
     try:
-        generation, answer = _handshake(connect_options, channel)
+        variant, answer = _handshake(connect_options, channel)
         contract = _contract(answer, connect_options.address)
         if max_response_bytes(contract) > DEFAULT_MESSAGE_BYTES:
             channel.close()
             channel = connect_options.open(max_response_bytes(contract))
             # Behind a gateway, another connection may lead to another endpoint.
-            generation, answer = _handshake(connect_options, channel)
+            variant, answer = _handshake(connect_options, channel)
             contract = _contract(answer, connect_options.address)
     except BaseException:
         channel.close()
         raise
     session_id = answer.capabilities.get(capabilities.SESSION, "")
     own = ((capabilities.SESSION_METADATA_KEY, session_id),) if session_id else ()
-    dialect: EnvClientDialect = EditionEnvClientDialect(contract)
-    if generation == WIRE_V1:
-        dialect = ReleasedEnvClientDialect(contract)
-    return EnvConnection(
-        channel, answer, contract, connect_options.metadata + own, session_id, dialect
-    )
+    metadata = connect_options.metadata + own
+    dialect = variant.make_dialect(contract)
+    return EnvConnection(channel, answer, contract, metadata, session_id, dialect)
 
 
 def _handshake(
     connect_options: ConnectOptions, channel: grpc.Channel
-) -> tuple[str, HandshakeResponse]:
-    variant, answer = negotiate_handshake(
+) -> tuple[HandshakeVariant[EnvDialectFactory], HandshakeResponse]:
+    return negotiate_handshake(
         connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
     )
-    if variant.generation == WIRE_V1:
-        answer = replace(answer, capabilities=_as_told_here(answer))
-    return variant.generation, answer
 
 
-def _handshake_variants(connect_options: ConnectOptions) -> tuple[HandshakeVariant, ...]:
-    return handshake_variants(connect_options, edition_wire, released_wire, _ABLE)
-
-
-def _as_told_here(answer: HandshakeResponse) -> dict[str, str]:
-    """Return the capabilities of a released endpoint, with our names for what we know, too."""
-    told = dict(answer.capabilities)
-    # Only the edition says what travels there, and how requests are numbered.
-    told.pop(capabilities.SHARED_MEMORY, None)
-    told.pop(capabilities.DIRECT_TCP, None)
-    told.pop(capabilities.NUMBERED_REQUESTS, None)
-    if told.get(capabilities.SUBSET_STEP) == capabilities.YES:
-        told[capabilities.PARTIAL_RESET] = ""
-    return told
+def _handshake_variants(
+    connect_options: ConnectOptions,
+) -> tuple[HandshakeVariant[EnvDialectFactory], ...]:
+    return handshake_variants(
+        connect_options, edition_wire, _ABLE, EditionEnvClientDialect, "client.env_dialect"
+    )
 
 
 def _contract(answer: HandshakeResponse, address: str) -> EnvContract:

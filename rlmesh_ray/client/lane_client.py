@@ -1,34 +1,34 @@
-"""Sessions with lanes, whichever protocol their endpoint speaks: the address says which."""
+"""Client sessions with environments, in the dialect that the scheme of the address names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, ResetResult, StepResult, shake_hands
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.registry import Dialect, client_dialect
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.options import allowed_transports, require_seconds
 from rlmesh_ray.polling import WakeupDescriptors, should_spin
-from rlmesh_ray.protocol.address import is_dm_env_rpc_address
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.leaves import Column
 
 
 class LaneClient(Protocol):
-    """An open session; ``EnvClient`` says what its methods do."""
+    """An open session with the lanes of an environment; ``EnvClient`` describes its methods."""
 
     @property
     def contract(self) -> EnvContract:
-        """What the endpoint promised."""
+        """The endpoint's contract."""
 
     @property
     def answer(self) -> HandshakeResponse:
-        """What it can do beyond that."""
+        """The server's answer to the handshake, with its capabilities."""
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """Where the endpoint is."""
 
     def reset(
         self,
@@ -61,16 +61,26 @@ class LaneClient(Protocol):
         """Wait for the result of the oldest request that was sent, a step."""
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return what tells of the answer to a step; None: nothing but waiting does."""
+        """Return the descriptors that are readable when a step is answered; None: none are."""
 
     def render(self) -> bytes | None:
-        """Return a PNG, or None where there is no picture."""
+        """Return a PNG, or None if the environment renders none."""
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
         """Call a method of the environment of each lane."""
 
     def close(self) -> None:
         """End the session. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialectLaneClient:
+    """A dialect's client for environments, the ``LANE_CLIENT`` of its ``client.lane_client``."""
+
+    open: Callable[[ConnectOptions, float], LaneClient]
+    """Opens a session, given how many seconds to wait for any answer."""
+    probe: Callable[[ConnectOptions], HandshakeResponse]
+    """Returns what a session would be."""
 
 
 def open_lanes(
@@ -86,21 +96,21 @@ def open_lanes(
     Args:
         connect_options: The endpoint.
         step_timeout_s: How long to wait for any answer.
-        start_timeout_s: As for ``EnvClient``; without meaning for dm_env_rpc.
+        start_timeout_s: As for ``EnvClient``; ignored in another dialect.
         transport: As for ``EnvClient``.
-        spin: As for ``EnvClient``; without meaning for dm_env_rpc.
+        spin: As for ``EnvClient``; ignored in another dialect.
 
     Raises:
-        ConfigurationError: An argument is for another protocol than the address, or what it
-            asks for cannot be had there.
-        RlmeshError: As ``EnvClient`` or ``WorldClient`` does.
+        ConfigurationError: An argument is for another dialect than the address names, or is
+            impossible in that dialect.
+        RlmeshError: As ``EnvClient`` or the dialect's client does.
     """
     require_seconds("step_timeout_s", step_timeout_s)
     require_seconds("start_timeout_s", start_timeout_s, allow_zero=True)
     wanted = allowed_transports(transport)
-    should_spin(spin)  # names a setting that is none before anything is opened
-    if not is_dm_env_rpc_address(connect_options.address):
-        _require_no_settings(connect_options)
+    should_spin(spin)  # refuses a wrong environment variable before anything is opened
+    dialect = _dialect(connect_options)
+    if dialect is None:
         return EnvClient(
             connect_options,
             step_timeout_s=step_timeout_s,
@@ -110,53 +120,48 @@ def open_lanes(
         )
     if len(wanted) == 1:
         raise ConfigurationError(
-            f"{connect_options.address}: dm_env_rpc carries everything in messages; leave "
+            f"{connect_options.address}: {dialect.name} carries everything in messages; leave "
             "transport out"
         )
-    settings = _world_settings(connect_options)
-    from rlmesh_ray.dialects.dm_env_rpc.client.world_client import WorldClient
-
-    return WorldClient(connect_options, settings, step_timeout_s=step_timeout_s)
+    return _lane_client(dialect, connect_options).open(connect_options, step_timeout_s)
 
 
 def probe_endpoint(connect_options: ConnectOptions) -> HandshakeResponse:
     """Ask an endpoint what a session with it would be.
 
     Args:
-        connect_options: The endpoint. One that speaks dm_env_rpc is joined for a moment, since it
-            tells nobody else.
+        connect_options: The endpoint. A dm_env_rpc server is joined for a moment, since it
+            describes itself only to those who join.
 
     Raises:
         RlmeshError: As ``open_lanes`` does.
     """
-    if not is_dm_env_rpc_address(connect_options.address):
-        _require_no_settings(connect_options)
+    dialect = _dialect(connect_options)
+    if dialect is None:
         return shake_hands(connect_options)
-    settings = _world_settings(connect_options)
-    from rlmesh_ray.dialects.dm_env_rpc.client.world_client import probe_world
-
-    return probe_world(connect_options, settings)
+    return _lane_client(dialect, connect_options).probe(connect_options)
 
 
-def _require_no_settings(connect_options: ConnectOptions) -> None:
-    if connect_options.dm_env_rpc is not None:
+def _dialect(connect_options: ConnectOptions) -> Dialect | None:
+    """Return the dialect that the address names; None: the edition's."""
+    address, settings = connect_options.address, connect_options.dialect_settings
+    if settings is not None and not address.startswith(settings.scheme):
         raise ConfigurationError(
-            f"{connect_options.address} is no dm_env_rpc:// address, which the dm_env_rpc settings "
-            "are for"
+            f"{address} is no {settings.scheme} address, which {type(settings).__name__} is for"
         )
+    return client_dialect(address)
 
 
-def _world_settings(connect_options: ConnectOptions) -> DmEnvRpcSettings:
-    """Return the settings for a server; also the one place that needs the extra's messages."""
+def _lane_client(dialect: Dialect, connect_options: ConnectOptions) -> DialectLaneClient:
     if connect_options.edition_text is not None:
         raise ConfigurationError(
-            f"{connect_options.address}: dm_env_rpc has no editions; leave out edition_text"
+            f"{connect_options.address}: {dialect.name} has no editions; leave out edition_text"
         )
     try:
-        import rlmesh_ray.dialects.dm_env_rpc.wire.package_messages  # noqa: F401  # whether it is there
+        client: DialectLaneClient = dialect.load("client.lane_client").LANE_CLIENT
     except ImportError as error:
         raise ConfigurationError(
-            f"{connect_options.address}: dm_env_rpc's messages are not installed ({error}); "
-            "pip install 'rlmesh-ray[dm-env-rpc]'"
+            f"{connect_options.address}: the messages of {dialect.name} are not installed "
+            f"({error}); pip install 'rlmesh-ray[{dialect.extra}]'"
         ) from error
-    return connect_options.dm_env_rpc or DmEnvRpcSettings()
+    return client

@@ -1,19 +1,24 @@
 """How a client finds out what a ModelService is."""
 
+from collections.abc import Callable
+
 from rlmesh_ray.client.channel import ConnectOptions
+from rlmesh_ray.client.model_dialect import EditionModelClientDialect, ModelClientDialect
 from rlmesh_ray.client.version_negotiation import (
     HandshakeVariant,
     handshake_variants,
     negotiate_handshake,
     supported_generations,
 )
-from rlmesh_ray.dialects.released.wire import model as released_wire
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.wire import policy_v1
 from rlmesh_ray.wire.policy_v1 import PolicyFacts
 from rlmesh_ray.wire.rlmesh_v1 import model as edition_wire
+
+ModelDialectFactory = Callable[[str], ModelClientDialect]
+"""Makes the dialect of a session with this id."""
 
 _HANDSHAKE = "/rlmesh.model.v1.ModelService/Handshake"
 
@@ -54,14 +59,17 @@ def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
 
 def handshake(
     connect_options: ConnectOptions, channel: grpc.Channel
-) -> tuple[str, HandshakeResponse]:
-    """Return the generation to speak on ``channel``, and the answer; raises as ``shake_hands``."""
-    variant, answer = negotiate_handshake(
+) -> tuple[HandshakeVariant[ModelDialectFactory], HandshakeResponse]:
+    """Return the variant that the endpoint accepts, and its answer; raises as ``shake_hands``."""
+    return negotiate_handshake(
         connect_options, channel, _HANDSHAKE, _handshake_variants(connect_options)
     )
-    return variant.generation, answer
 
 
-def _handshake_variants(connect_options: ConnectOptions) -> tuple[HandshakeVariant, ...]:
+def _handshake_variants(
+    connect_options: ConnectOptions,
+) -> tuple[HandshakeVariant[ModelDialectFactory], ...]:
     able = (capabilities.SPACES_CORE, capabilities.POLICY)
-    return handshake_variants(connect_options, edition_wire, released_wire, able)
+    return handshake_variants(
+        connect_options, edition_wire, able, EditionModelClientDialect, "client.model_dialect"
+    )

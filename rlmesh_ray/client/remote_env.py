@@ -13,7 +13,7 @@ from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.multi_agent_errors import with_agent_names
 from rlmesh_ray.client.png import decode_png
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, as_reset_options, as_seed
 from rlmesh_ray.spaces.batch import Column, flatten, leaves, unflatten
@@ -68,7 +68,7 @@ class RemoteEnv(NotPicklable, gymnasium.Env[Any, Any]):
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         transport: str = "auto",
-        dm_env_rpc: DmEnvRpcSettings | None = None,
+        dm_env_rpc: DialectSettings | None = None,
         spin: bool | None = None,
     ) -> None:
         connect_options = ConnectOptions(

@@ -15,19 +15,13 @@ from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.fork_guard import NotPicklable
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.client.model_dialect import (
-    EditionModelClientDialect,
-    ModelClientDialect,
-    PredictTelemetry,
-)
+from rlmesh_ray.client.model_dialect import PredictTelemetry
 from rlmesh_ray.client.model_handshake import handshake, shake_hands
 from rlmesh_ray.client.model_session_stream import ModelSessionStream
-from rlmesh_ray.dialects.released.client.model_dialect import ReleasedModelClientDialect
 from rlmesh_ray.errors import ConfigurationError, ConformanceError, LocalProtocolError
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S, require_seconds
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.messages import PredictSlot
-from rlmesh_ray.protocol.versions import WIRE_V1
 from rlmesh_ray.spaces.batch import unflatten
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -142,7 +136,7 @@ class RemoteModel(NotPicklable):
         self._telemetry: dict[str, PredictTelemetry] = {}
         self._channel = self._connect_options.open()
         try:
-            generation, self.answer = handshake(self._connect_options, self._channel)
+            variant, self.answer = handshake(self._connect_options, self._channel)
         except BaseException:
             self._channel.close()
             raise
@@ -150,9 +144,7 @@ class RemoteModel(NotPicklable):
         own = ((capabilities.SESSION_METADATA_KEY, given_id),) if given_id else ()
         # Every context names its session; rlmesh 0.1.0b3 gives no id and refuses an empty one.
         self._session_id = given_id or uuid.uuid4().hex
-        self._dialect: ModelClientDialect = EditionModelClientDialect(self._session_id)
-        if generation == WIRE_V1:
-            self._dialect = ReleasedModelClientDialect(self._session_id)
+        self._dialect = variant.make_dialect(self._session_id)
         self._stream = JoinStream(
             self._channel, _JOIN, self._connect_options.metadata + own, address
         )

@@ -17,7 +17,7 @@ from rlmesh_ray.client.lane_client import open_lanes
 from rlmesh_ray.client.multi_agent_errors import with_agent_names
 from rlmesh_ray.client.png import decode_png, tiles
 from rlmesh_ray.client.step_results import ResetResult
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConformanceError,
@@ -83,7 +83,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         start_timeout_s: float = 120.0,
         edition_text: str | None = None,
         transport: str = "auto",
-        dm_env_rpc: DmEnvRpcSettings | None = None,
+        dm_env_rpc: DialectSettings | None = None,
         spin: bool | None = None,
     ) -> None:
         connect_options = ConnectOptions(

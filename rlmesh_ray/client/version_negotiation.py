@@ -1,21 +1,17 @@
-"""Which generation an endpoint speaks: it is asked in each, the edition's first.
+"""Detection of an endpoint's generation: a handshake in each of them, the edition's first.
 
-The generations share their paths and no message. An endpoint that does not know the one it is
-asked in says so in some way: released servers fail to decode the message, ours answer in that
-generation's form that they were told not to speak it.
+Generations share their gRPC paths and no message. An endpoint that does not serve a generation
+fails to decode its handshake (released servers), or refuses it in that generation's form (ours).
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from rlmesh_ray import __version__
 from rlmesh_ray.client.channel import ConnectOptions, handshake_errors_at
-from rlmesh_ray.dialects.released.protocol.handshake import (
-    check_released_answer,
-    make_released_offer,
-)
+from rlmesh_ray.dialects.registry import load_generations, model_dialects
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,
@@ -29,11 +25,11 @@ from rlmesh_ray.protocol.handshake import (
     check_handshake_response,
     make_handshake_request,
 )
-from rlmesh_ray.protocol.versions import GENERATIONS, PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 
-_NAME = "rlmesh-ray"
-# What servers answer to bytes that make no sense to them.
-_NO_SENSE = (
+CLIENT_NAME = "rlmesh-ray"
+# Status codes of servers that cannot decode a message.
+_UNDECODABLE = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNKNOWN,
@@ -41,73 +37,81 @@ _NO_SENSE = (
 
 
 class ClientHandshakeFrames(Protocol):
-    """The bytes of a service's handshake; modules of ``wire`` are such."""
+    """Frames of a service's handshake: part of a dialect's wire module for the service."""
 
     def pack_handshake_request(self, offer: HandshakeRequest) -> bytes:
         """Return the frame of ``offer``."""
 
     def parse_handshake_response(self, data: bytes) -> HandshakeResponse:
-        """Return what a server replies; raises CodecError if ``data`` is no such frame."""
+        """Return the answer of a server; raises CodecError if ``data`` is no such frame."""
+
+
+MakeT = TypeVar("MakeT", bound=Callable[..., object])
 
 
 @dataclass(frozen=True, slots=True)
-class HandshakeVariant:
-    """How a service is greeted in one generation."""
+class HandshakeVariant(Generic[MakeT]):
+    """The handshake of a service in one generation, and the dialect of sessions after it."""
 
     generation: str
     frames: ClientHandshakeFrames
     offer: HandshakeRequest
-    check: Callable[[HandshakeRequest, HandshakeResponse], object]
-    """Raises HandshakeRefusedError for an answer under which no session can be held."""
+    accept: Callable[[HandshakeRequest, HandshakeResponse], HandshakeResponse]
+    """Returns the answer with the edition's names for capabilities. Raises HandshakeRefusedError
+    for an answer under which no session can be held."""
+    make_dialect: MakeT
+    """Makes the dialect of a session."""
 
 
 def handshake_variants(
     connect_options: ConnectOptions,
-    edition: ClientHandshakeFrames,
-    released: ClientHandshakeFrames,
+    frames: ClientHandshakeFrames,
     able: Sequence[str],
-) -> tuple[HandshakeVariant, ...]:
-    """Return how one service of an endpoint is greeted, the edition's generation first.
+    make_dialect: MakeT,
+    module: str,
+) -> tuple[HandshakeVariant[MakeT], ...]:
+    """Return the handshakes of one service, the edition's generation first.
 
     Args:
         connect_options: The endpoint.
-        edition: The service's frames in the edition's generation.
-        released: Likewise, in that of the released rlmesh.
-        able: What to tell the edition's server that this client can do.
+        frames: The service's frames in the edition's generation.
+        able: Capabilities of this client in the edition's generation.
+        make_dialect: Makes the edition's dialect of a session.
+        module: The module of a generation's package that has its variant.
     """
     offer = make_handshake_request(
-        _NAME, __version__, dict.fromkeys(able, ""), text=connect_options.text_sha256
+        CLIENT_NAME, __version__, dict.fromkeys(able, ""), text=connect_options.text_sha256
     )
-    wire_offer = make_released_offer(_NAME, __version__, {})
-    return (
-        HandshakeVariant(PROTOCOL_V1, edition, offer, check_handshake_response),
-        HandshakeVariant(
-            WIRE_V1, released, wire_offer, lambda _, answer: check_released_answer(answer)
-        ),
-    )
+    edition = HandshakeVariant(PROTOCOL_V1, frames, offer, _accept_edition, make_dialect)
+    return edition, *load_generations(module).values()
+
+
+def _accept_edition(offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
+    check_handshake_response(offer, answer)
+    return answer
 
 
 def negotiate_handshake(
     connect_options: ConnectOptions,
     channel: grpc.Channel,
     path: str,
-    variants: Sequence[HandshakeVariant],
-) -> tuple[HandshakeVariant, HandshakeResponse]:
-    """Shake hands in the first generation that the endpoint speaks.
+    variants: Sequence[HandshakeVariant[MakeT]],
+) -> tuple[HandshakeVariant[MakeT], HandshakeResponse]:
+    """Shake hands in the first generation that the endpoint serves.
 
     Args:
         connect_options: The endpoint.
         channel: To it.
-        path: Of the handshake.
+        path: gRPC path of the handshake.
         variants: In order of preference; at least one.
 
     Returns:
-        The greeting that was understood, and the answer.
+        The variant that the endpoint has accepted, and its answer.
 
     Raises:
         ConfigurationError: An edition's text is named for an endpoint whose generation has none.
         EndpointError: The endpoint cannot be reached.
-        HandshakeRefusedError: It refuses, or speaks none of these generations.
+        HandshakeRefusedError: It refuses, or serves none of these generations.
     """
     end_s = time.monotonic() + connect_options.timeout_s
     first: EndpointError | HandshakeRefusedError | None = None
@@ -122,7 +126,7 @@ def negotiate_handshake(
             continue
         _require_no_text(connect_options, variant)
         return variant, answer
-    assert first is not None, "there is at least one greeting"
+    assert first is not None, "there is at least one variant"
     raise first
 
 
@@ -130,20 +134,20 @@ def supported_generations(
     connect_options: ConnectOptions,
     channel: grpc.Channel,
     path: str,
-    variants: Sequence[HandshakeVariant],
+    variants: Sequence[HandshakeVariant[MakeT]],
 ) -> tuple[str, ...]:
     """Return the generations in which sessions can be held with an endpoint.
 
     Args:
         connect_options: The endpoint.
         channel: To it.
-        path: Of the handshake.
-        variants: Whose generations to try.
+        path: gRPC path of the handshake.
+        variants: The generations to try.
 
     Raises:
         EndpointError: It cannot be reached.
     """
-    spoken = []
+    supported = []
     for variant in variants:
         try:
             _ask(connect_options, channel, path, variant)
@@ -153,43 +157,47 @@ def supported_generations(
             if _is_understood(variant, error):
                 raise
             continue
-        spoken.append(variant.generation)
-    return tuple(spoken)
+        supported.append(variant.generation)
+    return tuple(supported)
 
 
 def _ask(
-    connect_options: ConnectOptions, channel: grpc.Channel, path: str, variant: HandshakeVariant
+    connect_options: ConnectOptions,
+    channel: grpc.Channel,
+    path: str,
+    variant: HandshakeVariant[MakeT],
 ) -> HandshakeResponse:
     reply = connect_options.call(
         channel, path, variant.frames.pack_handshake_request(variant.offer)
     )
     with handshake_errors_at(connect_options.address):
         answer = variant.frames.parse_handshake_response(reply)
-        if not answer.compatible and not _says_who_refuses(answer):
-            raise CodecError("it says neither who refuses nor why")
-        variant.check(variant.offer, answer)
-    return answer
+        if not answer.compatible and not _is_refusal(answer):
+            raise CodecError("it refuses without a generation and without a reason")
+        return variant.accept(variant.offer, answer)
 
 
-def _says_who_refuses(answer: HandshakeResponse) -> bool:
-    """Tell whether a refusal is one: another generation's answer reads like one without words."""
+def _is_refusal(answer: HandshakeResponse) -> bool:
+    """Return whether an answer is a refusal, and not another generation's, which decodes as one."""
     has_name = answer.generation != "" and answer.generation.isprintable()
     return has_name or answer.error_message != ""
 
 
-def _is_understood(variant: HandshakeVariant, error: EndpointError | HandshakeRefusedError) -> bool:
-    """Tell whether the endpoint has failed or refused for another reason than the generation."""
+def _is_understood(
+    variant: HandshakeVariant[MakeT], error: EndpointError | HandshakeRefusedError
+) -> bool:
+    """Return whether the endpoint has failed or refused for another reason than the generation."""
     cause = error.__cause__
     if isinstance(error, EndpointError):
-        return not (isinstance(cause, grpc.Call) and cause.code() in _NO_SENSE)
-    others = [each for each in GENERATIONS if each != variant.generation]
+        return not (isinstance(cause, grpc.Call) and cause.code() in _UNDECODABLE)
+    others = [each for each in model_dialects() if each != variant.generation]
     is_of_other = any(generation in str(cause) for generation in others)
     return not isinstance(cause, CodecError) and not is_of_other
 
 
-def _require_no_text(connect_options: ConnectOptions, variant: HandshakeVariant) -> None:
-    if connect_options.edition_text is not None and variant.generation == WIRE_V1:
+def _require_no_text(connect_options: ConnectOptions, variant: HandshakeVariant[MakeT]) -> None:
+    if connect_options.edition_text is not None and variant.generation != PROTOCOL_V1:
         raise ConfigurationError(
-            f"{connect_options.address} speaks {WIRE_V1}, which has no edition text; leave out "
-            "edition_text (--edition-text)"
+            f"{connect_options.address} speaks {variant.generation}, which has no edition text; "
+            "leave out edition_text (--edition-text)"
         )

@@ -1,65 +1,158 @@
-"""Optional dialects of an environment endpoint, besides the edition's."""
+"""The table of dialects: the protocol variants besides the edition's, ``rlmesh.protocol.v1``.
 
-import math
-from collections.abc import Collection
+To add a dialect, write its package and add a line to ``DIALECTS``. The core imports no dialect: it
+loads modules of the package on first use. Which ones there are follows from the line's fields:
 
-from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.enabled_dialects import DM_ENV_RPC
-from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.leaves import leaves
-from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
+* ``is_generation``: ``server.env_dialect``, ``server.model_dialect``, ``client.env_dialect`` and
+  ``client.model_dialect``, each with a ``DIALECT``;
+* ``service``: ``server.service``, with an ``ENV_SERVICE``;
+* ``client_scheme``: ``client.lane_client``, with a ``LANE_CLIENT``;
+* ``runner_scheme``: ``runner``; users call the function of ``rlmesh_ray.rllib`` that ``configure``
+  names.
+"""
 
-_LONGEST_INTEGER_BYTES = 10
-_REST_BYTES = 2**20  # settings, names, shapes
+import importlib
+import importlib.util
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-
-def max_dialect_request_bytes(contract: EnvContract) -> int:
-    """Return the size that no sensible request exceeds: integers may take ten bytes each."""
-    num_elements = sum(
-        math.prod(leaf.shape) for leaf in leaves(contract.action_space) if leaf.dtype is not None
-    )
-    wanted = contract.num_envs * num_elements * _LONGEST_INTEGER_BYTES + _REST_BYTES
-    return min(wanted, MAX_MESSAGE_BYTES)
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 
 
-def streams_per_session(dialects: Collection[str], contract: EnvContract) -> int:
-    """Return how many streams a session may have: each agent of a dm_env_rpc world has its own.
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One dialect: its name, its package, and how endpoints, clients and runners use it."""
+
+    name: str
+    """As handshakes, ``dialects=`` and ``inspect`` show it."""
+    package: str
+    """Import name."""
+    is_generation: bool = False
+    """Whether it is a generation of the protocol: its clients call EnvService and ModelService at
+    the edition's gRPC paths, with messages of their own."""
+    service: str = ""
+    """Full name of the gRPC service that it adds to the endpoint of an environment."""
+    client_scheme: str = ""
+    """Begins the addresses of servers that this package's clients dial in the dialect."""
+    runner_scheme: str = ""
+    """Begins the addresses at which an EnvRunner listens for simulators."""
+    configure: str = ""
+    """Function of ``rlmesh_ray.rllib`` that has runners listen there."""
+    requires: str = ""
+    """Module of another distribution, without which the dialect cannot be used."""
+    extra: str = ""
+    """The extra of this package that installs it."""
+    compliance_suite: str = ""
+    """Module of another distribution that checks servers of the dialect."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the module that it requires can be found."""
+        return not self.requires or importlib.util.find_spec(self.requires) is not None
+
+    def load(self, module: str) -> Any:
+        """Import a module of the dialect's package, given its name there.
+
+        Raises:
+            ImportError: It, or what it requires, cannot be imported.
+        """
+        return importlib.import_module(f"{self.package}.{module}")
+
+
+DIALECTS: tuple[Dialect, ...] = (
+    Dialect("rlmesh-wire-v1", "rlmesh_ray.dialects.released", is_generation=True),
+    Dialect(
+        "dm_env_rpc.v1",
+        "rlmesh_ray.dialects.dm_env_rpc",
+        service="dm_env_rpc.v1.Environment",
+        client_scheme="dm_env_rpc://",
+        requires="dm_env_rpc",
+        extra="dm-env-rpc",
+        compliance_suite="dm_env_rpc.v1.compliance",
+    ),
+    Dialect(
+        "rllink",
+        "rlmesh_ray.dialects.rllink",
+        runner_scheme="rllink://",
+        configure="configure_rllink",
+    ),
+)
+
+
+class DialectSettings:
+    """Base class of the settings that a client takes for servers of one dialect."""
+
+    __slots__ = ()
+
+    scheme: ClassVar[str]
+    """The ``client_scheme`` of the dialect."""
+
+
+def load_generations(module: str) -> dict[str, Any]:
+    """Return the ``DIALECT`` of a module of each generation besides the edition's, by its name."""
+    return {each.name: each.load(module).DIALECT for each in DIALECTS if each.is_generation}
+
+
+def client_schemes() -> tuple[str, ...]:
+    """Return what begins an address that a client dials in a dialect."""
+    return tuple(each.client_scheme for each in DIALECTS if each.client_scheme)
+
+
+def client_dialect(address: str) -> Dialect | None:
+    """Return the dialect that the scheme of an address names; None: the edition's or none."""
+    return _by_scheme("client_scheme", address)
+
+
+def runner_dialect(address: object) -> Dialect | None:
+    """Return the dialect in which a runner listens at an address; None: it is no such address."""
+    return _by_scheme("runner_scheme", address) if isinstance(address, str) else None
+
+
+def _by_scheme(field: str, address: str) -> Dialect | None:
+    for each in DIALECTS:
+        scheme = getattr(each, field)
+        if scheme and address.startswith(scheme):
+            return each
+    return None
+
+
+def model_dialects() -> tuple[str, ...]:
+    """Return the names of the dialects that an endpoint of a policy can serve."""
+    return (PROTOCOL_V1, *(each.name for each in DIALECTS if each.is_generation))
+
+
+def env_dialects() -> tuple[str, ...]:
+    """Return the names of the dialects that an endpoint of an environment can serve."""
+    return (*model_dialects(), *(each.name for each in DIALECTS if each.service))
+
+
+def enabled_dialects(dialects: Collection[str] | None, able: Sequence[str]) -> frozenset[str]:
+    """Return the names of the dialects that an endpoint serves.
 
     Args:
-        dialects: Names of the dialects that the endpoint enables and that are installed.
-        contract: What the endpoint promises.
+        dialects: Names that its operator has chosen; None: every dialect that is installed.
+        able: Names of the dialects that an endpoint of its kind can serve.
+
+    Raises:
+        ConfigurationError: ``dialects`` is empty, or names what is unknown or not installed.
     """
-    if DM_ENV_RPC not in dialects:
-        return 1
-    from rlmesh_ray.dialects.dm_env_rpc.wire.agent_codecs import agent_names
-
-    return contract.num_envs * max(1, len(agent_names(contract)))
-
-
-def additional_services(
-    dialects: Collection[str],
-    pool: WorkerPool,
-    contract: EnvContract,
-    step_grace_s: float,
-    drain: Drain,
-    idle_timeout_s: float | None = None,
-) -> list[grpc.GenericRpcHandler]:
-    """Return what a gRPC server dispatches to.
-
-    Args:
-        dialects: Names of the dialects that the endpoint enables and that are installed.
-        pool: Started; where environments come from.
-        contract: What the endpoint promises.
-        step_grace_s: See ``EnvServer``.
-        drain: The endpoint's.
-        idle_timeout_s: See ``EnvServer``.
-    """
-    if DM_ENV_RPC not in dialects:
-        return []
-    # Needs the extra.
-    from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService
-
-    service = EnvironmentService(pool, contract, step_grace_s, drain, idle_timeout_s)
-    return [service.handlers()]
+    missing = {each.name: each.extra for each in DIALECTS if not each.is_installed}
+    if dialects is None:
+        return frozenset(able) - missing.keys()
+    if isinstance(dialects, str):
+        raise ConfigurationError(f"dialects={dialects!r} must be several names: ({dialects!r},)")
+    if not dialects:
+        raise ConfigurationError(f"dialects names nothing; name one or more of {', '.join(able)}")
+    for name in dialects:
+        if name not in able:
+            raise ConfigurationError(
+                f"dialects names {name!r}, which is not one of {', '.join(able)}"
+            )
+        if name in missing:
+            raise ConfigurationError(
+                f"dialects names {name!r}, which is not installed: "
+                f"pip install rlmesh-ray[{missing[name]}]"
+            )
+    return frozenset(dialects)

@@ -290,7 +290,7 @@ class _Evaluation:
             connect_timeout_s=connect_options.timeout_s,
             step_timeout_s=self._options.env_timeout_s,
             edition_text=connect_options.edition_text,
-            dm_env_rpc=connect_options.dm_env_rpc,
+            dm_env_rpc=connect_options.dialect_settings,
         )
 
     def _connect_model(self, connect_options: ConnectOptions) -> RemoteModel:

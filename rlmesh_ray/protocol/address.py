@@ -1,20 +1,16 @@
 """Addresses of endpoints: ``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://``.
 
-Servers of the released rlmesh print theirs as ``tcp://HOST:PORT``, which is the same.
-``dm_env_rpc://`` in front names the other protocol to speak there.
+Servers of the released rlmesh print theirs as ``tcp://HOST:PORT``, which means the same. The scheme
+of a dialect, such as ``dm_env_rpc://``, names the dialect to use there.
 """
 
 import ipaddress
 from dataclasses import dataclass
 
+from rlmesh_ray.dialects.registry import client_schemes
 from rlmesh_ray.errors import AddressError
 
-_DM_ENV_RPC = "dm_env_rpc://"
-_SCHEMES = ("rlmesh://", "tcp://", _DM_ENV_RPC)
-_FORMS = (
-    "write HOST:PORT (such as 127.0.0.1:50051), unix:PATH, rlmesh://HOST:PORT or "
-    "dm_env_rpc://HOST:PORT"
-)
+_SCHEMES = ("rlmesh://", "tcp://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +42,22 @@ class Address:
 
 def looks_like_address(text: str) -> bool:
     """Tell whether ``text`` is meant as an address, rather than as a Gymnasium id or a path."""
-    if text.startswith((*_SCHEMES, "unix:")):
+    if text.startswith((*_schemes(), "unix:")):
         return True
     host, _, port = text.rpartition(":")
     return bool(host) and port.isdigit()
 
 
-def is_dm_env_rpc_address(text: str) -> bool:
-    """Tell whether an address says that dm_env_rpc is spoken there."""
-    return text.startswith(_DM_ENV_RPC)
+def _schemes() -> tuple[str, ...]:
+    return (*_SCHEMES, *client_schemes())
+
+
+def _forms() -> str:
+    others = [f"{scheme}HOST:PORT" for scheme in ("rlmesh://", *client_schemes())]
+    return (
+        "write HOST:PORT (such as 127.0.0.1:50051), unix:PATH, "
+        f"{', '.join(others[:-1])} or {others[-1]}"
+    )
 
 
 def parse_address(text: str) -> Address:
@@ -64,18 +67,18 @@ def parse_address(text: str) -> Address:
         AddressError: ``text`` is none, or its port is out of range.
     """
     if not isinstance(text, str):
-        raise AddressError(f"{text!r:.40} is not an address; {_FORMS}")
-    scheme = next((each for each in _SCHEMES if text.startswith(each)), "")
+        raise AddressError(f"{text!r:.40} is not an address; {_forms()}")
+    scheme = next((each for each in _schemes() if text.startswith(each)), "")
     bare = text.removeprefix(scheme)
     if bare.startswith("unix:"):
         path = bare.removeprefix("unix:")
         if not path:
-            raise AddressError(f"{text!r} names no path; {_FORMS}")
+            raise AddressError(f"{text!r} names no path; {_forms()}")
         return Address("", 0, path)
     host, _, port = bare.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or "/" in host or not (port.isascii() and port.isdigit()):
-        raise AddressError(f"{text!r} is not an address; {_FORMS}")
+        raise AddressError(f"{text!r} is not an address; {_forms()}")
     if int(port) > 65535:
         raise AddressError(f"port {port} in {text!r} is above 65535")
     return Address(host, int(port))

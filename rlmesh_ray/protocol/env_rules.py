@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from rlmesh_ray.protocol.messages import (
     Close,
-    Configure,
     EnvErrorCode,
     Render,
     Request,
@@ -18,7 +17,6 @@ from rlmesh_ray.protocol.messages import (
     Step,
 )
 from rlmesh_ray.protocol.outcomes import FailureKind
-from rlmesh_ray.protocol.versions import EDITION_NAME
 
 
 class State(enum.Enum):
@@ -35,7 +33,7 @@ class State(enum.Enum):
 Requests = Mapping[State, Mapping[type[Request], State]]
 """The state after the request has succeeded. A kind that is missing is refused."""
 
-_REQUESTS: Requests = {
+EDITION_REQUESTS: Requests = {
     State.AWAIT_RESET: {
         Reset: State.READY,
         Render: State.AWAIT_RESET,
@@ -51,11 +49,6 @@ _REQUESTS: Requests = {
         Close: State.CLOSED,
     },
     State.CLOSED: {},
-}
-_REQUESTS_WITH_CONFIGURE: Requests = {
-    **_REQUESTS,
-    State.AWAIT_RESET: {**_REQUESTS[State.AWAIT_RESET], Configure: State.AWAIT_RESET},
-    State.READY: {**_REQUESTS[State.READY], Configure: State.READY},
 }
 
 
@@ -109,7 +102,7 @@ class EnvRules:
 
 # Edition 2026.06: "Timeouts and Errors"; "Structural conformance" for the two rejections.
 EDITION_2026_06_RULES = EnvRules(
-    requests=_REQUESTS,
+    requests=EDITION_REQUESTS,
     failures={
         FailureKind.TIMEOUT: Consequence(EnvErrorCode.TIMEOUT, Effect.INTERRUPT),
         FailureKind.CRASHED: Consequence(EnvErrorCode.CRASHED, Effect.INTERRUPT),
@@ -119,24 +112,4 @@ EDITION_2026_06_RULES = EnvRules(
         FailureKind.BAD_REQUEST: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
         FailureKind.OUT_OF_ORDER: Consequence(EnvErrorCode.INTERNAL, Effect.ABANDON),
     },
-)
-
-# What rlmesh 0.1.0 was seen to do, where it is not worse: its servers end the session when the
-# environment raises. An edition without a name, and those of its release candidates, it takes, too.
-RELEASED_2026_06_RULES = EnvRules(
-    requests=_REQUESTS_WITH_CONFIGURE,
-    failures={
-        **EDITION_2026_06_RULES.failures,
-        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT_OWN),
-        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
-    },
-    editions=frozenset({EDITION_NAME}),
-    subsets_are_advertised=True,
-    narrows_replies=True,
-    client_mints_ids=True,
-    spreads_one_seed=True,
-    tracks_autoresets=True,
-    reports_superseded=True,
-    truncates_interrupted=True,
-    ends_when_abandoned=True,
 )

@@ -314,6 +314,16 @@ class BatchRun:
 
 
 @message
+class TimedBatchRun(BatchRun):
+    """A batch of predictions, and what it took beside the policy."""
+
+    decode_ns: int = field(default=0, compare=False)
+    """For the observations of all rows together."""
+    encode_ns: int = field(default=0, compare=False)
+    """For their actions."""
+
+
+@message
 class Predicted(Response):
     """Answers Predict."""
 

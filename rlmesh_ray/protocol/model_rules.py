@@ -4,7 +4,6 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlmesh_ray.dialects.released.protocol.model_messages import EpisodesForgotten
 from rlmesh_ray.protocol.messages import (
     CloseRoute,
     ConfigureRoute,
@@ -26,6 +25,11 @@ class ForgetEpisodes(RouteRequest):
     """Have a route forget episodes, which have ended."""
 
     episode_ids: tuple[str, ...]
+
+
+@message
+class EpisodesForgotten(Response):
+    """Answers ForgetEpisodes."""
 
 
 SessionRequest = ModelRequest | ForgetEpisodes
@@ -71,26 +75,6 @@ EDITION_2026_06_RULES = ModelRules(
     remedy="send ConfigureRoute first",
 )
 """Those of ``rlmesh.protocol.v1``."""
-
-RELEASED_2026_06_RULES = ModelRules(
-    requests={
-        RouteState.ABSENT: {
-            ConfigureRoute: RouteState.CONFIGURED,
-            # What is not there has been ended already, whoever did that.
-            ForgetEpisodes: RouteState.ABSENT,
-            CloseRoute: RouteState.ABSENT,
-        },
-        RouteState.CONFIGURED: {
-            ConfigureRoute: RouteState.CONFIGURED,
-            Predict: RouteState.CONFIGURED,
-            ForgetEpisodes: RouteState.CONFIGURED,
-            CloseRoute: RouteState.ABSENT,
-        },
-    },
-    remedy="send resolve_adapter first",
-    keeps_same_route=True,
-)
-"""Those of ``rlmesh-wire-v1``, in whose words a route is an adapter."""
 
 RESPONSE_TYPES: Mapping[type[Request], type[Response]] = {
     ConfigureRoute: RouteConfigured,

@@ -1,9 +1,10 @@
-"""The generations of the protocol, which share their paths and no message."""
+"""Name of the protocol's generation that the core implements, and of its edition.
+
+The names of other generations stand in their dialects.
+"""
 
 PROTOCOL_V1 = "rlmesh.protocol.v1"
-"""That of the edition's text."""
-WIRE_V1 = "rlmesh-wire-v1"
-"""That of the released rlmesh 0.1.0."""
-GENERATIONS = (PROTOCOL_V1, WIRE_V1)
+"""The generation of the edition's text."""
 EDITION_NAME = "2026.06"
-"""Of the edition that both speak; peers of ``WIRE_V1`` compare it letter by letter."""
+"""The edition that generation and ``rlmesh-wire-v1`` share; peers of the latter compare it letter
+by letter."""

@@ -1,11 +1,16 @@
 """The RLlib plug-in."""
 
-from rlmesh_ray.dialects.rllink.runner.configure import configure_rllink
-from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from rlmesh_ray.rllib.config.configure import configure
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
 from rlmesh_ray.rllib.runner.multi_agent_env_runner import RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
+
+if TYPE_CHECKING:
+    from rlmesh_ray.dialects.rllink.runner.configure import configure_rllink
+    from rlmesh_ray.dialects.rllink.runner.env_runner import RLMeshRLlinkEnvRunner
 
 __all__ = [
     "RLMeshEnvRunner",
@@ -16,3 +21,13 @@ __all__ = [
     "configure_rllink",
     "publish_weights",
 ]
+
+
+# They import this package: imported with it, they would make a cycle.
+_LAZY = {"RLMeshRLlinkEnvRunner": "env_runner", "configure_rllink": "configure"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"rlmesh_ray.dialects.rllink.runner.{_LAZY[name]}"), name)

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rlmesh_ray.dialects.released.protocol.model_translation import TimedBatchRun
 from rlmesh_ray.errors import RlmeshError
 from rlmesh_ray.models.batcher import Batcher, QueuedPrediction
 from rlmesh_ray.models.policy import Policy, traits_of
 from rlmesh_ray.models.torch.threads import limit_torch_threads
-from rlmesh_ray.protocol.messages import BatchRun, PredictSlot
+from rlmesh_ray.protocol.messages import BatchRun, PredictSlot, TimedBatchRun
 from rlmesh_ray.server.batch_codecs import BatchCodecs
 from rlmesh_ray.server.batch_collector import BatchCollector
 from rlmesh_ray.server.batch_runner import BatchRunner

@@ -6,8 +6,9 @@ import logging
 from rlmesh_ray.auth.server_tls import ServerTls, TlsSource, resolve_server_tls
 from rlmesh_ray.auth.token_file import TokenSource
 from rlmesh_ray.auth.token_store import TokenStore
+from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AddressError
-from rlmesh_ray.protocol.address import Address, is_dm_env_rpc_address, parse_address
+from rlmesh_ray.protocol.address import Address, parse_address
 
 __all__ = [
     "ServerTls",
@@ -36,7 +37,7 @@ def checked_address(address: str, token: TokenSource | None, *, no_token: bool =
             cannot be used.
     """
     parsed = parse_address(address)
-    if is_dm_env_rpc_address(address):
+    if client_dialect(address) is not None:
         raise AddressError(
             f"{address} names the protocol that a client speaks; an endpoint answers all of its "
             f"protocols on one port: write {parsed} (dialects=…, --dialect restricts the protocols)"

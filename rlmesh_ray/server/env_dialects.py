@@ -1,16 +1,16 @@
-"""What a session with an environment's endpoint is spoken in: one value a generation.
+"""Server dialects of sessions with an environment: how a stream's frames and values are encoded.
 
-What differs in meaning stands in the rules, which the session keeps. Nothing asks which generation
-it is, but for the choice of the dialect when a stream begins.
+What generations differ in by meaning stands in their rules, which the session applies. No code asks
+which generation it serves, but for the choice of the dialect when a stream begins.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlmesh_ray.dialects.released.wire import env as released_frames
-from rlmesh_ray.dialects.released.wire import values as released_values
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, RELEASED_2026_06_RULES, EnvRules
+from rlmesh_ray.dialects import registry
+from rlmesh_ray.grpc_setup import grpc
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, EnvRules
 from rlmesh_ray.protocol.messages import (
     EnvRequest,
     EnvResponse,
@@ -18,17 +18,20 @@ from rlmesh_ray.protocol.messages import (
     Infos,
     MalformedRequest,
 )
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.server.drain import Drain
+from rlmesh_ray.server.handshake_service import GenerationHandshake, HandshakeFrames
+from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.batch import Column
-from rlmesh_ray.spaces.conformance_warnings import warnings_as_maps, warnings_as_texts
+from rlmesh_ray.spaces.conformance_warnings import warnings_as_texts
+from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.spec import SpaceSpec
-from rlmesh_ray.spaces.vector_infos import lane_info, lanes_infos
 from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 from rlmesh_ray.wire.rlmesh_v1 import values as edition_values
 
 
-class EnvServerFrames(Protocol):
-    """The part of a wire module that a session needs."""
+class EnvServerFrames(HandshakeFrames, Protocol):
+    """A dialect's wire module for EnvService."""
 
     def parse_request(self, data: bytes) -> EnvRequest | MalformedRequest:
         """Return the request in a frame; never raises."""
@@ -38,53 +41,81 @@ class EnvServerFrames(Protocol):
 
 
 class BatchFrames(Protocol):
-    """How batches of values are written and read."""
+    """A dialect's wire module for batches of values."""
 
     def encode_batch(self, spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
-        """Return the bytes of a batch. Raises CodecError when a column is not what it must be."""
+        """Return the bytes of a batch. Raises CodecError if a column does not fit ``spec``."""
 
     def decode_batch(self, spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
-        """Return the columns of a batch. Raises CodecError when ``data`` is none."""
+        """Return the columns of a batch. Raises CodecError if ``data`` is no such batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvServerDialect:
-    """How to speak with the client of a session."""
+    """One generation's part in a session with an environment."""
 
     name: str
-    """Of the generation."""
+    """The generation's."""
     frames: EnvServerFrames
     values: BatchFrames
     rules: EnvRules
     infos: Callable[[Infos, Sequence[int], int], Infos]
-    """Makes of the infos of a vector what the client is told: given the lanes that its answer is
+    """Converts the infos of a vector to the dialect's form, given the lanes that the response is
     about, and the width of the vector."""
     with_timings: Callable[[bytes, EnvTimings], bytes] | None = None
-    """Adds to a response what it took; None: clients are not told."""
+    """Adds the time that a request took to its response; None: the dialect has no such field."""
+    handshake: GenerationHandshake | None = None
+    """None for the edition's generation."""
+    subset_capabilities: Mapping[str, str] = field(default_factory=dict)
+    """Offered where single lanes can be stepped; those of the edition are EnvService's."""
 
 
 def _edition_infos(infos: Infos, _lanes: Sequence[int], _num_lanes: int) -> Infos:
     return warnings_as_texts(infos)
 
 
-def _released_infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos:
-    """Return a lane's own infos as they are, and those of several as gymnasium's vectors do."""
-    if len(lanes) == 1:
-        return warnings_as_maps(lane_info(infos, lanes[0]))
-    return warnings_as_maps(infos if len(lanes) == num_lanes else lanes_infos(infos, lanes))
+EDITION_DIALECT = EnvServerDialect(
+    PROTOCOL_V1, edition_frames, edition_values, EDITION_2026_06_RULES, _edition_infos
+)
 
 
-ENV_DIALECTS: Mapping[str, EnvServerDialect] = {
-    PROTOCOL_V1: EnvServerDialect(
-        PROTOCOL_V1, edition_frames, edition_values, EDITION_2026_06_RULES, _edition_infos
-    ),
-    WIRE_V1: EnvServerDialect(
-        WIRE_V1,
-        released_frames,
-        released_values,
-        RELEASED_2026_06_RULES,
-        _released_infos,
-        released_frames.with_timings,
-    ),
-}
-"""By generation."""
+def load_env_dialects() -> dict[str, EnvServerDialect]:
+    """Return the dialects of EnvService, by generation; the first is the edition's."""
+    return {PROTOCOL_V1: EDITION_DIALECT, **registry.load_generations("server.env_dialect")}
+
+
+class DialectService(Protocol):
+    """A gRPC service that a dialect adds to the endpoint of an environment.
+
+    ``pool`` is started and starts the workers of the service's sessions; the other arguments are
+    those of ``EnvService`` and ``EnvServer``.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        contract: EnvContract,
+        step_grace_s: float,
+        drain: Drain,
+        idle_timeout_s: float | None = None,
+    ) -> None: ...
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Size of the largest request that a client can have a use for."""
+
+    @property
+    def streams_per_session(self) -> int:
+        """How many streams a session may have."""
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the gRPC handlers of the service."""
+
+
+def load_dialect_services(enabled: Collection[str]) -> list[type[DialectService]]:
+    """Return the services that the enabled dialects add to the endpoint of an environment."""
+    return [
+        each.load("server.service").ENV_SERVICE
+        for each in registry.DIALECTS
+        if each.service and each.name in enabled
+    ]

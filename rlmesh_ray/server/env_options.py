@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import AddressError, ConfigurationError
 from rlmesh_ray.options import TCP, as_int
-from rlmesh_ray.protocol.address import Address, is_dm_env_rpc_address, parse_address
+from rlmesh_ray.protocol.address import Address, parse_address
 from rlmesh_ray.server.bind_policy import check_exposure, is_wildcard
 from rlmesh_ray.transport import tcp
 
@@ -102,7 +103,7 @@ def checked_data_address(  # noqa: PLR0913  # what decides it
 
 def _parsed_data_address(data_address: str, address: Address) -> Address:
     parsed = parse_address(data_address)
-    if parsed.path or is_dm_env_rpc_address(data_address):
+    if parsed.path or client_dialect(data_address) is not None:
         raise AddressError(f"data_address={data_address!r} must be HOST:PORT")
     is_same_host = _meet(parsed, address)
     if is_same_host and parsed.port and parsed.port == address.port:

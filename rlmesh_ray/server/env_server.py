@@ -8,20 +8,16 @@ from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.dialects.registry import (
-    additional_services,
-    max_dialect_request_bytes,
-    streams_per_session,
-)
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.envs.env_source import EnvLike, make_source
 from rlmesh_ray.options import SHARED_MEMORY, allowed_transports, require_flag, require_seconds
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.address import parse_address
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.bind_policy import TlsSource
-from rlmesh_ray.server.enabled_dialects import ENV_DIALECT_NAMES, checked_dialects
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.env_call_service import EnvCallService, checked_names
+from rlmesh_ray.server.env_dialects import load_dialect_services
 from rlmesh_ray.server.env_options import (
     DEFAULT_STEP_GRACE_S,
     autoresets,
@@ -153,7 +149,7 @@ class EnvServer:
         self._transports = allowed_transports(transport)
         self._allow_calls = checked_names(allow_calls)
         self._has_observers = observers
-        enabled = checked_dialects(dialects, ENV_DIALECT_NAMES)
+        enabled = registry.enabled_dialects(dialects, registry.env_dialects())
         self._source = dataclasses.replace(
             make_source(env, num_envs, env_kwargs, autoresets=autoresets(autoreset)),
             truncates_on_bad_value=truncates_on_bad_value(on_bad_value),
@@ -232,25 +228,29 @@ class EnvServer:
                 drain,
                 SessionServices(observers, calls, broker),
             )
-            limit_bytes = max(
-                max_request_bytes(self._contract), max_dialect_request_bytes(self._contract)
-            )
-            dialects = additional_services(
-                self._options.dialects,
-                self._pool,
-                self._contract,
-                self._step_grace_s,
-                drain,
-                self._options.idle_timeout_s,
-            )
-            direct = TransportService(broker)
-            handlers = [service.handlers(), *calls.handlers(), *direct.handlers(), *dialects]
+            added = [
+                make(
+                    self._pool,
+                    self._contract,
+                    self._step_grace_s,
+                    drain,
+                    self._options.idle_timeout_s,
+                )
+                for make in load_dialect_services(self._options.dialects)
+            ]
+            handlers = [
+                service.handlers(),
+                *calls.handlers(),
+                *TransportService(broker).handlers(),
+                *(each.handlers() for each in added),
+            ]
             if self._has_observers:
                 handlers.append(observers.handlers())
-            num_streams = streams_per_session(self._options.dialects, self._contract)
+            limits = [each.max_request_bytes for each in added]
+            num_streams = max([1, *(each.streams_per_session for each in added)])
             self._endpoint.start(
                 handlers,
-                max_receive_bytes=limit_bytes,
+                max_receive_bytes=max([max_request_bytes(self._contract), *limits]),
                 max_calls=max_calls(self._max_sessions, num_streams),
             )
             with logged_as(self._endpoint.endpoint_id):

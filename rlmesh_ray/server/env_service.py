@@ -4,19 +4,18 @@ Handlers take raw bytes, so that a malformed frame is answered in band instead o
 the stream.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from rlmesh_ray.dialects.released.wire import env as released_frames
 from rlmesh_ray.errors import CapacityError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.env_call_service import EnvCallService, SessionScheduler, session_id_of
-from rlmesh_ray.server.env_dialects import ENV_DIALECTS, EnvServerDialect
+from rlmesh_ray.server.env_dialects import EnvServerDialect, load_env_dialects
 from rlmesh_ray.server.env_executor import EnvExecutor
 from rlmesh_ray.server.env_session_handler import EnvSessionFactory, EnvSessionHandler
 from rlmesh_ray.server.handshake_service import HandshakeService, PrependedStream, ServiceOptions
@@ -26,7 +25,6 @@ from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.transport.connection_broker import ConnectionBroker
-from rlmesh_ray.wire.rlmesh_v1 import env as edition_frames
 
 SERVICE = "rlmesh.env.v1.EnvService"
 _ABLE = {
@@ -90,26 +88,15 @@ class EnvService:
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
-        subsets = (
-            {capabilities.SUBSET_STEP: capabilities.YES}
-            if self._session_factory.steps_subsets
-            else {}
-        )
-        self._handshakes = HandshakeService(
-            {PROTOCOL_V1: edition_frames, WIRE_V1: released_frames},
-            {
-                PROTOCOL_V1: {
-                    **_ABLE,
-                    **own,
-                    **services.calls.able,
-                    **services.broker.offered_capabilities,
-                },
-                WIRE_V1: subsets,
-            },
-            options,
-            contract,
-            {WIRE_V1: _SAME_STEP_REFUSAL} if self._is_same_step else {},
-        )
+        edition = {**own, **services.calls.able, **services.broker.offered_capabilities}
+        self._dialects = load_env_dialects()
+        others = self._dialects.keys() - {PROTOCOL_V1}
+        able: dict[str, Mapping[str, str]] = {PROTOCOL_V1: {**_ABLE, **edition}}
+        for name in others:
+            steps_subsets = self._session_factory.steps_subsets
+            able[name] = self._dialects[name].subset_capabilities if steps_subsets else {}
+        obstacles = dict.fromkeys(others if self._is_same_step else (), _SAME_STEP_REFUSAL)
+        self._handshakes = HandshakeService(self._dialects, able, options, contract, obstacles)
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return what a gRPC server dispatches to."""
@@ -191,9 +178,9 @@ class EnvService:
             # just after these, they may not see why (rlmesh 0.1.0, both).
             await context.send_initial_metadata(())
             if is_known:
-                begun = ENV_DIALECTS[PROTOCOL_V1], requests
+                begun = self._dialects[PROTOCOL_V1], requests
             elif words := await self._handshakes.first_message(requests, context):
-                begun = ENV_DIALECTS[words.generation], PrependedStream(words.frame, requests)
+                begun = self._dialects[words.generation], PrependedStream(words.frame, requests)
         finally:
             if begun is None:
                 self._pool.release(None, is_idle=True)

@@ -1,47 +1,41 @@
-"""What the services have in common: dispatch, Handshake and Shutdown, in each generation.
+"""Handshake, Shutdown and the first message of a Join, in every generation.
 
-A service keeps a Reception and says what differs: its name, its frames, its capabilities.
+EnvService and ModelService each keep a ``HandshakeService`` with the dialects that they serve.
 """
 
 import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from rlmesh_ray import __version__
-from rlmesh_ray.dialects.released.protocol.handshake import answer_released_offer, released_answer
-from rlmesh_ray.dialects.released.wire import shutdown as released_shutdown
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, answer_handshake
-from rlmesh_ray.protocol.versions import GENERATIONS, PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server.error_text import parsed
 from rlmesh_ray.server.limits import FIRST_MESSAGE_TIMEOUT_S
-from rlmesh_ray.wire.rlmesh_v1 import shutdown as edition_shutdown
 from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownRequest
-from rlmesh_ray.wire.version_detection import (
-    generation_of_handshake,
-    generation_of_request,
-    generation_of_shutdown,
-)
 
 
 class FirstMessage(NamedTuple):
     """The first message of a Join."""
 
     generation: str
-    """Of the protocol."""
+    """The client's, as detected in ``frame``."""
     frame: bytes
 
 
 async def first_frame(requests: AsyncIterator[bytes]) -> bytes | None:
     """Take the first message off a stream; None: the stream has ended without one.
 
-    Who goes on with ``async for`` gets the messages after it.
+    An ``async for`` over ``requests`` then yields the messages after it.
     """
     return await anext(aiter(requests), None)
 
@@ -49,13 +43,16 @@ async def first_frame(requests: AsyncIterator[bytes]) -> bytes | None:
 async def first_message(
     requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext, *, is_known: bool = False
 ) -> bytes | None:
-    """Take the first message off a stream, if it comes soon; see ``first_frame``.
+    """Take the first message off a stream, or abort its call after a timeout.
 
     Args:
         requests: The stream's messages.
-        context: Of its call, which is aborted else.
-        is_known: Whether the client has shaken hands: then it may be building whatever it wants
-            to say it with, and takes its time.
+        context: The stream's call.
+        is_known: Whether the client has shaken hands. Then there is no timeout: it may be building
+            what it needs for the session, a policy for example.
+
+    Returns:
+        As ``first_frame``.
     """
     try:
         async with asyncio.timeout(None if is_known else FIRST_MESSAGE_TIMEOUT_S):
@@ -68,9 +65,9 @@ async def first_message(
 
 
 class PrependedStream:
-    """All messages of a stream, of which the first has been taken off.
+    """All messages of a stream whose first one has been taken off.
 
-    No generator: one that is left in the middle has to be closed, in a task of its own.
+    It is no generator, since a generator that is abandoned must be closed, in a task of its own.
     """
 
     def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
@@ -85,7 +82,7 @@ class PrependedStream:
         return first if first is not None else await anext(self._rest)
 
 
-# What a client offers beyond these is not kept: it may be megabytes of nonsense.
+# Other offered capabilities are not kept: a client may send megabytes of them.
 _OPTIONAL = (
     capabilities.NDARRAY,
     capabilities.NUMBERED_REQUESTS,
@@ -98,13 +95,13 @@ _NUM_FLAG_DIGITS = 2
 
 
 def new_session_id(offer: HandshakeRequest) -> str:
-    """Return a session id that nobody can guess, for a client that can do what ``offer`` says."""
+    """Return a session id that cannot be guessed; it holds the capabilities of the client."""
     flags = sum(1 << at for at, name in enumerate(_OPTIONAL) if name in offer.capabilities)
     return f"{flags:0{_NUM_FLAG_DIGITS}x}{secrets.token_hex((_NUM_DIGITS - _NUM_FLAG_DIGITS) // 2)}"
 
 
 def capabilities_of_session(session_id: str) -> frozenset[str]:
-    """Return the capabilities of the client with this session id; it may be any text."""
+    """Return the capabilities in a session id; none if the text is no session id."""
     is_id = len(session_id) == _NUM_DIGITS and set(session_id) <= set("0123456789abcdef")
     flags = int(session_id[:_NUM_FLAG_DIGITS], 16) if is_id else 0
     return frozenset(name for at, name in enumerate(_OPTIONAL) if flags >> at & 1)
@@ -122,85 +119,105 @@ Join = Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext], Awaitable[None
 
 
 def came_through_gateway(context: grpc.aio.ServicerContext) -> bool:
-    """Tell whether a call has been passed on by a gateway."""
+    """Return whether a gateway has forwarded the call."""
     return capabilities.GATEWAY_METADATA_KEY in dict(context.invocation_metadata() or ())
 
 
-class ServerHandshakeFrames(Protocol):
-    """The part of a service's wire module that a Reception needs."""
+class HandshakeFrames(Protocol):
+    """Frames of Handshake and Shutdown: part of a dialect's wire module for a service."""
 
     def parse_handshake_request(self, data: bytes) -> HandshakeRequest:
-        """Return what the client offers. Raises CodecError when it is no handshake."""
+        """Return the offer of a client. Raises CodecError if ``data`` is no handshake."""
 
     def pack_handshake_response(self, answer: HandshakeResponse) -> bytes:
         """Return the frame of the answer."""
 
+    def parse_shutdown_request(self, data: bytes) -> ShutdownRequest:
+        """Return the request of a client. Raises CodecError if ``data`` is no such request."""
 
-class _ShutdownFrames(Protocol):
-    def parse_shutdown_request(self, data: bytes) -> ShutdownRequest: ...
-    def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes: ...
+    def pack_shutdown_response(self, *, accepted: bool, message: str = "") -> bytes:
+        """Return the frame of the answer."""
 
 
-_SHUTDOWN_FRAMES: Mapping[str, _ShutdownFrames] = {
-    PROTOCOL_V1: edition_shutdown,
-    WIRE_V1: released_shutdown,
-}
+@dataclass(frozen=True, slots=True)
+class GenerationHandshake:
+    """How a generation besides the edition's is detected and its handshakes answered."""
+
+    is_handshake: Callable[[bytes], bool]
+    """Whether the frame of a Handshake is the generation's."""
+    is_shutdown: Callable[[bytes], bool]
+    """Whether the frame of a Shutdown is the generation's."""
+    is_request: Callable[[bytes], bool]
+    """Whether the first frame of a Join is the generation's."""
+    answer: Callable[..., HandshakeResponse]
+    """As ``released.protocol.handshake.answer_released_offer``."""
+
+
+class ServedDialect(Protocol):
+    """What a HandshakeService uses of a dialect."""
+
+    @property
+    def frames(self) -> HandshakeFrames:
+        """Its frames of the service."""
+
+    @property
+    def handshake(self) -> GenerationHandshake | None:
+        """None for the edition's generation: what no other one detects is its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """What the operator allows clients."""
+    """What the operator of an endpoint has set for its clients."""
 
     shutdown: Callable[[], None] | None = None
-    """Begins to stop the endpoint; None: clients may not."""
+    """Begins to stop the endpoint for a client's Shutdown; None: Shutdown is refused."""
     on_close: Callable[[], None] | None = None
-    """Called after each model session that a Close has ended; None: that ends nothing more."""
+    """Called after each model session that a Close has ended; None: nothing is."""
     accept_texts: frozenset[str] = frozenset()
-    """The sha256 of edition texts that count as this package's own."""
-    dialects: frozenset[str] = frozenset(GENERATIONS)
+    """The sha256 of edition texts that are accepted like this package's own."""
+    dialects: frozenset[str] = field(default_factory=lambda: frozenset(registry.model_dialects()))
     """Names of the enabled dialects; the clients of any other one are refused."""
     idle_timeout_s: float | None = None
-    """After how long without a request a session ends; None: never."""
+    """Idle timeout of a session; None: it has none."""
     spin: bool | None = None
-    """Whether a policy's loop stays awake for the next request; see ``polling.should_spin``."""
+    """Whether a policy's loop polls for the next request; see ``polling.should_spin``."""
 
 
 class HandshakeService:
-    """Answers the calls that open and end things, for one service.
+    """Answers Handshake and Shutdown, and reads the first message of a Join, for one service.
 
     Args:
-        frames: The service's wire module of each generation.
+        dialects: The dialects of the service, by generation.
         able: What the endpoint can do beyond the edition, by capability, in each generation.
-        options: What clients may do.
+        options: What the operator has set.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
-        obstacles: Why there can be no session, by generation; for none that can have one.
+        obstacles: Why a session is impossible, for each generation for which it is.
         on_request: Values for clients of the edition that offer the same capability, by
-            capability; asked at each handshake.
+            capability; called at each handshake.
     """
 
     def __init__(
         self,
-        frames: Mapping[str, ServerHandshakeFrames],
+        dialects: Mapping[str, ServedDialect],
         able: Mapping[str, Mapping[str, str]],
         options: ServiceOptions,
         contract: object = None,
         obstacles: Mapping[str, str] = MappingProxyType({}),
         on_request: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
-        self._frames = frames
+        self._frames = {name: each.frames for name, each in dialects.items()}
+        self._others = {
+            name: each.handshake for name, each in dialects.items() if each.handshake is not None
+        }
         self._able = able
         self._options = options
         self._contract = contract
         self._on_request = on_request
-        self._disabled = {each: _disabled(each, options) for each in {*frames} - options.dialects}
+        self._disabled = {each: _disabled(each, options) for each in {*dialects} - options.dialects}
         self._obstacles = {**obstacles, **self._disabled}
-        self._answers: Mapping[str, Callable[[HandshakeRequest], HandshakeResponse]] = {
-            PROTOCOL_V1: self._answer_handshake,
-            WIRE_V1: self._answer_released_handshake,
-        }
 
     def handlers(self, service: str, join: Join) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server dispatches to; frames stay raw bytes.
+        """Return the gRPC handlers of the service; they take and return raw bytes.
 
         Args:
             service: Full name, such as ``rlmesh.env.v1.EnvService``.
@@ -216,25 +233,25 @@ class HandshakeService:
         )
 
     async def handshake(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """Negotiate the edition; tell the contract when compatible."""
-        generation = generation_of_handshake(data)
+        """Negotiate the edition; the answer has the contract if the peers match."""
+        generation = self._generation(attrgetter("is_handshake"), data)
         frames = self._frames[generation]
         offer = parsed(frames.parse_handshake_request, data)
         del data
         if isinstance(offer, CodecError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(offer))
             raise AssertionError("abort raises")
-        answer = self._answers[generation](offer)
+        answer = self._answer(generation, offer)
         if came_through_gateway(context):
-            told = {**answer.capabilities}
-            told.pop(capabilities.DIRECT_TCP, None)  # the port is at another host
-            answer = replace(answer, capabilities=told)
+            usable = {**answer.capabilities}
+            usable.pop(capabilities.DIRECT_TCP, None)  # the port is at another host
+            answer = replace(answer, capabilities=usable)
         return frames.pack_handshake_response(answer)
 
     async def shutdown(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """Stop the endpoint, after the answer, if the operator allows it."""
-        generation = generation_of_shutdown(data)
-        frames = _SHUTDOWN_FRAMES[generation]
+        generation = self._generation(attrgetter("is_shutdown"), data)
+        frames = self._frames[generation]
         request = parsed(frames.parse_shutdown_request, data)
         del data
         if isinstance(request, CodecError):
@@ -246,79 +263,80 @@ class HandshakeService:
             _LOG.info("a client's Shutdown was refused (reason given: %.200r)", reason)
             message = self._disabled.get(generation, _REFUSAL)
             return frames.pack_shutdown_response(accepted=False, message=message)
-        _LOG.warning("shutting down, as a client wants (reason given: %.200r)", reason)
+        _LOG.warning("a client's Shutdown stops the endpoint (reason given: %.200r)", reason)
         context.add_done_callback(lambda _: stop())
         return frames.pack_shutdown_response(
-            accepted=True, message="stopping after what is outstanding"
+            accepted=True, message="stopping after the outstanding requests"
         )
 
     def capabilities_of(self, context: grpc.aio.ServicerContext) -> frozenset[str]:
-        """Return what the client of a Join has offered; empty for a stranger."""
+        """Return the capabilities of the client of a Join; none if it has not shaken hands."""
         metadata = dict(context.invocation_metadata() or ())
         return capabilities_of_session(str(metadata.get(capabilities.SESSION_METADATA_KEY, "")))
 
     async def first_message(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> FirstMessage | None:
-        """Return what the client of a Join says first; aborts the call if that is not spoken here.
+        """Take the first message off a Join, and detect its generation.
 
-        The message is not given again: who goes on with ``async for`` gets those after it.
-
-        A client that has not shaken hands must say something soon; one that has may be building
-        whatever it wants to say it with.
+        Aborts the call if the endpoint does not serve that generation, or if a client that has not
+        shaken hands sends no message in time; see the function ``first_message``.
 
         Returns:
-            None: the stream has ended before it has begun.
+            None: the stream has ended without a message.
         """
         metadata = dict(context.invocation_metadata() or ())
         is_known = capabilities.SESSION_METADATA_KEY in metadata
         frame = await first_message(requests, context, is_known=is_known)
         if frame is None:
             return None
-        words = FirstMessage(generation_of_request(frame), frame)
-        if words.generation in self._obstacles:
-            obstacle = self._obstacles[words.generation]
-            del words, frame  # see ``parsed``
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, obstacle)
+        generation = self._generation(attrgetter("is_request"), frame)
+        if generation in self._obstacles:
+            del frame  # see ``parsed``
+            await self.require_enabled(generation, context)
             raise AssertionError("abort raises")
-        return words
+        return FirstMessage(generation, frame)
 
     async def require_enabled(self, generation: str, context: grpc.aio.ServicerContext) -> None:
-        """Abort the call of a client whose generation is not spoken here."""
+        """Abort the call of a client whose generation is not served."""
         if generation in self._obstacles:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self._obstacles[generation])
 
-    def _answer_handshake(self, offer: HandshakeRequest) -> HandshakeResponse:
-        obstacle = self._obstacles.get(PROTOCOL_V1)
-        if obstacle is not None:
-            spoken = ", ".join(sorted(self._options.dialects))
+    def _generation(
+        self, predicate: Callable[[GenerationHandshake], Callable[[bytes], bool]], data: bytes
+    ) -> str:
+        """Return the generation whose predicate holds for the first frame of a call."""
+        others = self._others.items()
+        return next((name for name, each in others if predicate(each)(data)), PROTOCOL_V1)
+
+    def _answer(self, generation: str, offer: HandshakeRequest) -> HandshakeResponse:
+        refusal = self._obstacles.get(generation, "")
+        if generation in self._others:
+            return self._others[generation].answer(
+                offer,
+                server_version=__version__,
+                capabilities=self._able[generation],
+                contract=self._contract,
+                refusal=refusal,
+            )
+        if refusal:
+            enabled = ", ".join(sorted(self._options.dialects))
             return HandshakeResponse(
                 compatible=False,
-                generation=spoken,
-                min_generation=spoken,
+                generation=enabled,
+                min_generation=enabled,
                 server_version=__version__,
                 editions=(),
-                error_message=obstacle,
+                error_message=refusal,
             )
-        asked = self._on_request.keys() & offer.capabilities.keys()
-        able = {**self._able[PROTOCOL_V1], **{name: self._on_request[name]() for name in asked}}
+        requested = self._on_request.keys() & offer.capabilities.keys()
+        able = {**self._able[generation], **{name: self._on_request[name]() for name in requested}}
         return answer_handshake(
             offer,
             server_version=__version__,
             capabilities={**able, capabilities.SESSION: new_session_id(offer)},
             contract=self._contract,
             accept_texts=self._options.accept_texts,
-        )
-
-    def _answer_released_handshake(self, offer: HandshakeRequest) -> HandshakeResponse:
-        obstacle = self._obstacles.get(WIRE_V1)
-        if obstacle is not None:
-            return released_answer(__version__, reason=obstacle)
-        return answer_released_offer(
-            offer,
-            server_version=__version__,
-            capabilities=self._able[WIRE_V1],
-            contract=self._contract,
         )
 
 

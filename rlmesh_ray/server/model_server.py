@@ -6,12 +6,12 @@ from types import TracebackType
 from typing import Self
 
 from rlmesh_ray.auth.token_file import TokenSource
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.models.loading import as_policy
 from rlmesh_ray.polling import should_spin
 from rlmesh_ray.protocol.handshake import edition_sha256
 from rlmesh_ray.server.bind_policy import TlsSource, checked_address
-from rlmesh_ray.server.enabled_dialects import MODEL_DIALECT_NAMES, checked_dialects
 from rlmesh_ray.server.endpoint import Endpoint
 from rlmesh_ray.server.handshake_service import ServiceOptions
 from rlmesh_ray.server.health import Health
@@ -93,7 +93,7 @@ class ModelServer:
         # What can be refused without the policy comes first: a host begins with a thread.
         checked_address(address, token, no_token=no_token)
         accept_texts = frozenset(map(edition_sha256, accept_edition_texts))
-        enabled = checked_dialects(dialects, MODEL_DIALECT_NAMES)
+        enabled = registry.enabled_dialects(dialects, registry.model_dialects())
         checked_idle_timeout(idle_timeout_s)
         is_awake = should_spin(spin)
         wanted_bytes = checked_message_bytes(max_message_bytes)

@@ -9,7 +9,7 @@ from rlmesh_ray.server.busy_poll import busy_polled
 from rlmesh_ray.server.drain import Drain
 from rlmesh_ray.server.handshake_service import HandshakeService, ServiceOptions
 from rlmesh_ray.server.idle_timeout import IdleTimeout
-from rlmesh_ray.server.model_dialects import CAPABILITIES, HANDSHAKES, MODEL_DIALECTS
+from rlmesh_ray.server.model_dialects import load_model_dialects
 from rlmesh_ray.server.model_host import ModelHost
 from rlmesh_ray.server.model_stream import ModelStream
 from rlmesh_ray.server.session_log import SessionLog
@@ -34,9 +34,10 @@ class ModelService:
         self._idle_timeout_s = options.idle_timeout_s
         self._spin = options.spin
         self._drain = drain
+        self._dialects = load_model_dialects()
         self._handshakes = HandshakeService(
-            HANDSHAKES,
-            CAPABILITIES,
+            self._dialects,
+            {name: each.capabilities for name, each in self._dialects.items()},
             options,
             on_request={POLICY: lambda: policy_v1.pack(host.facts())},
         )
@@ -53,7 +54,7 @@ class ModelService:
         if words is None:
             return
         generation, first = words
-        conversation = ModelStream(self._host, self._drain, MODEL_DIALECTS[generation](), first)
+        conversation = ModelStream(self._host, self._drain, self._dialects[generation](), first)
         # It may be large, and the session lasts.
         del words, first
         idle_timeout = IdleTimeout(self._idle_timeout_s, lambda: conversation.is_awaiting_answer)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 
-from rlmesh_ray.dialects.released.protocol.model_messages import EpisodesForgotten
 from rlmesh_ray.errors import CapacityError, CodecError, ContractMismatchError, RlmeshError
 from rlmesh_ray.protocol.messages import (
     BatchRun,
@@ -27,7 +26,7 @@ from rlmesh_ray.protocol.messages import (
     RouteConfigured,
     RouteRequest,
 )
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionResponse
+from rlmesh_ray.protocol.model_rules import EpisodesForgotten, ForgetEpisodes, SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
 from rlmesh_ray.server.batch_engine import Ticket
 from rlmesh_ray.server.drain import Drain

@@ -8,11 +8,11 @@ import numpy as np
 from rlmesh_ray.dialects.released.client.vector_infos import as_vector_infos
 from rlmesh_ray.dialects.released.protocol import model_messages as a
 from rlmesh_ray.dialects.released.protocol.handshake import (
+    accept_released_answer,
     answer_released_offer,
-    check_released_answer,
     make_released_offer,
 )
-from rlmesh_ray.dialects.released.wire import env, model
+from rlmesh_ray.dialects.released.wire import env, model, version_detection
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.dialects.released.wire.values import decode_batch, encode_batch
 from rlmesh_ray.errors import CodecError, HandshakeRefusedError
@@ -21,7 +21,6 @@ from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.spaces.batch import leaves, stack
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.vector_infos import lane_info
-from rlmesh_ray.wire import version_detection
 from rlmesh_ray.wire._pb.rlmesh.spaces.v1 import meta_pb2
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import interaction_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_service_pb
@@ -31,6 +30,7 @@ from rlmesh_ray.wire.protobuf import parse
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_meta, encode_meta
 from tests.fuzz.samples import EPISODE, NUM_LANES, SAMPLES, Target, contracts, specs
 
+OFFER = make_released_offer("tests", "1.2", {})
 CONTEXT = a.AdapterContext("session", "env", "r")
 VALUE = value_pb2.SpaceValue(leaves=[bytes(8), b""]).SerializeToString()
 PREDICT = a.AdapterPredict("r", CONTEXT, VALUE, (a.RowEpisode("e"), a.RowEpisode("f", 3)), 2)
@@ -39,7 +39,7 @@ FAILED = m.ModelFailed("", m.ModelErrorCode.NOT_CONFIGURED, "why", True, "trace"
 
 def env_request(data: bytes) -> None:
     """Read what an EnvService receives; never raises."""
-    version_detection.generation_of_request(data)
+    version_detection.is_request(data)
     request = env.parse_request(data)
     if not isinstance(request, m.MalformedRequest):
         env.parse_request(env.pack_request(request))
@@ -78,7 +78,7 @@ def env_response_seeds() -> Iterator[bytes]:
 
 def model_request(data: bytes) -> None:
     """Read what a ModelService receives; never raises."""
-    version_detection.generation_of_request(data)
+    version_detection.is_request(data)
     request = model.parse_request(data)
     if not isinstance(request, m.MalformedRequest):
         model.parse_request(model.pack_request(request))
@@ -124,8 +124,8 @@ def model_response_seeds() -> Iterator[bytes]:
 
 def offer(data: bytes) -> None:
     """Read what a client says first, and answer it."""
-    version_detection.generation_of_handshake(data)
-    version_detection.generation_of_shutdown(data)
+    version_detection.is_handshake(data)
+    version_detection.is_shutdown(data)
     try:
         own = env.parse_handshake_request(data)
     except CodecError:
@@ -148,17 +148,16 @@ def answer(data: bytes) -> None:
         return
     env.parse_handshake_response(env.pack_handshake_response(own))
     try:
-        check_released_answer(own)
+        accept_released_answer(OFFER, own)
     except HandshakeRefusedError as error:
         str(error)
 
 
 def answer_seeds() -> Iterator[bytes]:
     """Yield answers with contracts of every space."""
-    own = make_released_offer("tests", "1.2", {})
     for contract in contracts():
         yield env.pack_handshake_response(
-            answer_released_offer(own, server_version="1", capabilities={}, contract=contract)
+            answer_released_offer(OFFER, server_version="1", capabilities={}, contract=contract)
         )
 
 

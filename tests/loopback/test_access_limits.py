@@ -163,9 +163,7 @@ def test_an_idle_timeout_is_a_number_of_seconds(wrong: float) -> None:
 
 
 @pytest.mark.parametrize("path", [ENV_JOIN, MODEL_JOIN, "/dm_env_rpc.v1.Environment/Process"])
-def test_a_stream_that_says_nothing_at_all_loses_its_place(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_without_a_message_is_aborted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake_service, "FIRST_MESSAGE_TIMEOUT_S", 0.3)
     serve: Any = ModelServer(zeros) if path == MODEL_JOIN else EnvServer("CartPole-v1")
     with serve as server, plain_channel(server.address) as channel, RawJoin(channel, path) as mute:

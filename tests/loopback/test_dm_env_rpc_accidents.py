@@ -21,8 +21,8 @@ from rlmesh_ray import EnvServer, ModelServer, RemoteVectorEnv
 from rlmesh_ray.client.channel import ClientTls, ConnectOptions
 from rlmesh_ray.client.env_client import StepResult
 from rlmesh_ray.client.join_stream import JoinStream
+from rlmesh_ray.dialects.dm_env_rpc.client.lane_client import WorldClient
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.client.world_client import WorldClient
 from rlmesh_ray.errors import (
     CodecError,
     ConfigurationError,

@@ -109,7 +109,9 @@ def test_evaluate_dials_with_settings(cart_poles: EnvServer, settings: DmEnvRpcS
         return (observation[:, 0] > 0).astype(np.int64)
 
     address = f"dm_env_rpc://{cart_poles.address.removeprefix('rlmesh://')}"
-    dialed = evaluate(ConnectOptions(address, dm_env_rpc=settings), wander, episodes=5, seed=5)
+    dialed = evaluate(
+        ConnectOptions(address, dialect_settings=settings), wander, episodes=5, seed=5
+    )
     plain = evaluate(cart_poles.address, wander, episodes=5, seed=5)
 
     assert [e.episode_return for e in dialed.episodes] == [e.episode_return for e in plain.episodes]

@@ -571,7 +571,7 @@ def test_nobody_else_carries_batches() -> None:
 def test_asking_joins_for_a_moment_with_one_lane() -> None:
     with Peer() as peer:
         answer = probe_endpoint(
-            ConnectOptions(peer.address, dm_env_rpc=DmEnvRpcSettings(num_envs=5))
+            ConnectOptions(peer.address, dialect_settings=DmEnvRpcSettings(num_envs=5))
         )
 
         assert peer.kinds().count("join_world") == peer.kinds().count("leave_world") == 1
@@ -620,7 +620,7 @@ def test_there_are_no_calls_into_environments() -> None:
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rlmesh_ray.dialects.dm_env_rpc.wire.package_messages", None)
+    monkeypatch.setitem(sys.modules, "rlmesh_ray.dialects.dm_env_rpc.client.lane_client", None)
 
     with pytest.raises(ConfigurationError, match=r"rlmesh-ray\[dm-env-rpc\]"):
         RemoteEnv("dm_env_rpc://127.0.0.1:1")

@@ -22,6 +22,7 @@ from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
 from rlmesh_ray.dialects.released.protocol.handshake import released_answer
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import env as released_wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import (
@@ -43,7 +44,7 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     StepDone,
 )
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.testing.equality import assert_identical
@@ -289,7 +290,7 @@ def test_an_answer_in_another_generation_s_form_is_no_refusal(
 
 
 def test_an_answer_without_a_name_is_not_shown_as_one(serve: Callable[..., str]) -> None:
-    with pytest.raises(HandshakeRefusedError, match="neither who refuses nor why"):
+    with pytest.raises(HandshakeRefusedError, match="without a generation and without a reason"):
         EnvClient(ConnectOptions(serve(replies(ACCEPTED, grpc.StatusCode.INTERNAL))))
 
 

@@ -36,6 +36,7 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResolveAdapter,
     RowEpisode,
 )
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.dialects.released.wire.model_requests import MAX_ROWS
@@ -44,7 +45,7 @@ from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.slot_states import SlotStates
 from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.protocol.messages import ModelErrorCode, ModelFailed
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
 from rlmesh_ray.server import model_routes
 from rlmesh_ray.server.deferred_model import ChosenActions, DeferredModelServer
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract

@@ -23,6 +23,7 @@ from rlmesh_ray.cli.options.common import (
     client_tls,
     read_token,
 )
+from rlmesh_ray.dialects.registry import client_dialect, runner_dialect
 from rlmesh_ray.errors import (
     AccessDeniedError,
     EndpointError,
@@ -30,7 +31,7 @@ from rlmesh_ray.errors import (
     EndpointUnreachableError,
     HandshakeRefusedError,
 )
-from rlmesh_ray.protocol.address import is_dm_env_rpc_address, looks_like_address
+from rlmesh_ray.protocol.address import looks_like_address
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
@@ -172,19 +173,23 @@ def _require_edition(address: str) -> None:
     Raises:
         typer.BadParameter: ``address`` names one; the error names the alternative.
     """
-    if is_dm_env_rpc_address(address):
+    dialect = client_dialect(address) or runner_dialect(address)
+    if dialect is None:
+        return
+    if dialect.runner_scheme:
         remedy = (
-            f"{program()} inspect {address} shows what is served there, and dm_env_rpc's own "
-            "compliance tests (dm_env_rpc.v1.compliance) check a server of it; an endpoint of "
-            f"this package answers the edition on the same port: {program()} check {address.rpartition('://')[2]}"
-        )
-    elif address.startswith("rllink://"):
-        remedy = (
-            "RLlink has no endpoints to check: simulators connect to the runner, which listens "
-            f"there after configure_rllink(config, address={address.removeprefix('rllink://')!r})"
+            f"{dialect.name} has no endpoints to check: simulators connect to the runner, which "
+            f"listens there after {dialect.configure}(config, "
+            f"address={address.removeprefix(dialect.runner_scheme)!r})"
         )
     else:
-        return
+        suite = dialect.compliance_suite
+        own = f", and the dialect's own compliance tests ({suite}) check a server of it"
+        remedy = (
+            f"{program()} inspect {address} shows what is served there{own if suite else ''}; an "
+            "endpoint of this package answers the edition on the same port: "
+            f"{program()} check {address.rpartition('://')[2]}"
+        )
     raise typer.BadParameter(f"check knows edition 2026.06 only; {remedy}", param_hint="ADDRESS")
 
 

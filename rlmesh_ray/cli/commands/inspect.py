@@ -21,12 +21,8 @@ from rlmesh_ray.cli.options.common import (
     client_tls,
     read_token,
 )
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import EndpointUnreachableError
-from rlmesh_ray.protocol.address import is_dm_env_rpc_address
-
-_DM_ENV_RPC = "dm_env_rpc.v1"
-_DM_ENV_RPC_SERVICE = "dm_env_rpc.v1.Environment"
-
 
 if TYPE_CHECKING:
     from rlmesh_ray.client.channel import ConnectOptions
@@ -170,10 +166,10 @@ def _range(values: Sequence[float], episode_ids: Sequence[str]) -> str:
 
 
 def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
-    """Return the dialects of an endpoint's EnvService, dm_env_rpc included.
+    """Return the dialects that the endpoint of an environment serves.
 
-    dm_env_rpc is known only where the endpoint's health lists its services, as that of rlmesh-ray
-    does: to ask in dm_env_rpc itself would open a session.
+    Those with a service of their own are found only where the endpoint's health lists its services,
+    as that of rlmesh-ray does: to call such a service could be to join a world.
 
     Raises:
         EndpointError: The endpoint cannot be reached.
@@ -181,13 +177,17 @@ def dialects_of_env(connect_options: "ConnectOptions") -> tuple[str, ...]:
     from rlmesh_ray.client.env_handshake import generations_of
     from rlmesh_ray.client.health import HealthStatus, check_health
 
-    health = check_health(connect_options, _DM_ENV_RPC_SERVICE)
-    is_known = health.status in (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
-    return generations_of(connect_options) + ((_DM_ENV_RPC,) if is_known else ())
+    known = (HealthStatus.SERVING, HealthStatus.NOT_SERVING)
+    added = [
+        each.name
+        for each in registry.DIALECTS
+        if each.service and check_health(connect_options, each.service).status in known
+    ]
+    return (*generations_of(connect_options), *added)
 
 
 def dialects_of_model(connect_options: "ConnectOptions") -> tuple[str, ...]:
-    """Return the dialects of an endpoint's ModelService.
+    """Return the dialects that the endpoint of a policy serves.
 
     Raises:
         EndpointError: The endpoint cannot be reached.
@@ -206,7 +206,7 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
     from rlmesh_ray.client.lane_client import probe_endpoint as ask_env
     from rlmesh_ray.client.remote_model import shake_hands as ask_model
 
-    if is_dm_env_rpc_address(connect_options.address):
+    if registry.client_dialect(connect_options.address) is not None:
         answer = ask_env(connect_options)
         return [_Service("env", answer, (answer.generation,))]
     found = []
@@ -225,7 +225,7 @@ def _services(connect_options: "ConnectOptions") -> "list[_Service]":
 
 
 def _service_name(service: str, address: str) -> str:
-    if is_dm_env_rpc_address(address):
+    if registry.client_dialect(address) is not None:
         return "environment"
     return "EnvService" if service == "env" else "ModelService"
 
@@ -265,7 +265,7 @@ def _show(console: Console, address: str, service: _Service, health: "EndpointHe
             "health": _health_text(health),
             "server version": answer.server_version or "not reported",
             "dialects": ", ".join(service.generations),
-            # dm_env_rpc has none.
+            # Dialects may have none.
             **(
                 {
                     "edition": edition or answer.selected_edition,

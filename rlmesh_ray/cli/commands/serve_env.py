@@ -14,7 +14,6 @@ from rlmesh_ray.cli.options.common import (
     ENVIRONMENT,
     LIMITS,
     SECURITY,
-    SERVING,
     DebugFlag,
     EnvKwargs,
     JsonFlag,
@@ -36,7 +35,6 @@ from rlmesh_ray.cli.options.serving import (
     Autoreset,
     DataAddress,
     DataAdvertise,
-    EnvDialectChoice,
     IdleTimeout,
     NoSpin,
     NoTokenFlag,
@@ -44,6 +42,7 @@ from rlmesh_ray.cli.options.serving import (
     TlsClientAuthority,
     Transport,
     TransportOption,
+    dialect_option,
     server_tls,
 )
 from rlmesh_ray.cli.pool_registration import (
@@ -58,6 +57,7 @@ from rlmesh_ray.cli.pool_registration import (
     registration_config,
     require_unused,
 )
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.server.log_format import LogFormat
@@ -158,15 +158,8 @@ ObserversOption = Annotated[
     ),
 ]
 DialectOption = Annotated[
-    list[EnvDialectChoice] | None,
-    typer.Option(
-        "--dialect",
-        "--generation",
-        metavar="DIALECT",
-        rich_help_panel=SERVING,
-        help=f"Dialect to enable: {', '.join(EnvDialectChoice)}; repeatable.",
-        show_default="all that are installed",
-    ),
+    list[str] | None,
+    dialect_option(registry.env_dialects(), "all that are installed", "--generation"),
 ]
 
 
@@ -246,7 +239,7 @@ def serve_env(  # noqa: PLR0913  # the command line; every option stands alone
             observers=not no_observers,
             allow_shutdown=allow_shutdown,
             accept_edition_texts=accept_edition_text or (),
-            dialects=[each.value for each in dialect] if dialect else None,
+            dialects=dialect,
             idle_timeout_s=idle_timeout,
             transport=transport.value,
             data_address=data_address,

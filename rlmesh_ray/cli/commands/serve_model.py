@@ -26,12 +26,13 @@ from rlmesh_ray.cli.options.serving import (
     AddressToListen,
     AllowShutdown,
     IdleTimeout,
-    ModelDialectChoice,
     NoSpin,
     NoTokenFlag,
     TlsClientAuthority,
+    dialect_option,
     server_tls,
 )
+from rlmesh_ray.dialects import registry
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.models.batcher import DEFAULT_MAX_ROWS
 from rlmesh_ray.protocol.address import looks_like_address
@@ -105,14 +106,8 @@ MaxMessageBytes = Annotated[
     ),
 ]
 Dialects = Annotated[
-    list[ModelDialectChoice] | None,
-    typer.Option(
-        "--dialect",
-        metavar="DIALECT",
-        rich_help_panel=SERVING,
-        help=f"Dialect to enable: {', '.join(ModelDialectChoice)}; repeatable.",
-        show_default="both",
-    ),
+    list[str] | None,
+    dialect_option(registry.model_dialects(), "all"),
 ]
 
 
@@ -196,7 +191,7 @@ def serve_model(  # noqa: PLR0913  # the command line; every option stands alone
             allow_shutdown=allow_shutdown,
             stop_on_close=stop_on_close,
             accept_edition_texts=accept_edition_text or (),
-            dialects=[each.value for each in dialect] if dialect else None,
+            dialects=dialect,
             idle_timeout_s=idle_timeout,
             spin=False if no_spin else None,
         )

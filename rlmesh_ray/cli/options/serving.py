@@ -1,33 +1,18 @@
 """Options of the commands that serve an environment or a policy."""
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlmesh_ray.cli.options.common import LIMITS, SECURITY, SERVING, require_alone
 from rlmesh_ray.cli.options.duration_params import positive_s
 from rlmesh_ray.protocol.handshake import KNOWN_TEXTS
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
 
 if TYPE_CHECKING:
     from rlmesh_ray.server.bind_policy import ServerTls
-
-
-class ModelDialectChoice(enum.StrEnum):
-    """Dialects of a policy's endpoint."""
-
-    PROTOCOL_V1 = PROTOCOL_V1
-    WIRE_V1 = WIRE_V1
-
-
-class EnvDialectChoice(enum.StrEnum):
-    """Dialects of an environment's endpoint."""
-
-    PROTOCOL_V1 = PROTOCOL_V1
-    WIRE_V1 = WIRE_V1
-    DM_ENV_RPC = "dm_env_rpc.v1"
 
 
 class Autoreset(enum.StrEnum):
@@ -146,6 +131,27 @@ AcceptedTexts = Annotated[
         "repeatable.",
     ),
 ]
+
+
+def dialect_option(names: Sequence[str], show_default: str, *aliases: str) -> Any:
+    """Return the option ``--dialect`` of a command, which takes some of ``names``."""
+
+    def checked(dialect: list[str] | None) -> list[str] | None:
+        for name in dialect or ():
+            if name not in names:
+                raise typer.BadParameter(f"{name!r} is not one of {', '.join(names)}")
+        return dialect or None
+
+    return typer.Option(
+        "--dialect",
+        *aliases,
+        metavar="DIALECT",
+        rich_help_panel=SERVING,
+        callback=checked,
+        autocompletion=lambda: list(names),
+        help=f"Dialect to enable: {', '.join(names)}; repeatable.",
+        show_default=show_default,
+    )
 
 
 def server_tls(

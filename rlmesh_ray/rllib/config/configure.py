@@ -12,7 +12,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.auth.client_tls import ClientTlsSource
 from rlmesh_ray.auth.token_file import TokenSource
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.registry import DialectSettings, runner_dialect
 from rlmesh_ray.errors import ConfigurationError, ConfigurationWarning
 from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.rllib.config.cluster_capacity import capacity_warnings
@@ -58,7 +58,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S,
     edition_text: str | None = None,
     lockstep: bool = False,
-    dm_env_rpc: DmEnvRpcSettings | None = None,
+    dm_env_rpc: DialectSettings | None = None,
 ) -> ConfigT:
     """Let ``config`` sample from endpoints; everything else in it stays as it is.
 
@@ -143,11 +143,13 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         EndpointError: An endpoint cannot be reached.
     """
     require_config(config, env)
-    if isinstance(env, str) and env.startswith("rllink://"):
+    dialect = runner_dialect(env)
+    if dialect is not None:
         raise ConfigurationError(
-            f"{env} names no endpoint: RLlink simulators connect to the runners, which listen; use "
-            f"configure_rllink(config, address={env.removeprefix('rllink://')!r}, "
-            "observation_space=..., action_space=...)"
+            f"{env} names no endpoint: {dialect.name} simulators connect to the runners, which "
+            f"listen; use {dialect.configure}(config, "
+            f"address={str(env).removeprefix(dialect.runner_scheme)!r}, observation_space=..., "
+            "action_space=...)"
         )
     require_deadlines(config, step_timeout_s)
     require_evaluation_at_endpoints(config)

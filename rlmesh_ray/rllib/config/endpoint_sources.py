@@ -13,7 +13,7 @@ from rlmesh_ray.actors.registry.endpoint_resolver import FleetResolver
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.client.lane_client import probe_endpoint
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
-from rlmesh_ray.protocol.address import is_dm_env_rpc_address, looks_like_address
+from rlmesh_ray.protocol.address import looks_like_address
 from rlmesh_ray.rllib.config.cluster_capacity import actor_groups
 from rlmesh_ray.rllib.config.config_warnings import ASSUMED_MAX_SESSIONS
 from rlmesh_ray.rllib.config.rollout_plan import (
@@ -228,18 +228,24 @@ def _reserve_evaluation_endpoints(
 
 
 def _access_for(address: str, access: Access) -> Access:
-    """Return what of ``access`` is for the protocol that is spoken at ``address``."""
-    return access if is_dm_env_rpc_address(address) else replace(access, dm_env_rpc=None)
+    """Return ``access`` without settings that are for another dialect than the address names."""
+    return access if _takes_settings(address, access) else replace(access, dialect_settings=None)
+
+
+def _takes_settings(address: str, access: Access) -> bool:
+    settings = access.dialect_settings
+    return settings is not None and address.startswith(settings.scheme)
 
 
 def _require_use(env: object, access: Access) -> None:
-    if access.dm_env_rpc is None:
+    settings = access.dialect_settings
+    if settings is None:
         return
     given = env if isinstance(env, Sequence) and not isinstance(env, str) else ()
-    if not any(isinstance(each, str) and is_dm_env_rpc_address(each) for each in given):
+    if not any(isinstance(each, str) and _takes_settings(each, access) for each in given):
         raise ConfigurationError(
             "dm_env_rpc=... is for servers of that protocol, and no address given begins with "
-            "dm_env_rpc://"
+            f"{settings.scheme}"
         )
 
 

@@ -9,7 +9,7 @@ from rlmesh_ray.auth.client_tls import ClientTls, ClientTlsSource
 from rlmesh_ray.auth.ray_credentials import RayTls
 from rlmesh_ray.auth.token_file import TokenFile, TokenSource
 from rlmesh_ray.client.channel import ConnectOptions
-from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
+from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 from rlmesh_ray.options import DEFAULT_RUNNER_STEP_TIMEOUT_S
 from rlmesh_ray.protocol import capabilities
@@ -115,7 +115,7 @@ _ACCESS_KINDS: dict[str, tuple[type, ...]] = {
     "token": (str, TokenFile),
     "tls": (ClientTls, RayTls),
     "edition_text": (str,),
-    "dm_env_rpc": (DmEnvRpcSettings,),
+    "dialect_settings": (DialectSettings,),
 }
 
 
@@ -130,8 +130,8 @@ class Access:
     token: TokenSource | None = field(default=None, repr=False)  # Tune writes configs into its logs
     tls: ClientTlsSource | None = None
     edition_text: str | None = None
-    dm_env_rpc: DmEnvRpcSettings | None = None
-    """For a server of that protocol; None: the defaults."""
+    dialect_settings: DialectSettings | None = None
+    """Settings of the dialect that the endpoint's address names; None: the defaults."""
 
     def __post_init__(self) -> None:
         for name, kinds in _ACCESS_KINDS.items():
@@ -149,7 +149,7 @@ class Access:
             self.token,
             self.tls,
             edition_text=self.edition_text,
-            dm_env_rpc=self.dm_env_rpc,
+            dialect_settings=self.dialect_settings,
         )
 
 

@@ -1,79 +1,35 @@
-"""What an endpoint speaks besides the edition, and what if that is not installed."""
+"""The table of dialects: which ones an endpoint serves, and which dialect an address names."""
 
-import asyncio
 import importlib.util
 import sys
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
-from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from gymnasium import spaces
 
 from rlmesh_ray.dialects import registry
-from rlmesh_ray.dialects.dm_env_rpc.server.service import EnvironmentService
+from rlmesh_ray.dialects.registry import Dialect
 from rlmesh_ray.errors import ConfigurationError
-from rlmesh_ray.server.drain import Drain
-from rlmesh_ray.server.enabled_dialects import (
-    DM_ENV_RPC,
-    ENV_DIALECT_NAMES,
-    MODEL_DIALECT_NAMES,
-    checked_dialects,
-)
-from rlmesh_ray.server.worker_pool import WorkerPool
-from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
-from rlmesh_ray.spaces.gym_conversion import from_gymnasium
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.server.env_dialects import load_dialect_services, load_env_dialects
+from rlmesh_ray.server.model_dialects import load_model_dialects
 
-SPACE = from_gymnasium(spaces.Box(-1, 1, (1000, 1000), np.int16))
-CONTRACT = EnvContract("x", SPACE, SPACE, 2, AutoresetMode.NEXT_STEP)
-POOL = cast("WorkerPool", None)  # nobody joins
+RELEASED, DM_ENV_RPC = "rlmesh-wire-v1", "dm_env_rpc.v1"
 
 
-def test_an_endpoint_speaks_dm_env_rpc() -> None:
-    languages = checked_dialects(None, ENV_DIALECT_NAMES)
-    (handler,) = registry.additional_services(languages, POOL, CONTRACT, 1.0, Drain())
+def test_an_endpoint_serves_every_dialect_that_is_installed() -> None:
+    env = registry.enabled_dialects(None, registry.env_dialects())
+    model = registry.enabled_dialects(None, registry.model_dialects())
 
-    assert languages == set(ENV_DIALECT_NAMES)
-    assert handler.service_name() == "dm_env_rpc.v1.Environment"
-
-
-class Stream:
-    """One stream of a service, without gRPC: what it writes is kept."""
-
-    def __init__(self, *frames: bytes) -> None:
-        self._frames = frames
-        self.written: list[bytes] = []
-
-    async def requests(self) -> AsyncIterator[bytes]:
-        for frame in self._frames:
-            yield frame
-
-    async def send_initial_metadata(self, _: object) -> None:
-        """Nobody reads it."""
-
-    async def write(self, data: bytes) -> None:
-        self.written.append(data)
+    assert env == {PROTOCOL_V1, RELEASED, DM_ENV_RPC}
+    assert model == {PROTOCOL_V1, RELEASED}
+    assert list(load_env_dialects()) == list(load_model_dialects()) == [PROTOCOL_V1, RELEASED]
+    assert len(load_dialect_services(env)) == 1
+    assert load_dialect_services([RELEASED]) == []
 
 
-def test_a_fault_of_our_own_is_answered_and_the_stream_goes_on(
-    caplog: pytest.LogCaptureFixture,
+def test_without_the_extra_an_endpoint_serves_the_other_dialects(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    create = pb.EnvironmentRequest(create_world={}).SerializeToString()
-    leave = pb.EnvironmentRequest(leave_world={}).SerializeToString()
-    stream = Stream(create, leave)
-    service = EnvironmentService(POOL, CONTRACT, 1.0, Drain())
-
-    # Without a pool no world can be made.
-    asyncio.run(service.process(stream.requests(), cast("Any", stream)))
-
-    first, second = (pb.EnvironmentResponse.FromString(data) for data in stream.written)
-    assert first.error.code == 13
-    assert second.HasField("leave_world")
-    assert "a dm_env_rpc request has failed" in caplog.text
-
-
-def test_without_the_extra_an_endpoint_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
 
     def find(name: str, *others: Any) -> Any:
@@ -82,13 +38,43 @@ def test_without_the_extra_an_endpoint_goes_without(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", find)
     monkeypatch.setitem(sys.modules, "dm_env_rpc", None)
 
-    languages = checked_dialects(None, ENV_DIALECT_NAMES)
+    enabled = registry.enabled_dialects(None, registry.env_dialects())
 
-    assert languages == set(MODEL_DIALECT_NAMES)
-    assert registry.additional_services(languages, POOL, CONTRACT, 1.0, Drain()) == []
+    assert enabled == {PROTOCOL_V1, RELEASED}
+    assert load_dialect_services(enabled) == []
     with pytest.raises(ConfigurationError, match=r"not installed: pip install .*\[dm-env-rpc\]"):
-        checked_dialects([DM_ENV_RPC], ENV_DIALECT_NAMES)
+        registry.enabled_dialects([DM_ENV_RPC], registry.env_dialects())
 
 
-def test_a_request_may_be_as_large_as_its_integers_can_become() -> None:
-    assert registry.max_dialect_request_bytes(CONTRACT) > 2 * 1000 * 1000 * 10
+def test_a_scheme_names_the_dialect_of_a_client_or_of_a_runner() -> None:
+    dialed = registry.client_dialect("dm_env_rpc://node-7:1")
+    listened = registry.runner_dialect("rllink://node-7:1")
+
+    assert dialed is not None
+    assert dialed.name == DM_ENV_RPC
+    assert listened is not None
+    assert listened.name == "rllink"
+    for address in ("node-7:1", "rlmesh://node-7:1", "rllink://node-7:1"):
+        assert registry.client_dialect(address) is None
+    for env in ("node-7:1", "dm_env_rpc://node-7:1", None, ["rllink://node-7:1"]):
+        assert registry.runner_dialect(env) is None
+
+
+@pytest.mark.parametrize("dialect", registry.DIALECTS, ids=lambda each: each.name)
+def test_the_package_of_each_dialect_has_the_modules_that_its_line_promises(
+    dialect: Dialect,
+) -> None:
+    promised = []
+    if dialect.is_generation:
+        for layer in ("server", "client"):
+            promised += [(f"{layer}.{kind}_dialect", "DIALECT") for kind in ("env", "model")]
+    if dialect.service:
+        promised.append(("server.service", "ENV_SERVICE"))
+    if dialect.client_scheme:
+        promised.append(("client.lane_client", "LANE_CLIENT"))
+    if dialect.runner_scheme:
+        promised.append(("runner.configure", "configure_listener"))
+
+    assert promised
+    for module, name in promised:
+        assert hasattr(dialect.load(module), name), f"{dialect.package}.{module} has no {name}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmesh_ray.dialects.released.protocol.model_messages import EpisodesForgotten
+from rlmesh_ray.dialects.released.protocol.rules import MODEL_RULES as RELEASED_RULES
 from rlmesh_ray.errors import LocalProtocolError
 from rlmesh_ray.protocol.messages import (
     CloseModel,
@@ -24,8 +24,8 @@ from rlmesh_ray.protocol.messages import (
 )
 from rlmesh_ray.protocol.model_rules import (
     EDITION_2026_06_RULES,
-    RELEASED_2026_06_RULES,
     RESPONSE_TYPES,
+    EpisodesForgotten,
     ForgetEpisodes,
     ModelRules,
     RouteState,
@@ -81,7 +81,7 @@ KINDS: dict[type[RouteRequest], Callable[[str, str], AnyRouteRequest]] = {
     ForgetEpisodes: forget,
     CloseRoute: close_route,
 }
-RULES = {"edition": EDITION_2026_06_RULES, "released": RELEASED_2026_06_RULES}
+RULES = {"edition": EDITION_2026_06_RULES, "released": RELEASED_RULES}
 KINDS_OF = {
     "edition": [ConfigureRoute, Predict, CloseRoute],
     "released": [ConfigureRoute, Predict, ForgetEpisodes, CloseRoute],
@@ -228,7 +228,7 @@ def test_an_id_that_is_outstanding_is_refused_on_every_route_and_for_every_kind(
 def test_only_an_answer_of_its_own_kind_completes_a_request(
     state: RouteState, request_kind: type[RouteRequest], response_kind: type[RouteRequest]
 ) -> None:
-    session = session_with(state, RELEASED_2026_06_RULES)
+    session = session_with(state, RELEASED_RULES)
     request = KINDS[request_kind]("1", "a")
     is_working = bool(session.receive(request).ready)
     response = answer(KINDS[response_kind]("1", "a"))

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
-from rlmesh_ray.server.env_dialects import ENV_DIALECTS
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
+from rlmesh_ray.protocol.versions import PROTOCOL_V1
+from rlmesh_ray.server.env_dialects import load_env_dialects
 from rlmesh_ray.spaces.conformance_warnings import WARNING_KEY, ConformanceWarning
 
 INFOS = {
@@ -38,13 +39,13 @@ def plain(infos: object) -> object:
 def test_released_clients_are_told_of_the_lanes_that_they_have_named(
     lanes: Sequence[int], told: dict[str, object]
 ) -> None:
-    infos = ENV_DIALECTS[WIRE_V1].infos(INFOS, lanes, 3)
+    infos = load_env_dialects()[WIRE_V1].infos(INFOS, lanes, 3)
 
     assert plain(infos) == {**told, WARNING_KEY: MAPS}
 
 
 def test_clients_of_the_edition_are_told_of_the_vector() -> None:
-    infos = ENV_DIALECTS[PROTOCOL_V1].infos(INFOS, (1,), 3)
+    infos = load_env_dialects()[PROTOCOL_V1].infos(INFOS, (1,), 3)
 
     assert infos["speed"] is INFOS["speed"]
     assert infos[WARNING_KEY] == ["observation.cam: too high"]

@@ -10,23 +10,18 @@ from typing import Any
 
 import pytest
 
-from rlmesh_ray.protocol.versions import PROTOCOL_V1, WIRE_V1
+from rlmesh_ray.dialects.released.wire import version_detection
 from rlmesh_ray.testing.equality import assert_identical
-from rlmesh_ray.wire.version_detection import (
-    generation_of_handshake,
-    generation_of_request,
-    generation_of_shutdown,
-)
 from tests.golden.corpus import GENERATIONS, Frame, files, read
 from tests.golden.reader import Reader
 
 SESSIONS = [path for generation in GENERATIONS for path in files(generation)]
 MOST_BYTES = 200_000
 
-_RECOGNITION = {
-    "Handshake": generation_of_handshake,
-    "Join": generation_of_request,
-    "Shutdown": generation_of_shutdown,
+_DETECTION = {
+    "Handshake": version_detection.is_handshake,
+    "Join": version_detection.is_request,
+    "Shutdown": version_detection.is_shutdown,
 }
 
 
@@ -92,12 +87,12 @@ def test_batches_keep_every_bit(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SESSIONS, ids=session_id)
 def test_every_request_of_a_real_peer_shows_its_generation(path: Path) -> None:
-    expected = {"rlmesh_v1": PROTOCOL_V1, "rlmesh_wire_v1": WIRE_V1}[path.parent.name]
+    is_released = path.parent.name == "rlmesh_wire_v1"
 
     for line in read(path):
         if is_request(line.frame):
-            recognise = _RECOGNITION[line.frame.call.split("/")[1]]
-            assert recognise(line.frame.data) == expected
+            detect = _DETECTION[line.frame.call.split("/")[1]]
+            assert detect(line.frame.data) == is_released
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

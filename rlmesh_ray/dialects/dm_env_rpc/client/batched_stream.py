@@ -15,10 +15,9 @@ from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.frames import RequestKind, WorldResponse
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import tensor_of, with_uids
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
-from rlmesh_ray.dialects.dm_env_rpc.client.spec_check import require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.client.tensor_space import exact_space
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
-from rlmesh_ray.dialects.dm_env_rpc.client.world_transport import VectorStep
+from rlmesh_ray.dialects.dm_env_rpc.client.world_transport import VectorStep, require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import SequenceState
 from rlmesh_ray.dialects.dm_env_rpc.wire import space_tensors as names
 from rlmesh_ray.dialects.dm_env_rpc.wire.data_types import DataType

@@ -20,9 +20,8 @@ from rlmesh_ray.dialects.dm_env_rpc.client.frames import RequestKind, WorldRespo
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_states import LaneStates, TerminationRules
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_tensors import LaneTensors
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import Settings
-from rlmesh_ray.dialects.dm_env_rpc.client.spec_check import require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.client.world_join import JoiningAgent
-from rlmesh_ray.dialects.dm_env_rpc.client.world_transport import VectorStep
+from rlmesh_ray.dialects.dm_env_rpc.client.world_transport import VectorStep, require_unchanged
 from rlmesh_ray.errors import LocalProtocolError, RemoteEnvError, RemoteProtocolError
 from rlmesh_ray.spaces.batch import empty_columns
 from rlmesh_ray.spaces.leaves import Column, leaves

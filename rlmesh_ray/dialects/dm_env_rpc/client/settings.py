@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.dialects.dm_env_rpc.client.lane_states import TerminationRules
+from rlmesh_ray.dialects.registry import DialectSettings
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.spaces.conformance import ValidationMode
 
@@ -19,7 +20,7 @@ Settings = Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)
-class DmEnvRpcSettings:
+class DmEnvRpcSettings(DialectSettings):
     """How to get lanes from a dm_env_rpc server. Travels to runners by pickle.
 
     Each lane is an agent on a stream of its own, in a world of its own unless ``one_world`` says
@@ -28,6 +29,8 @@ class DmEnvRpcSettings:
     Raises:
         ConfigurationError: Two settings exclude each other, or one has a wrong value.
     """
+
+    scheme: ClassVar[str] = "dm_env_rpc://"
 
     num_envs: int = 1
     """Lanes of a session. With ``batched`` the server decides."""

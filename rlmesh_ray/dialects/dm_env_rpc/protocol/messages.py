@@ -1,7 +1,6 @@
-"""What a dm_env_rpc stream asks for, and what its answers say; payloads are opaque.
+"""Requests of a dm_env_rpc stream, and their error; payloads are opaque.
 
-One response for each request, in order. ``Settings`` and actions are whatever the codec made of
-them.
+There is one response for each request, in order. ``Settings`` and actions are as decoded.
 """
 
 import enum
@@ -10,11 +9,14 @@ from dataclasses import dataclass
 
 from rlmesh_ray.protocol.messages import message
 
+DM_ENV_RPC = "dm_env_rpc.v1"
+"""Name of the dialect."""
+
 Settings = Mapping[str, object]
 
 
 class Code(enum.IntEnum):
-    """Why a request was refused: those of ``google.rpc.Code`` that are used."""
+    """Why a request was refused: the codes of ``google.rpc.Code`` that are used."""
 
     INVALID_ARGUMENT = 3
     """An action, a setting or the request itself is wrong."""
@@ -25,14 +27,14 @@ class Code(enum.IntEnum):
     """The property cannot be read, or cannot be written."""
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
-    """Not joined, joined already, or somebody else is in the way."""
+    """The stream has not joined, has joined already, or another agent prevents it."""
     UNIMPLEMENTED = 12
     INTERNAL = 13
     """The environment failed."""
 
 
 class SequenceState(enum.IntEnum):
-    """Where an agent's sequence stands after a step; numbers as on the wire."""
+    """State of an agent's sequence after a step; the wire's numbers."""
 
     RUNNING = 1
     TERMINATED = 2
@@ -41,7 +43,7 @@ class SequenceState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorResponse:
-    """Answers any request that could not be satisfied; the stream goes on."""
+    """Answers a request that was refused or has failed; the stream goes on."""
 
     code: Code
     message: str
@@ -61,7 +63,7 @@ class JoinWorld:
     """Become an agent in a world."""
 
     world_name: str
-    """Empty: one that the endpoint provides."""
+    """Empty: a world of the endpoint's own."""
     settings: Settings
 
 
@@ -97,7 +99,7 @@ class LeaveWorld:
 
 @dataclass(frozen=True, slots=True)
 class DestroyWorld:
-    """End a world that nobody is joined to any more."""
+    """End a world without agents."""
 
     world_name: str
 
@@ -108,7 +110,7 @@ class ReadProperties:
 
     keys: tuple[str, ...]
     is_core: bool
-    """Whether it came as a core message of the specification, not as today's extension."""
+    """Whether it is a core message of the specification, and not the present extension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +123,16 @@ class WriteProperties:
 
 @dataclass(frozen=True, slots=True)
 class ListProperties:
-    """Ask which properties there are."""
+    """Ask for the properties below some nodes."""
 
     keys: tuple[str, ...]
-    """Of listable nodes; empty text: the root."""
+    """Listable nodes; empty text: the root."""
     is_core: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedWorldRequest:
-    """Something that is no request, or one that is not known here."""
+    """A frame that is no request, or one of an unknown kind."""
 
     refusal: ErrorResponse
 

@@ -1,6 +1,6 @@
-"""The words of a dm_env_rpc world: what happens to sequences, and what is done to lanes.
+"""States, events and work of a dm_env_rpc world.
 
-Every change of a sequence is in SEQUENCES.
+SEQUENCES has every transition of a sequence.
 """
 
 import enum
@@ -12,28 +12,28 @@ from rlmesh_ray.protocol.messages import message
 
 
 class SequencePhase(enum.Enum):
-    """Where the sequence of a seat stands."""
+    """State of the sequence of a slot."""
 
     BETWEEN = enum.auto()
     """The next Step begins a sequence."""
     RUNNING = enum.auto()
     CUT = enum.auto()
-    """It has ended already; the next Step tells."""
+    """It has ended, and the answer to the next Step reports that."""
 
 
 class SequenceEvent(enum.Enum):
-    """What happens to a sequence."""
+    """Event in a sequence."""
 
     BEGIN = enum.auto()
     GO_ON = enum.auto()
     END = enum.auto()
     """The environment has ended it."""
     TELL = enum.auto()
-    """The agent hears that it was cut."""
+    """An answer reports to the agent that its sequence was cut."""
     RESET = enum.auto()
-    """The agent itself ends it, and knows."""
+    """The agent itself ends it."""
     CUT = enum.auto()
-    """Somebody else has reset the world, or its lanes are lost."""
+    """Another stream has reset the world, or its lanes are lost."""
 
 
 SEQUENCES: Mapping[SequencePhase, Mapping[SequenceEvent, SequencePhase]] = {
@@ -58,12 +58,12 @@ SEQUENCES: Mapping[SequencePhase, Mapping[SequenceEvent, SequencePhase]] = {
 
 
 class LaneState(enum.Enum):
-    """What a lane of the environment holds."""
+    """State of a lane of the environment."""
 
     NEW = enum.auto()
-    """Nothing: it was never reset, is to start over, or is lost."""
+    """It was never reset, must start over, or is lost."""
     FRESH = enum.auto()
-    """The first observation of an episode, which nobody has seen."""
+    """It has begun an episode, whose first observation no agent has received."""
     LIVE = enum.auto()
     ENDED = enum.auto()
 
@@ -73,9 +73,9 @@ class ResetLanes:
     """Work: begin episodes."""
 
     lanes: tuple[int, ...]
-    """Empty: all, with the order of the world."""
+    """Empty: all, with the world's reset options."""
     reset_options: object
-    """What was asked for with a reset; None: nothing."""
+    """Options of the request; None: it has none."""
 
 
 @message
@@ -83,7 +83,7 @@ class StepLanes:
     """Work: step all lanes."""
 
     actions: Mapping[int, object]
-    """By seat; the others have none."""
+    """By slot, for those that act."""
 
 
 Work = ResetLanes | StepLanes
@@ -94,7 +94,7 @@ class LanesReset:
     """Outcome of ResetLanes."""
 
     frame: object
-    """What all lanes show."""
+    """Observations of all lanes."""
 
 
 @message
@@ -103,7 +103,7 @@ class LanesStepped:
 
     frame: object
     states: Mapping[int, SequenceState]
-    """By seat that acted: whether the environment goes on for it."""
+    """Of the sequence, by slot that has acted."""
     has_ended: Sequence[bool]
     """By lane."""
 
@@ -114,7 +114,7 @@ class WorkFailed:
 
     refusal: ErrorResponse
     is_lost: bool
-    """Whether the lanes are gone; else nothing has happened."""
+    """Whether the lanes are lost; if not, they are as before."""
 
 
 Outcome = LanesReset | LanesStepped | WorkFailed
@@ -126,9 +126,9 @@ class AgentStepReply:
 
     state: SequenceState
     frame: object
-    """What the lanes show, or showed last."""
+    """Latest observations of all lanes."""
     is_acted: bool
-    """Whether the frame is the consequence of an action, so that its rewards count."""
+    """Whether an action has led to the frame, so that its rewards count."""
 
 
 Reply = AgentStepReply | ErrorResponse

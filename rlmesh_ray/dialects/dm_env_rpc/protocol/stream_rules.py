@@ -1,4 +1,4 @@
-"""What a dm_env_rpc stream may ask for when: all of it in RULINGS."""
+"""Which requests a dm_env_rpc stream may make, before and after it has joined: PERMISSIONS."""
 
 import enum
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import (
 
 
 class Permission(enum.Enum):
-    """What becomes of a request."""
+    """How a request is treated."""
 
     WORK = enum.auto()
     NOTHING = enum.auto()
-    """It is answered as if it were done."""
+    """It has no effect, and is answered as done."""
     NOT_JOINED = enum.auto()
     """Refused."""
     JOINED_ALREADY = enum.auto()
@@ -68,13 +68,13 @@ _REFUSALS = {
         "this stream has joined a world already; send LeaveWorld first, or open another stream",
     ),
 }
-# The same by kind of request alone, since steps are asked about each time.
-_OBJECTIONS: Mapping[bool, Mapping[type[WorldRequest], ErrorResponse | None]] = {
-    is_joined: {kind: _REFUSALS.get(ruling) for kind, ruling in rulings.items()}
-    for is_joined, rulings in PERMISSIONS.items()
+# Looked up for each step: so there is one table of errors.
+_ERRORS: Mapping[bool, Mapping[type[WorldRequest], ErrorResponse | None]] = {
+    is_joined: {kind: _REFUSALS.get(permission) for kind, permission in permissions.items()}
+    for is_joined, permissions in PERMISSIONS.items()
 }
 
 
 def permission_error(request: WorldRequest, *, is_joined: bool) -> ErrorResponse | None:
-    """Return why ``request`` may not be made now, if it may not."""
-    return _OBJECTIONS[is_joined][type(request)]
+    """Return the refusal of ``request``; None: it is permitted."""
+    return _ERRORS[is_joined][type(request)]

@@ -1,18 +1,15 @@
-"""One dm_env_rpc world: its seats, their sequences, and when its lanes are reset and stepped.
+"""State machine of a dm_env_rpc world: its agents, their sequences, and its lanes.
 
-A world has lanes, each with one or several seats (an agent each); a stream that has joined holds
-a seat.
+A world has lanes, each with one or several slots; a stream that has joined is the agent in a slot.
 
-Rule 1: every change of a sequence is in ``SEQUENCES``.
-Rule 2: a lane begins an episode when all who are joined to it are between sequences and have sent
-a Step.
-Rule 3: the lanes are stepped when all whose sequence runs have sent a Step; others do not hold them
-up.
-Rule 4: whoever leaves is waited for no longer.
-Rule 5: nothing here blocks, reads a clock, or looks into a payload.
+Rule 1: every transition of a sequence is in ``SEQUENCES``.
+Rule 2: a lane begins an episode when all of its agents are between sequences and have sent a Step.
+Rule 3: the lanes are stepped when all agents with a running sequence have sent a Step.
+Rule 4: an agent that has left is not waited for.
+Rule 5: nothing here blocks, reads a clock, or decodes a payload.
 
-The shell tells what has arrived (``step``, ``reset``, ...), does what ``next_work`` asks for until
-that is None, one work at a time, tells its outcome to ``complete``, and hands out ``replies``.
+The caller passes requests in (``step``, ``reset``, ...), does what ``next_work`` returns until that
+is None, one work at a time, passes its outcome to ``complete``, and sends the ``replies``.
 """
 
 from collections.abc import Sequence
@@ -42,19 +39,19 @@ class _SlotState:
     lane: int
     phase: SequencePhase = SequencePhase.BETWEEN
     is_waiting: bool = False
-    """For the answer to a Step."""
+    """Whether a Step of its agent has not been answered."""
     action: object = None
     frame: object = None
-    """Of its last answer."""
+    """The frame of the latest answer."""
 
 
 class World:
-    """The seats and lanes of one world.
+    """The slots and lanes of one world.
 
     Args:
-        slot_lanes: By seat: its lane.
+        slot_lanes: The lane of each slot.
         resets_itself: Whether stepping an ended lane begins its next episode.
-        quorum: How many must have joined before an episode begins.
+        quorum: How many agents must have joined before an episode begins.
     """
 
     def __init__(self, slot_lanes: Sequence[int], *, resets_itself: bool, quorum: int = 1) -> None:
@@ -64,7 +61,7 @@ class World:
         self._slots: dict[int, _SlotState] = {}
         self._num_lanes = max(slot_lanes) + 1
         self._lanes = WorldLanes(self._num_lanes)
-        # With the generation of lanes that it was issued for.
+        # In progress, and the generation of lanes at its begin.
         self._work: tuple[Work, int] | None = None
         self._replies: list[tuple[int, Reply]] = []
         self._waits: dict[int, set[int]] = {}
@@ -72,30 +69,30 @@ class World:
 
     @property
     def joined(self) -> frozenset[int]:
-        """The seats that are taken."""
+        """The slots with an agent."""
         return frozenset(self._slots)
 
     @property
     def num_joined(self) -> int:
-        """How many seats are taken."""
+        """How many slots have an agent."""
         return len(self._slots)
 
     def phase(self, slot: int) -> SequencePhase:
-        """Return where the sequence of a taken seat stands."""
+        """Return the state of the sequence of an agent."""
         return self._slots[slot].phase
 
     def take(self, slot: int) -> None:
-        """Let somebody sit down.
+        """Add an agent.
 
         Raises:
-            LocalProtocolError: The seat is taken.
+            LocalProtocolError: The slot has one.
         """
         if slot in self._slots:
-            raise LocalProtocolError(f"seat {slot} is taken")
+            raise LocalProtocolError(f"slot {slot} is taken")
         self._slots[slot] = _SlotState(self._slot_lanes[slot])
 
     def leave(self, slot: int) -> None:
-        """Free a seat; an answer that is due reaches nobody."""
+        """Remove an agent; an answer that it waits for is dropped."""
         lane = self._slots.pop(slot).lane
         self._replies = [(other, reply) for other, reply in self._replies if other != slot]
         self._no_longer_cut(slot)
@@ -103,20 +100,20 @@ class World:
             self._lanes.forget_reset_options(lane)
 
     def step(self, slot: int, action: object) -> None:
-        """Take a Step; ``action`` counts if the sequence of the seat runs.
+        """Handle a Step; ``action`` is applied if the sequence of the agent runs.
 
         Raises:
-            LocalProtocolError: The answer to the former one is still due.
+            LocalProtocolError: The one before it has not been answered.
         """
         own = self._slots[slot]
         if own.is_waiting:
-            raise LocalProtocolError(f"seat {slot} is still waiting for its former step")
+            raise LocalProtocolError(f"slot {slot} still waits for the answer to its former step")
         own.is_waiting, own.action = True, action
         if own.phase is SequencePhase.CUT:
             self._tell(slot, own)
 
     def reset(self, slot: int) -> None:
-        """End the sequence of one seat."""
+        """End the sequence of one agent."""
         self._change(slot, SequenceEvent.RESET)
 
     def reset_options(self, slot: int, reset_options: object) -> None:
@@ -124,23 +121,23 @@ class World:
         self._lanes.reset_options(self._slots[slot].lane, reset_options)
 
     def restart(self, reset_options: object, *, is_autoreset_welcome: bool = True) -> None:
-        """Have all lanes begin with a new episode; no sequence is ended by this.
+        """Make all lanes begin new episodes; this ends no sequence.
 
         Args:
-            reset_options: For their reset.
-            is_autoreset_welcome: Whether episodes that lanes begin by themselves are as good as
-                those that are begun for a seat.
+            reset_options: Options of their reset.
+            is_autoreset_welcome: Whether an agent may get an episode that a lane has begun by
+                autoreset.
         """
         self._lanes.restart(reset_options, is_autoreset_welcome=is_autoreset_welcome)
 
     def reset_world(self, caller: int | None) -> int:
-        """End all sequences; those of others end with one more answer each.
+        """End all sequences; one more answer reports that to each of the other agents.
 
         Args:
-            caller: A seat, or None for somebody who is not joined.
+            caller: The slot of the caller; None: it has not joined.
 
         Returns:
-            What ``is_pending`` takes: the caller waits until all others have been told.
+            The number of the wait, for ``is_pending``: it lasts until each of them has its answer.
         """
         if caller is not None:
             self._change(caller, SequenceEvent.RESET)
@@ -150,39 +147,39 @@ class World:
         in_step = isinstance(self._work[0], StepLanes) if self._work else False
         for slot in tuple(cut):
             own = self._slots[slot]
-            # What is being stepped is answered with what comes of it.
+            # A step in progress is answered with its outcome.
             if own.is_waiting and not in_step:
                 self._tell(slot, own)
         return self._num_waits
 
     def is_pending(self, wait: int) -> bool:
-        """Tell whether a ``reset_world`` still waits for somebody; if not, it is forgotten."""
+        """Return whether a ``reset_world`` still waits for an agent; if not, forget it."""
         if self._waits.get(wait):
             return True
         self._waits.pop(wait, None)
         return False
 
     def forget_wait(self, wait: int) -> None:
-        """Wait no longer for those whom a ``reset_world`` has cut."""
+        """Forget a wait of ``reset_world``."""
         self._waits.pop(wait, None)
 
     def replies(self) -> list[tuple[int, Reply]]:
-        """Return the answers that have come up since the last call, by seat."""
+        """Return the answers since the last call, by slot."""
         replies, self._replies = self._replies, []
         return replies
 
     def next_work(self) -> Work | None:
-        """Return what is to be done now; None: nothing, or something is being done."""
+        """Return the work to do now; None: there is none, or one is in progress."""
         if self._work is not None:
             return None
-        num_running, num_acting, is_anyone_ready = self._look_round()
-        if is_anyone_ready:
+        num_running, num_acting, wants_to_begin = self._count_agents()
+        if wants_to_begin:
             for lane in self._ready_lanes():
                 missing = self._lanes.missing_reset(lane)
                 if missing is not None:
                     return self._issue(missing)
                 self._begin(lane)
-            num_running, num_acting, _ = self._look_round()
+            num_running, num_acting, _ = self._count_agents()
         if not num_running or num_acting < num_running:
             return None
         ended = () if self._resets_itself else self._lanes.ended()
@@ -199,10 +196,10 @@ class World:
         )
 
     def complete(self, outcome: Outcome) -> None:
-        """Take the outcome of the work in progress.
+        """Handle the outcome of the work in progress.
 
         Raises:
-            LocalProtocolError: There is none, or it is of another kind.
+            LocalProtocolError: No work is in progress, or it is of another kind.
         """
         work, self._work = self._work, None
         match work, outcome:
@@ -220,32 +217,32 @@ class World:
 
     @property
     def is_work_unneeded(self) -> bool:
-        """Whether there is work in progress that nobody waits for any more."""
+        """Whether no agent waits for the work in progress any more."""
         if self._work is None:
             return False
         work, _ = self._work
         if isinstance(work, ResetLanes):
             return not any(own.is_waiting for own in self._slots.values())
         acting = [own for slot, own in self._slots.items() if slot in work.actions]
-        # Who sits there now may have come later.
+        # The agent in a slot may have joined after the work began.
         return not any(own.is_waiting and own.phase is not SequencePhase.BETWEEN for own in acting)
 
     def abandon_work(self) -> None:
-        """Forget the work in progress, and the lanes with it; whoever waits goes on waiting."""
+        """Forget the work in progress, and the lanes with it; agents that wait go on waiting."""
         self._work = None
         self._lose()
 
-    def _look_round(self) -> tuple[int, int, bool]:
-        """Return how many sequences run, how many of them act, and if anyone wants to begin."""
+    def _count_agents(self) -> tuple[int, int, bool]:
+        """Return how many sequences run, how many of them act, and if an agent wants to begin."""
         num_running = num_acting = 0
-        is_anyone_ready = False
+        wants_to_begin = False
         for own in self._slots.values():
             if own.phase is SequencePhase.RUNNING:
                 num_running += 1
                 num_acting += own.is_waiting
             elif own.is_waiting:
-                is_anyone_ready = True
-        return num_running, num_acting, is_anyone_ready
+                wants_to_begin = True
+        return num_running, num_acting, wants_to_begin
 
     # --- beginnings ----------------------------------------------------------------------
 
@@ -285,7 +282,7 @@ class World:
             self._lanes.note_step(outcome)
         for slot in done.actions:
             own = self._slots.get(slot)
-            # Somebody else may have sat down meanwhile, or the world was reset.
+            # Another agent may have joined meanwhile, or the world was reset.
             if own is None or not own.is_waiting or own.phase is SequencePhase.BETWEEN:
                 continue
             state = outcome.states[slot]

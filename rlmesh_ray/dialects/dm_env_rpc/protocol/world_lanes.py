@@ -1,4 +1,4 @@
-"""What the lanes of a dm_env_rpc world hold, and with what they begin their next episodes."""
+"""States of the lanes of a dm_env_rpc world, and the reset options of their next episodes."""
 
 from rlmesh_ray.dialects.dm_env_rpc.protocol.sequences import LanesStepped, LaneState, ResetLanes
 
@@ -7,7 +7,7 @@ class WorldLanes:
     """The lanes of one world.
 
     Args:
-        num_lanes: How many; none has been reset yet.
+        num_lanes: How many; all of them are NEW.
     """
 
     def __init__(self, num_lanes: int) -> None:
@@ -17,29 +17,29 @@ class WorldLanes:
         self._reset_options: dict[int, object] = {}
         self._is_autoreset_welcome = True
         self.generation = 0
-        """Grows when all lanes are to start over: what was begun before counts no more."""
+        """Grows when all lanes start over: the outcome of work begun before is dropped."""
 
     def reset_options(self, lane: int, reset_options: object) -> None:
-        """Have the next episode of a lane begin with ``reset_options``."""
+        """Set the options of the reset before the next episode of a lane."""
         self._reset_options[lane] = reset_options
 
     def forget_reset_options(self, lane: int) -> None:
-        """Have it begin like any other."""
+        """Clear them."""
         self._reset_options.pop(lane, None)
 
     def restart(self, reset_options: object, *, is_autoreset_welcome: bool) -> None:
-        """Have all lanes begin with a new episode; see ``World.restart``."""
+        """Make all lanes begin new episodes; see ``World.restart``."""
         self._world_reset_options, self._is_autoreset_welcome = reset_options, is_autoreset_welcome
         self.lose()
 
     def lose(self) -> None:
-        """Forget what they hold."""
+        """Forget the states of all lanes."""
         self.generation += 1
         self._states = [LaneState.NEW] * len(self._states)
         self._first_frames.clear()
 
     def missing_reset(self, lane: int) -> ResetLanes | None:
-        """Return what is to be done before a lane can ``begin``, if anything is."""
+        """Return the reset that a lane needs before it can ``begin``; None: it needs none."""
         if self._states[lane] is LaneState.NEW:
             return ResetLanes((), self._world_reset_options)
         if self._states[lane] is LaneState.FRESH and lane not in self._reset_options:
@@ -52,23 +52,23 @@ class WorldLanes:
         return self._first_frames.pop(lane)
 
     def ended(self) -> tuple[int, ...]:
-        """Return the lanes whose episode has ended, and no other has begun."""
+        """Return the lanes whose episode has ended, and that have not begun another."""
         if LaneState.ENDED not in self._states:
             return ()
         return tuple(n for n, state in enumerate(self._states) if state is LaneState.ENDED)
 
     def note_reset(self, done: ResetLanes, frame: object) -> None:
-        """Note that a reset was done."""
+        """Handle the outcome of a reset."""
         for lane in done.lanes or range(len(self._states)):
             self._show_first(lane, frame)
             if done.lanes and self._reset_options.get(lane) is done.reset_options:
                 self._reset_options.pop(lane, None)
         if not done.lanes:
-            # Seeds are for once; what an agent has asked for its own lane is still to come.
+            # A seed is for one reset; the options that an agent has set for its lane remain.
             self._world_reset_options = None
 
     def note_step(self, outcome: LanesStepped) -> None:
-        """Note what a step has made of the lanes."""
+        """Handle the outcome of a step."""
         for lane, state in enumerate(self._states):
             if outcome.has_ended[lane]:
                 self._states[lane] = LaneState.ENDED

@@ -1,4 +1,4 @@
-"""What acts when an agent says nothing: actions made complete, for a seat and for all lanes."""
+"""Default actions, for actions that an agent does not send and for slots that do not act."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,12 @@ from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 
 
 class SlotActions:
-    """The actions of whoever sits in a seat, made complete.
+    """Completes the actions of the agent in a slot.
 
     Args:
-        contract: Of the environment.
-        slot: Whose.
-        missing: What stands for actions that were not sent.
+        contract: The environment's.
+        slot: The agent's.
+        missing: How missing actions are replaced.
     """
 
     def __init__(self, contract: EnvContract, slot: AgentSlot, missing: MissingActions) -> None:
@@ -35,7 +35,7 @@ class SlotActions:
         self._held = self._fillers
 
     def begin(self) -> None:
-        """Forget what was held: a sequence begins."""
+        """Forget the actions of the last step, as a sequence begins."""
         self._held = self._fillers
 
     def complete(self, sent: Mapping[int, Any]) -> Mapping[int, Any]:
@@ -45,7 +45,7 @@ class SlotActions:
             sent: ``pb.Tensor`` by uid.
 
         Raises:
-            CodecError: One is not what it should be, or is missing and must not be.
+            CodecError: One is malformed, or is missing where ``missing`` is ERROR.
         """
         values = self._tensors.read_actions(sent)
         if len(values) < len(self._fillers):
@@ -59,15 +59,15 @@ class SlotActions:
 
 
 class LaneActions:
-    """The columns of a step: those of the seats that act, and fillers for all others.
+    """Columns of the actions of a step, with defaults for the slots that do not act.
 
     Args:
-        contract: Of the environment.
+        contract: The environment's.
     """
 
     def __init__(self, contract: EnvContract) -> None:
         self._fillers = [filler_of_leaf(leaf) for leaf in leaves(contract.action_space)]
-        # Text can be put in by row only in a list.
+        # A tuple of texts cannot be changed by row, a list can.
         self._columns: list[Any] = [
             list(column) if isinstance(column, tuple) else column
             for column in empty_columns(contract.action_space, contract.num_envs)
@@ -75,12 +75,12 @@ class LaneActions:
         self.fill()
 
     def fill(self) -> None:
-        """Let nobody act."""
+        """Set all rows to the defaults."""
         for filler, column in zip(self._fillers, self._columns, strict=True):
             column[:] = [filler] * len(column) if isinstance(column, list) else filler
 
     def put(self, row: Row, values: Mapping[int, Any]) -> None:
-        """Let a seat act: ``values``, by leaf, go into its rows."""
+        """Set the rows of a slot to ``values``, by leaf."""
         for position, value in values.items():
             self._columns[position][row] = value
 

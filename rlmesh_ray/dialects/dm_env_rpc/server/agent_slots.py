@@ -1,4 +1,4 @@
-"""The places that a world has, and what whoever sits there sends and gets."""
+"""Slots for the agents of a world, with the tensors that the agent in each sends and receives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.agent_tensors import AgentTensors, Lane
 from rlmesh_ray.spaces.contract import EnvContract
 
 Row = int | slice
-"""Which rows of a column are a seat's."""
+"""The rows of a column that belong to a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSlot:
-    """A place for one agent; the same in every world of an endpoint."""
+    """A slot for one agent; every world of an endpoint has the same slots."""
 
     number: int
     row: Row
@@ -33,11 +33,11 @@ class AgentSlot:
 
     @property
     def is_batched(self) -> bool:
-        """Whether all lanes are driven from it."""
+        """Whether its agent drives all lanes."""
         return isinstance(self.row, slice)
 
     def state(self, frame: LaneFrame) -> SequenceState:
-        """Return where the sequence stands after a step."""
+        """Return the state of the agent's sequence after a step."""
         is_terminated, is_truncated = self.ending(frame)
         if is_terminated:
             return SequenceState.TERMINATED
@@ -45,7 +45,7 @@ class AgentSlot:
 
 
 def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
-    """Return a seat for each lane, or for each agent of each lane."""
+    """Return a slot for each lane, or for each agent of each lane."""
     agents = agent_names(contract)
     slots: list[AgentSlot] = []
     for lane in range(contract.num_envs):
@@ -60,5 +60,5 @@ def agent_slots(contract: EnvContract) -> tuple[AgentSlot, ...]:
 
 
 def batched_slot(contract: EnvContract) -> AgentSlot:
-    """Return the one seat from which all lanes are driven; its sequence never ends by itself."""
+    """Return the slot of an agent that drives all lanes; its sequence never ends by itself."""
     return AgentSlot(0, slice(None), 0, "", all_lanes(contract), lambda _: (False, False))

@@ -1,4 +1,4 @@
-"""The environment of one world, driven by columns."""
+"""Resets and steps of one world's environment, in its worker process, as columns."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,10 @@ class EnvDriver:
     """Resets and steps the lanes of a world.
 
     Args:
-        pool: Where workers come from; it has a place for the world.
-        contract: What the endpoint promised.
-        grace_s: How long a reset or step may go on after its deadline, for nobody, before its
-            worker is killed.
-        timeout_ms: What a reset or step may take; 0: as long as it likes.
+        pool: Starts the worker; a session is reserved there for the world.
+        contract: The endpoint's.
+        grace_s: How long a reset or step may go on after its deadline before its worker is killed.
+        timeout_ms: Deadline of a reset or step; 0: there is none.
     """
 
     def __init__(
@@ -45,13 +44,13 @@ class EnvDriver:
         self._num_lanes = contract.num_envs
         zeros = np.zeros(contract.num_envs)
         self._nothing = (zeros, zeros.astype(bool), zeros.astype(bool))
-        # The end of a worker that was abandoned.
+        # The kill of a worker that was abandoned, in progress.
         self._ending: asyncio.Future[None] | None = None
         self._is_released = False
 
     @property
     def num_steps(self) -> int:
-        """Vector steps up to now."""
+        """Vector steps so far."""
         return self._worker.counts.num_steps
 
     async def reset_lanes(
@@ -60,9 +59,9 @@ class EnvDriver:
         """Begin episodes; the first time, and after a failure, in all lanes.
 
         Args:
-            lanes: Which; empty: all.
-            seeds: One for each of them, or none.
-            options: For the environment.
+            lanes: Indices; empty: all.
+            seeds: One for each of these lanes, or empty.
+            options: As ``gymnasium.Env.reset`` takes them.
         """
         deadline = Deadline.after(self._timeout_ms)
         if self._ending is not None:
@@ -74,7 +73,7 @@ class EnvDriver:
             return self._failed(obstacle)
         is_another = former is not None and self._worker.process is not former
         if is_another and 0 < len(lanes) < self._num_lanes:
-            # The other lanes have gone with the former one, which nobody has noticed yet.
+            # The other lanes ended with the former process, which had not been noticed.
             return self._failed(Failure(FailureKind.CRASHED, "the environment's process has ended"))
         command = ResetCommand(seeds=seeds, options=dict(options) or None, lanes=lanes)
         reply = await self._worker.request(command, deadline)
@@ -108,9 +107,9 @@ class EnvDriver:
         )
 
     def abandon(self) -> None:
-        """End the worker whose call was just cancelled, if it had begun; another reset gets one."""
+        """Kill the worker whose call was just cancelled; the next reset gets another one."""
         if self._worker.process is not None and not self._worker.endpoint.is_idle:
-            # Not in this turn of the loop: who was cancelled still watches its socket.
+            # Not in this turn of the loop: the cancelled task still watches the worker's socket.
             self._ending = asyncio.ensure_future(_kill(self._worker.process))
 
     def release(self) -> None:
@@ -134,11 +133,11 @@ async def _kill(process: WorkerProcess) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: there is no road to be cut."""
+    """Do nothing: a world has no direct connection to close."""
 
 
 def _shown(process: WorkerProcess, text_columns: TextColumns) -> list[Column]:
-    """Return copies of what the lanes show: the next command overwrites the block."""
+    """Return copies of the observations, since the next command overwrites the buffers."""
     texts = iter(text_columns)
     return [
         next(texts) if isinstance(column, tuple) else column.copy()

@@ -1,4 +1,4 @@
-"""One dm_env_rpc stream: every request gets its response, in order."""
+"""Requests and responses of one Process stream."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -46,11 +46,11 @@ _JOINED_TO_IT = ErrorResponse(
 
 
 class ProcessStream:
-    """The state of a stream: which world it has joined.
+    """One stream, and its membership in a world.
 
     Args:
-        worlds: Of the endpoint.
-        properties: Of the endpoint.
+        worlds: The endpoint's worlds.
+        properties: The endpoint's properties.
     """
 
     def __init__(self, worlds: WorldRegistry, properties: Properties) -> None:
@@ -85,7 +85,7 @@ class ProcessStream:
             return pack_error(ErrorResponse(Code.INVALID_ARGUMENT, str(error)))
 
     def end(self) -> None:
-        """Leave, and end the worlds that this stream has created and nobody needs. Idempotent."""
+        """Leave, and end the worlds without agents that this stream has created. Idempotent."""
         if self._member is not None:
             member, self._member = self._member, None
             self._worlds.leave(*member)
@@ -142,7 +142,7 @@ class ProcessStream:
         return self._member
 
     def _own_or_named(self, name: str) -> "tuple[WorldRunner | ErrorResponse, Any]":
-        """Return a world, and the stream's seat there, if it has one; no name means its own."""
+        """Return a world, and the stream's slot in it or None; no name means the joined one."""
         if self._member is not None and name in ("", self._member[0].name):
             return self._member
         return self._worlds.find(name), None

@@ -37,17 +37,17 @@ _LONGEST_QUOTE = 80
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """One that has a value."""
+    """A property with a value."""
 
     key: str
     dtype: DataType
     description: str
     read: Callable[[], object] | None = None
     write: Callable[[object], None] | None = None
-    """Raises CodecError for a value that it does not take."""
+    """Raises CodecError for a value that it does not accept."""
 
     def entry(self) -> PropertyEntry:
-        """Return what a list says of it."""
+        """Return its entry in a list of properties."""
         return PropertyEntry(
             TensorSpec(self.key, self.dtype),
             self.description,
@@ -60,7 +60,7 @@ class Properties:
     """Answers requests for properties.
 
     Args:
-        contract: What the endpoint promises.
+        contract: The endpoint's.
     """
 
     def __init__(self, contract: EnvContract) -> None:
@@ -92,7 +92,7 @@ class Properties:
         return pack_read(values, is_core=request.is_core)
 
     def write(self, request: WriteProperties, member: Membership | None) -> bytes:
-        """Return the response; what comes before a key that is refused has been written."""
+        """Return the response; the keys before one that is refused have been written."""
         known = self._by_key(member)
         for key in request.values:
             found = known.get(key)
@@ -105,7 +105,7 @@ class Properties:
         return pack_written(is_core=request.is_core)
 
     def list(self, request: ListProperties, member: Membership | None) -> bytes:
-        """Return the response: what lies directly below each key."""
+        """Return the response: the properties and nodes directly below each key."""
         known = self._by_key(member)
         nodes = {ROOT: "this endpoint"} | ({WORLD: "the joined world"} if member else {})
         entries = {}

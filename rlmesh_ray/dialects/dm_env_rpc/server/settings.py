@@ -1,6 +1,6 @@
-"""What clients may set when they create, join and reset; anything else is refused by name.
+"""Settings of requests to create, join and reset; any other is refused by name.
 
-None of it chooses what code runs: that is the operator's.
+None of them chooses what code runs: the operator does.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _MAX_DEPTH = 16
 
 
 class MissingActions(enum.Enum):
-    """What an agent does that sends no value for one of its actions."""
+    """How an action is replaced that an agent does not send."""
 
     HOLD = "hold"
     """The same as in the step before."""
@@ -36,22 +36,22 @@ class MissingActions(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetOptions:
-    """What a reset is to be done with."""
+    """Seeds, options and lanes of a reset."""
 
     seed: int | tuple[int, ...] | None = None
-    """Of the first lane that is reset (the others count on from it), or one a lane."""
+    """The seed of the first lane that is reset (the next lanes count up from it), or one a lane."""
     options: Mapping[str, object] = field(default_factory=dict)
     lanes: tuple[int, ...] = ()
-    """Of a batched join: which begin anew, while the others stay as they are; empty: all."""
+    """For a batched join: the lanes that are reset, while the others go on; empty: all."""
 
     def __bool__(self) -> bool:
         return self.seed is not None or bool(self.options) or bool(self.lanes)
 
     def check(self, num_lanes: int) -> None:
-        """Make sure that it can be for a reset of ``num_lanes`` lanes, or of some of them.
+        """Check the numbers of seeds and lanes against the width.
 
         Raises:
-            CodecError: It has seeds for another number, or there are no such lanes.
+            CodecError: There are seeds for another number of lanes, or there are no such lanes.
         """
         if self.lanes and max(self.lanes) >= num_lanes:
             raise CodecError(
@@ -66,22 +66,22 @@ class ResetOptions:
 
 @dataclass(frozen=True, slots=True)
 class CreateSettings:
-    """How a world is to be."""
+    """Settings of CreateWorld."""
 
     reset_options: ResetOptions = ResetOptions()
-    """Its options are for every reset, its seed for the first one."""
+    """Its options are used for every reset, its seed for the first one."""
     missing_actions: MissingActions = MissingActions.HOLD
     min_agents: int = 1
-    """How many must have joined before a sequence begins."""
+    """How many agents must have joined before a sequence begins."""
     timeout_ms: int = 0
-    """What a step or reset of the environment may take; 0: as long as it likes."""
+    """Deadline of a step or reset of the environment; 0: there is none."""
     reset_world_timeout_s: float = 60.0
     """How long a ResetWorld waits for agents that do not step."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """Which seat an agent wants."""
+    """Settings of JoinWorld: the slot that the agent wants; None: any."""
 
     lane: int | None = None
     agent: str | None = None
@@ -92,7 +92,7 @@ def create_settings(settings: Mapping[str, Any]) -> CreateSettings:
     """Return the settings of a CreateWorld (``pb.Tensor`` by key).
 
     Raises:
-        CodecError: One is not known, or not what it should be.
+        CodecError: One is unknown or malformed.
     """
     plain = plain_settings(settings)
     if _ARGS in plain:
@@ -119,7 +119,7 @@ def join_settings(settings: Mapping[str, Any]) -> JoinSettings:
     """Return the settings of a JoinWorld.
 
     Raises:
-        CodecError: One is not known, or not what it should be.
+        CodecError: One is unknown or malformed.
     """
     plain = plain_settings(settings)
     lane = _integer(plain, "lane", None)
@@ -139,7 +139,7 @@ def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> 
         is_batched: Whether it is the Reset of a batched join.
 
     Raises:
-        CodecError: One is not known, or not what it should be.
+        CodecError: One is unknown or malformed.
     """
     plain = plain_settings(settings)
     lanes = _lanes(plain.pop("lanes")) if is_batched and "lanes" in plain else ()
@@ -149,7 +149,7 @@ def reset_settings(settings: Mapping[str, Any], *, is_batched: bool = False) -> 
 
 
 def as_seed(value: object, name: str = "setting 'seed'") -> int:
-    """Return a seed from whatever a client sends for a number.
+    """Return the seed that a client has sent, as a number or as decimal text.
 
     Raises:
         CodecError: It is no integer, or negative.
@@ -199,7 +199,7 @@ def _put(options: dict[str, Any], key: str, path: list[str], value: object) -> N
 
 
 def _arguments(text: object) -> dict[str, object]:
-    """Return settings that came as JSON in a single one, as some clients send them."""
+    """Return the settings in the one that holds JSON, which some clients send instead."""
     if isinstance(text, str) and text in ("", "null"):
         return {}
     arguments: object = None

@@ -1,4 +1,4 @@
-"""Does what a world wants of its environment: resets and steps of lanes."""
+"""Executes the work of a world in its environment: resets and steps of lanes."""
 
 import logging
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class WorkExecutor:
-    """The environment of a world, and with what it is reset.
+    """The environment of a world, and its reset options.
 
     Args:
-        host: Of the environment.
-        contract: What the endpoint promised.
-        slots: Of the world.
+        host: Drives the environment.
+        contract: The endpoint's.
+        slots: The world's.
     """
 
     def __init__(
@@ -40,28 +40,28 @@ class WorkExecutor:
         self._slots = slots
         self._actions = LaneActions(contract)
         self._has_ended = False
-        # A lane alone begins its next episode only when it is told to.
+        # With one lane, only a reset begins the next episode.
         self.resets_itself = contract.autoreset_mode is AutoresetMode.NEXT_STEP
         """Whether stepping an ended lane begins its next episode."""
         self.is_batched = False
-        """Whether one seat drives all lanes."""
+        """Whether one agent drives all lanes."""
         self.options: Mapping[str, object] = {}
-        """For every reset."""
+        """Options of every reset."""
         self.reset_options = ResetOptions()
-        """For the next reset of all lanes."""
+        """Seed and options of the next reset of all lanes."""
 
     def restart(self, reset_options: ResetOptions) -> None:
-        """Have the next reset of all lanes done with ``reset_options``.
+        """Set the options of the next reset of all lanes.
 
         Raises:
-            CodecError: It has seeds for another number of lanes.
+            CodecError: They have seeds for another number of lanes.
         """
         reset_options.check(self._num_lanes)
         self.reset_options = reset_options
         self.options = reset_options.options or self.options
 
     async def outcome(self, work: Work) -> Outcome:
-        """Do ``work``; what goes wrong comes back as WorkFailed."""
+        """Do ``work``; any error is returned as WorkFailed."""
         try:
             match work:
                 case ResetLanes(lanes, reset_options):
@@ -104,7 +104,7 @@ class WorkExecutor:
 
     async def _step_batch(self, actions: Mapping[int, Any]) -> Outcome:
         if self._has_ended and not self.resets_itself:
-            # As lanes that reset themselves do: this action is ignored.
+            # As with lanes that reset themselves, this action is ignored.
             self._has_ended = False
             frame = await self._host.reset_lanes((), (), self.options)
         else:

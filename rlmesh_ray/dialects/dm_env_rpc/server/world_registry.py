@@ -1,20 +1,18 @@
-"""The worlds of an endpoint, by name, and when those that nobody needs any more end.
+"""Worlds of an endpoint, by name: their creation, joins and ends.
 
-A world belongs to the stream that created it, and stays until that stream ends, with agents or
-without. From then on it lasts as long as an agent is joined: a world that no agent has joined ends
-with its stream, and a matchmaker keeps its stream open until the agents are in.
+A world belongs to the stream that created it, and lasts until that stream has ended and its last
+agent has left. So a matchmaker keeps its stream open until the agents have joined.
 """
 
 import uuid
 from dataclasses import dataclass
 
-from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import Code, ErrorResponse
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC, Code, ErrorResponse
 from rlmesh_ray.dialects.dm_env_rpc.server.agent_slots import AgentSlot, agent_slots, batched_slot
 from rlmesh_ray.dialects.dm_env_rpc.server.env_driver import EnvDriver
 from rlmesh_ray.dialects.dm_env_rpc.server.settings import CreateSettings, JoinSettings
 from rlmesh_ray.dialects.dm_env_rpc.server.world_runner import WorldRunner
 from rlmesh_ray.errors import CapacityError
-from rlmesh_ray.server.enabled_dialects import DM_ENV_RPC
 from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.server.worker_pool import WorkerPool
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -32,7 +30,7 @@ class _WorldEntry:
     owner: object
     """The stream that created it; None: it has ended, or the endpoint did."""
     is_open: bool
-    """Whether whoever names no world may join: the endpoint has created it."""
+    """Whether an agent that names no world may join it: the endpoint has created it."""
     log: SessionLog
 
 
@@ -40,25 +38,24 @@ class WorldRegistry:
     """Creates, finds and ends worlds. For the serving loop.
 
     Args:
-        pool: Started; where worlds get their workers. Each takes the place of a session.
-        contract: What the endpoint promises.
-        grace_s: See ``EnvExecutor``.
+        pool: Started; starts the workers of worlds. A world counts as a session.
+        contract: The endpoint's.
+        grace_s: As for ``EnvDriver``.
     """
 
     def __init__(self, pool: WorkerPool, contract: EnvContract, grace_s: float) -> None:
         self._pool = pool
         self.contract = contract
-        """What the endpoint promises."""
         self._grace_s = grace_s
         self._slots = agent_slots(contract)
         self._entries: dict[str, _WorldEntry] = {}
         self._is_shared = any(slot.agent for slot in self._slots)
 
     async def create(self, settings: CreateSettings, owner: object) -> WorldRunner | ErrorResponse:
-        """Make a world.
+        """Create a world.
 
         Args:
-            settings: What its creator wants.
+            settings: The creator's.
             owner: The creator's stream; None: the endpoint itself.
 
         Raises:
@@ -83,18 +80,18 @@ class WorldRegistry:
         return world
 
     def find(self, name: str) -> WorldRunner | ErrorResponse:
-        """Return the world of that name."""
+        """Return the world with a name."""
         entry = self._entries.get(name)
         return entry.world if entry is not None else _unknown(name)
 
     async def join(
         self, name: str, settings: JoinSettings
     ) -> tuple[WorldRunner, AgentSlot] | ErrorResponse:
-        """Take a seat.
+        """Add an agent to a world; return the world and its slot.
 
         Args:
-            name: Of the world; empty: one of the endpoint's own, which several agents share.
-            settings: Which seat.
+            name: The world's; empty: one that the endpoint creates and several agents share.
+            settings: The agent's.
         """
         world = self.find(name) if name else await self._own_world(settings)
         if isinstance(world, ErrorResponse):
@@ -108,20 +105,20 @@ class WorldRegistry:
         return world, slot
 
     def leave(self, world: WorldRunner, slot: AgentSlot) -> None:
-        """Give a seat back."""
+        """Remove an agent from its world."""
         if world.name in self._entries:
             world.leave(slot)
             self._reap(world.name)
 
     def destroy(self, name: str) -> ErrorResponse | None:
-        """End a world that nobody is joined to."""
+        """End a world without agents."""
         entry = self._entries.get(name)
         if entry is None:
             return _unknown(name)
         if not entry.world.is_empty:
             return ErrorResponse(
                 Code.FAILED_PRECONDITION,
-                "somebody is still joined to this world; have all agents leave first",
+                "an agent is still joined to this world; have all agents leave first",
             )
         self._end(name)
         return None
@@ -140,7 +137,7 @@ class WorldRegistry:
     def _end(self, name: str) -> None:
         entry = self._entries.pop(name)
         entry.world.end()
-        # Worlds that nobody needs any more end by themselves: none is ever lost.
+        # A world ends by itself after its last agent: it is never counted as lost.
         entry.log.end(is_closed=True, is_idle=False, is_stopping=False)
 
     async def _own_world(self, settings: JoinSettings) -> WorldRunner | ErrorResponse:
@@ -152,7 +149,7 @@ class WorldRegistry:
         return await self.create(CreateSettings(), None)
 
     def _chosen(self, world: WorldRunner, settings: JoinSettings) -> AgentSlot | ErrorResponse:
-        """Return the first free seat that ``settings`` allow."""
+        """Return the first free slot that ``settings`` allow."""
         if settings.is_batched:
             return self._batched(world, settings)
         suited = [
@@ -168,7 +165,7 @@ class WorldRegistry:
                 return slot
         return ErrorResponse(
             Code.RESOURCE_EXHAUSTED,
-            "this world has no free seat of that kind; create another, or wait until somebody "
+            "this world has no free slot of that kind; create another, or wait until an agent "
             "leaves",
         )
 
@@ -192,7 +189,7 @@ class WorldRegistry:
         about = f" and the agents {agents}" if agents else ", each with one agent without a name"
         return ErrorResponse(
             Code.INVALID_ARGUMENT,
-            f"there is no seat with lane {settings.lane} and agent {settings.agent!r}; this "
+            f"there is no slot with lane {settings.lane} and agent {settings.agent!r}; this "
             f"environment has {self.contract.num_envs} lane(s){about}",
         )
 

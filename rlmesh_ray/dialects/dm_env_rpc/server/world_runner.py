@@ -1,4 +1,4 @@
-"""The shell of one world: has the work of its ``World`` done, and hands out the answers."""
+"""Runs one world: executes the work of its ``World``, and passes the answers to the agents."""
 
 import asyncio
 from typing import Any
@@ -29,10 +29,10 @@ class WorldRunner:
 
     Args:
         name: Unique in its endpoint.
-        host: Of its environment; owned from now on.
-        contract: What the endpoint promised.
+        host: Drives its environment; owned from now on.
+        contract: The endpoint's.
         slots: One a lane, or one for each agent of each lane.
-        settings: What its creator wants.
+        settings: The creator's.
 
     Raises:
         CodecError: The settings have seeds for another number of lanes.
@@ -56,7 +56,7 @@ class WorldRunner:
         self._worker.restart(settings.reset_options)
         self._own_actions: dict[int, SlotActions] = {}
         self._due: dict[int, asyncio.Future[Reply]] = {}
-        # For whoever drives alone, and so is not due.
+        # Answers to an agent that drives the world in its own task.
         self._unclaimed: dict[int, Reply] = {}
         self._is_driven = False
         self._driver: asyncio.Task[None] | None = None
@@ -65,17 +65,17 @@ class WorldRunner:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is joined."""
+        """Whether it has no agent."""
         return not self._core.joined
 
     def free_slots(self) -> list[AgentSlot]:
-        """Return the seats that somebody could take; none besides a batched one."""
+        """Return the slots without an agent; none if one agent drives all lanes."""
         if self._batched is not None:
             return []
         return [slot for slot in self._slots if slot.number not in self._core.joined]
 
     def take(self, slot: AgentSlot) -> None:
-        """Let somebody sit down in a free seat, or in the batched one of an empty world."""
+        """Add an agent in a free slot, or in the batched slot of a world without agents."""
         if slot.is_batched:
             self._core, self._batched = self._new_core(slot), slot
         self._core.take(slot.number)
@@ -83,7 +83,7 @@ class WorldRunner:
         self._own_actions[slot.number] = SlotActions(self._contract, slot, missing)
 
     def leave(self, slot: AgentSlot) -> None:
-        """Free a seat."""
+        """Remove an agent."""
         self._core.leave(slot.number)
         del self._own_actions[slot.number]
         self._unclaimed.pop(slot.number, None)
@@ -97,10 +97,10 @@ class WorldRunner:
         self._wake()
 
     async def step(self, slot: AgentSlot, request: StepWorld) -> bytes:
-        """Return the response to a step, when it is time for it.
+        """Wait until the world is stepped, and return the response.
 
         Raises:
-            CodecError: The request is wrong; nothing has happened.
+            CodecError: The request is malformed; it has no effect.
         """
         slot.tensors.check_requested(request.requested)
         own, number = self._own_actions[slot.number], slot.number
@@ -121,7 +121,7 @@ class WorldRunner:
         """End the sequence of one agent.
 
         Raises:
-            CodecError: The order does not fit the lanes of the seat.
+            CodecError: The options do not fit the lanes of the slot.
         """
         reset_options.check(self._contract.num_envs if slot.is_batched else 1)
         self._core.reset(slot.number)
@@ -132,16 +132,16 @@ class WorldRunner:
     async def reset_world(
         self, caller: AgentSlot | None, reset_options: ResetOptions
     ) -> ErrorResponse | None:
-        """End the sequences of all agents; return when all others have heard of it.
+        """End the sequences of all agents; return when answers have reported it to the others.
 
         Returns:
-            What went wrong, if anything did. The world is reset all the same.
+            An error if not all of them have stepped in time; the world is reset all the same.
 
         Raises:
-            CodecError: The order has seeds for another number of lanes.
+            CodecError: The options have seeds for another number of lanes.
         """
         self._worker.restart(reset_options)
-        # A batched join and its end bring another core, with other waits.
+        # A batched join or its end replaces the core, and its waits.
         core = self._core
         core.restart(reset_options, is_autoreset_welcome=not self._worker.options)
         wait = core.reset_world(None if caller is None else caller.number)
@@ -156,26 +156,26 @@ class WorldRunner:
             return ErrorResponse(
                 Code.DEADLINE_EXCEEDED,
                 f"the world is reset, but after {timeout_s:g} s there are agents that have not "
-                "stepped, and so not heard of it",
+                "stepped, and so have not received the end of their sequences",
             )
         finally:
             core.forget_wait(wait)
         return None
 
     def set_next_reset(self, slot: AgentSlot, reset_options: ResetOptions) -> None:
-        """Have the next sequence of an agent begin in a certain way; the running one goes on."""
+        """Set the reset options of an agent's next sequence; the running one goes on."""
         self._core.reset_options(slot.number, reset_options)
 
     def missing_actions(self, slot: AgentSlot) -> MissingActions:
-        """Return what stands for actions that an agent does not send."""
+        """Return how actions are replaced that an agent does not send."""
         return self._own_actions[slot.number].missing
 
     def set_missing_actions(self, slot: AgentSlot, missing: MissingActions) -> None:
-        """Change that."""
+        """Set how actions are replaced that an agent does not send."""
         self._own_actions[slot.number].missing = missing
 
     def end(self) -> None:
-        """Give the environment back; to be called when nobody is joined. Idempotent."""
+        """Release the environment, once the world has no agent. Idempotent."""
         self._host.release()
 
     # --- work ----------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class WorldRunner:
         return core
 
     async def _reply(self, number: int) -> Reply:
-        """Return the answer to the step that a seat has just asked for."""
+        """Return the answer to the step that an agent has just requested."""
         if self._core.num_joined == 1 and not self._is_driven:
             reply = await self._drive_alone(number)
             if reply is not None:
@@ -206,7 +206,7 @@ class WorldRunner:
         return await due
 
     def _wake(self) -> None:
-        """Begin what can be done now, in a task: who leaves takes nobody's answer along."""
+        """Start the next work in a task of its own: the task of an agent may be cancelled."""
         if not self._is_driven:
             work = self._core.next_work()
             if work is not None:
@@ -215,7 +215,7 @@ class WorldRunner:
         self._hand_out()
 
     def _hand_out(self, number: int | None = None) -> Reply | None:
-        """Hand out what has come up; return what is for the seat ``number``."""
+        """Pass new answers to their agents; return the one for the slot ``number``."""
         for slot, reply in self._core.replies():
             due = self._due.pop(slot, None)
             if due is None:
@@ -226,10 +226,10 @@ class WorldRunner:
         return None if number is None else self._unclaimed.pop(number, None)
 
     async def _drive_alone(self, number: int) -> Reply | None:
-        """Do the work in the caller's own task, which takes half as long, while it is alone.
+        """Do the work in the task of the only agent, which takes half as long.
 
         Returns:
-            The caller's answer; None: it has to wait for somebody else.
+            The agent's answer; None: it has to wait for another agent.
         """
         core = self._core
         reply: Reply | None = None
@@ -242,7 +242,7 @@ class WorldRunner:
                 core.complete(await self._worker.outcome(work))
                 reply = self._hand_out(number)
         except asyncio.CancelledError:
-            # Those who have joined meanwhile are owed theirs all the same.
+            # Agents that have joined meanwhile still get their answers.
             self._host.abandon()
             core.abandon_work()
             raise
@@ -251,7 +251,7 @@ class WorldRunner:
         return reply
 
     def _cancel_driver(self, driver: "asyncio.Task[None]") -> None:
-        """Give up what is done for nobody any more: it may last for ever."""
+        """Cancel work that no agent waits for any more: it may never end."""
         driver.cancel()
         self._host.abandon()
         self._core.abandon_work()

@@ -12,17 +12,28 @@ It differs from the edition's in what a session's holder is told. Here it is tol
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
+from rlmesh_ray import __version__
 from rlmesh_ray.client.env_dialect import EnvClientFrames, owned
+from rlmesh_ray.client.env_handshake import EnvDialectFactory
 from rlmesh_ray.client.step_results import ResetResult, StepResult
+from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
 from rlmesh_ray.dialects.released.client.episode_ids import EpisodeIds
 from rlmesh_ray.dialects.released.client.vector_infos import as_vector_infos
+from rlmesh_ray.dialects.released.protocol.handshake import (
+    accept_released_answer,
+    make_released_offer,
+)
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import env as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.protocol.messages import EpisodeRecord, Reset, ResetDone, Step, StepDone
 from rlmesh_ray.protocol.versions import EDITION_NAME
 from rlmesh_ray.spaces.batch import Column, empty_columns
@@ -143,3 +154,26 @@ def _with_rows(columns: list[Column], rows: Sequence[Column], lanes: Sequence[in
             column[list(lanes)] = part
             merged.append(column)
     return merged
+
+
+def _accept(offer: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
+    able = dict(accept_released_answer(offer, answer).capabilities)
+    # In this generation these names promise nothing that the edition's client could use.
+    for name in (
+        capabilities.SHARED_MEMORY,
+        capabilities.DIRECT_TCP,
+        capabilities.NUMBERED_REQUESTS,
+    ):
+        able.pop(name, None)
+    if able.get(capabilities.SUBSET_STEP) == capabilities.YES:
+        able[capabilities.PARTIAL_RESET] = ""
+    return replace(answer, capabilities=able)
+
+
+DIALECT: HandshakeVariant[EnvDialectFactory] = HandshakeVariant(
+    WIRE_V1,
+    wire,
+    make_released_offer(CLIENT_NAME, __version__, {}),
+    _accept,
+    ReleasedEnvClientDialect,
+)

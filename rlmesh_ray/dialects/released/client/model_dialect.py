@@ -4,7 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from rlmesh_ray import __version__
 from rlmesh_ray.client.model_dialect import EncodedRequest, ModelReply, PredictTelemetry, action_of
+from rlmesh_ray.client.model_handshake import ModelDialectFactory
+from rlmesh_ray.client.version_negotiation import CLIENT_NAME, HandshakeVariant
+from rlmesh_ray.dialects.released.protocol.handshake import (
+    accept_released_answer,
+    make_released_offer,
+)
 from rlmesh_ray.dialects.released.protocol.model_messages import (
     AdapterContext,
     AdapterPredict,
@@ -17,6 +24,7 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     ResolveAdapter,
     RowEpisode,
 )
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import model as wire
 from rlmesh_ray.dialects.released.wire import values
 from rlmesh_ray.errors import CodecError
@@ -149,3 +157,12 @@ def _telemetry(timings: ModelTimings) -> PredictTelemetry | None:
         batch_rows=0,
         server="",
     )
+
+
+DIALECT: HandshakeVariant[ModelDialectFactory] = HandshakeVariant(
+    WIRE_V1,
+    wire,
+    make_released_offer(CLIENT_NAME, __version__, {}),
+    accept_released_answer,
+    ReleasedModelClientDialect,
+)

@@ -1,24 +1,25 @@
 """Handshake and edition negotiation in generation ``rlmesh-wire-v1``, both sides.
 
-Editions match by their names; nobody shows a text's checksum. The server only says whether it can
-be: which edition counts, the client chooses, and names it first thing in its stream.
+Editions match by their names; no checksum of a text is compared. The server answers only whether
+they match: the client chooses the edition, and names it in the first message of its stream.
 """
 
 from collections.abc import Mapping
 
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.errors import HandshakeRefusedError
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse, quoted
-from rlmesh_ray.protocol.versions import EDITION_NAME, WIRE_V1
+from rlmesh_ray.protocol.versions import EDITION_NAME
 
 
 def make_released_offer(
     client_name: str, client_version: str, capabilities: Mapping[str, str]
 ) -> HandshakeRequest:
-    """Return what this package's clients offer.
+    """Return the offer of this package's clients.
 
     Args:
-        client_name: Of the program.
-        client_version: Of the program.
+        client_name: Name of the program.
+        client_version: Version of the program.
         capabilities: What the client can do beyond the edition; advisory.
     """
     return HandshakeRequest(
@@ -36,28 +37,37 @@ def answer_released_offer(
     server_version: str,
     capabilities: Mapping[str, str],
     contract: object = None,
+    refusal: str = "",
 ) -> HandshakeResponse:
-    """Answer ``offer``: with everything when the peers match, with the reason when not.
+    """Answer ``offer``: with capabilities and contract if the peers match, else with the reason.
 
     Args:
-        offer: What the client said. One that names no editions is taken: it names the session's
-            later.
+        offer: The client's. One that names no editions is accepted: the client names the session's
+            edition later.
         server_version: Version of this package.
         capabilities: What the endpoint can do beyond the edition; advisory.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
+        refusal: Why the endpoint serves no client of this generation; empty: it does.
     """
-    reason = ""
+    return released_answer(
+        server_version,
+        reason=refusal or _mismatch(offer),
+        capabilities=capabilities,
+        contract=contract,
+    )
+
+
+def _mismatch(offer: HandshakeRequest) -> str:
+    """Return why the peers do not match; empty: they do."""
     if offer.generation.strip() != WIRE_V1:
-        reason = (
+        return (
             f"protocol generation {quoted(offer.generation)!r} is not supported in this form of "
             f"handshake; it is that of {WIRE_V1!r}"
         )
-    elif offer.editions and EDITION_NAME not in offer.editions:
+    if offer.editions and EDITION_NAME not in offer.editions:
         offered = quoted(", ".join(offer.editions))
-        reason = f"no mutual workflow edition (offered: {offered}; spoken here: {EDITION_NAME})"
-    return released_answer(
-        server_version, reason=reason, capabilities=capabilities, contract=contract
-    )
+        return f"no mutual workflow edition (offered: {offered}; spoken here: {EDITION_NAME})"
+    return ""
 
 
 def released_answer(
@@ -72,7 +82,7 @@ def released_answer(
     Args:
         server_version: Version of this package.
         reason: Why the peers do not match; empty: they do.
-        capabilities: As for ``answer_released_offer``; told only if they match.
+        capabilities: As for ``answer_released_offer``; left out if the peers do not match.
         contract: Likewise.
     """
     is_compatible = not reason
@@ -89,20 +99,21 @@ def released_answer(
     )
 
 
-def check_released_answer(answer: HandshakeResponse) -> None:
-    """Make sure that a session can be held with the server that gave ``answer``.
+def accept_released_answer(_: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:
+    """Return ``answer``, if a session can be held with the server that gave it.
 
     Raises:
-        HandshakeRefusedError: The server said no, or does not have the edition.
+        HandshakeRefusedError: The server refused, or does not have the edition.
     """
     version = f" (version {answer.server_version})" if answer.server_version else ""
     if not answer.compatible:
         says = f": {answer.error_message}" if answer.error_message else ""
         raise HandshakeRefusedError(f"the server{version} refuses {WIRE_V1}{says}", answer.editions)
     if EDITION_NAME not in answer.editions:
-        has = quoted(", ".join(answer.editions)) or "none that it names"
+        editions = quoted(", ".join(answer.editions)) or "without a name"
         raise HandshakeRefusedError(
-            f"the server{version} speaks {WIRE_V1} with editions {has}, this package with "
+            f"the server{version} has editions {editions} of {WIRE_V1}, this package has "
             f"{EDITION_NAME}: install versions that match",
             answer.editions,
         )
+    return answer

@@ -7,6 +7,7 @@ known by their episodes and not by lanes. Payloads are opaque here, as in ``mess
 from typing import NamedTuple
 
 from rlmesh_ray.protocol.messages import ModelFailed, Request, Response, message
+from rlmesh_ray.protocol.model_rules import EpisodesForgotten as EpisodesForgotten
 
 
 @message
@@ -123,11 +124,6 @@ class GroupedPredicted(Response):
 
     results: tuple[AdapterPredicted | ModelFailed, ...]
     """One a group, in the request's order."""
-
-
-@message
-class EpisodesForgotten(Response):
-    """Answers ResetAdapter."""
 
 
 @message

@@ -19,7 +19,6 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
     AnyAdapterRequest,
     AnyAdapterResponse,
     CloseParticipant,
-    EpisodesForgotten,
     GroupedPredict,
     GroupedPredicted,
     ModelTimings,
@@ -30,7 +29,6 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
 )
 from rlmesh_ray.protocol.handshake import quoted
 from rlmesh_ray.protocol.messages import (
-    BatchRun,
     CloseModel,
     CloseRoute,
     ConfigureRoute,
@@ -43,22 +41,17 @@ from rlmesh_ray.protocol.messages import (
     PredictSlot,
     RouteClosed,
     RouteConfigured,
-    message,
+    TimedBatchRun,
 )
-from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionRequest, SessionResponse
+from rlmesh_ray.protocol.model_rules import (
+    EpisodesForgotten,
+    ForgetEpisodes,
+    SessionRequest,
+    SessionResponse,
+)
 from rlmesh_ray.protocol.versions import EDITION_NAME
 
 _NO_LANE = -1
-
-
-@message
-class TimedBatchRun(BatchRun):
-    """A batch of predictions, and what it took beside the policy."""
-
-    decode_ns: int = field(default=0, compare=False)
-    """For the observations of all rows together."""
-    encode_ns: int = field(default=0, compare=False)
-    """For their actions."""
 
 
 @dataclass(slots=True, eq=False)

@@ -2,42 +2,24 @@
 
 from rlmesh_ray.dialects.released.wire import handshake
 from rlmesh_ray.dialects.released.wire.contract import contract_from_proto, contract_to_proto
-from rlmesh_ray.dialects.released.wire.env_requests import pack_request, parse_request
-from rlmesh_ray.dialects.released.wire.env_responses import (
-    pack_response,
-    parse_response,
-    with_timings,
-)
-from rlmesh_ray.dialects.released.wire.shutdown import (
-    pack_shutdown_request,
-    pack_shutdown_response,
-    parse_shutdown_request,
-    parse_shutdown_response,
-)
+from rlmesh_ray.dialects.released.wire.env_requests import pack_request as pack_request
+from rlmesh_ray.dialects.released.wire.env_requests import parse_request as parse_request
+from rlmesh_ray.dialects.released.wire.env_responses import pack_response as pack_response
+from rlmesh_ray.dialects.released.wire.env_responses import parse_response as parse_response
+from rlmesh_ray.dialects.released.wire.env_responses import with_timings as with_timings
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2
 from rlmesh_ray.wire.protobuf import parse
 
-__all__ = [
-    "pack_handshake_request",
-    "pack_handshake_response",
-    "pack_request",
-    "pack_response",
-    "pack_shutdown_request",
-    "pack_shutdown_response",
-    "parse_handshake_request",
-    "parse_handshake_response",
-    "parse_request",
-    "parse_response",
-    "parse_shutdown_request",
-    "parse_shutdown_response",
-    "with_timings",
-]
+pack_shutdown_request = handshake.pack_shutdown_request
+pack_shutdown_response = handshake.pack_shutdown_response
+parse_shutdown_request = handshake.parse_shutdown_request
+parse_shutdown_response = handshake.parse_shutdown_response
 
 
 def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return what a client says first. Raises CodecError when ``data`` is no such frame."""
+    """Return the offer of a client. Raises CodecError if ``data`` is no such frame."""
     return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
 
 
@@ -47,10 +29,10 @@ def pack_handshake_request(offer: HandshakeRequest) -> bytes:
 
 
 def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return what a server replies, with the ``EnvContract`` of a compatible one.
+    """Return the answer of a server, with its ``EnvContract`` if it is compatible.
 
     Raises:
-        CodecError: ``data`` is no such frame, or its contract makes no sense.
+        CodecError: ``data`` is no such frame, or its contract is malformed.
     """
     message = parse(service_pb2.HandshakeResponse, data)
     has_contract = message.base.compatible and message.HasField("env_contract")

@@ -1,14 +1,15 @@
-"""The handshake, whose ``base`` env and model services share."""
+"""Frames of the handshake and of Shutdown, which EnvService and ModelService share."""
 
 import platform
 
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
-from rlmesh_ray.protocol.versions import WIRE_V1
 from rlmesh_ray.wire._pb.rlmesh_wire.core.v1 import handshake_pb2 as pb
 from rlmesh_ray.wire._pb.rlmesh_wire.env.v1 import service_pb2 as env_pb
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2 as model_pb
-from rlmesh_ray.wire.protobuf import as_utf8
+from rlmesh_ray.wire.protobuf import as_utf8, parse
+from rlmesh_ray.wire.rlmesh_v1.shutdown import ShutdownRequest, ShutdownResponse
 
 AnyRequest = env_pb.HandshakeRequest | model_pb.HandshakeRequest
 AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
@@ -17,7 +18,7 @@ _COMPONENT = "rlmesh-ray"
 
 
 def request_from_proto(message: AnyRequest) -> HandshakeRequest:
-    """Return what a client says first.
+    """Return the offer in a client's handshake.
 
     Raises:
         CodecError: ``base`` is missing.
@@ -45,11 +46,11 @@ def offer_to_base(offer: HandshakeRequest) -> pb.HandshakeRequest:
 
 
 def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResponse:
-    """Return what a server replies.
+    """Return the answer in a server's handshake.
 
     Args:
         message: The reply.
-        contract: The contract that it carries, decoded; None when it has none.
+        contract: The contract in it, decoded; None: it has none.
 
     Raises:
         CodecError: ``base`` is missing.
@@ -92,4 +93,31 @@ def _peer_info(component: str, version: str) -> pb.PeerInfo:
 
 def _require_base(message: AnyRequest | AnyResponse) -> None:
     if not message.HasField("base"):
-        raise CodecError(f"{message.DESCRIPTOR.full_name} comes without its base")
+        raise CodecError(f"{message.DESCRIPTOR.full_name} has no base")
+
+
+def parse_shutdown_request(data: bytes) -> ShutdownRequest:
+    """Return the request in ``data``. Raises CodecError if it is no such frame."""
+    return ShutdownRequest(parse(env_pb.ShutdownRequest, data).base.reason)
+
+
+def pack_shutdown_request(reason: str = "") -> bytes:
+    """Return the frame of a client that asks an endpoint to stop."""
+    message = env_pb.ShutdownRequest()
+    message.base.reason = as_utf8(reason)
+    message.base.SetInParent()
+    return message.SerializeToString()
+
+
+def parse_shutdown_response(data: bytes) -> ShutdownResponse:
+    """Return the response in ``data``. Raises CodecError if it is no such frame."""
+    base = parse(env_pb.ShutdownResponse, data).base
+    return ShutdownResponse(base.accepted, base.message)
+
+
+def pack_shutdown_response(*, accepted: bool, message: str = "") -> bytes:
+    """Return the frame of the answer: whether the endpoint will stop, and why not."""
+    response = env_pb.ShutdownResponse()
+    response.base.accepted, response.base.message = accepted, as_utf8(message)
+    response.base.SetInParent()
+    return response.SerializeToString()

@@ -1,43 +1,24 @@
 """The frames of ModelService: bytes to the messages of ``protocol.model_messages`` and back."""
 
 from rlmesh_ray.dialects.released.wire import handshake
-from rlmesh_ray.dialects.released.wire.model_requests import pack_request, parse_request
-from rlmesh_ray.dialects.released.wire.model_responses import (
-    pack_response,
-    parse_response,
-    parse_timings,
-    with_timings,
-)
-from rlmesh_ray.dialects.released.wire.shutdown import (
-    pack_shutdown_request,
-    pack_shutdown_response,
-    parse_shutdown_request,
-    parse_shutdown_response,
-)
+from rlmesh_ray.dialects.released.wire.model_requests import pack_request as pack_request
+from rlmesh_ray.dialects.released.wire.model_requests import parse_request as parse_request
+from rlmesh_ray.dialects.released.wire.model_responses import pack_response as pack_response
+from rlmesh_ray.dialects.released.wire.model_responses import parse_response as parse_response
+from rlmesh_ray.dialects.released.wire.model_responses import parse_timings as parse_timings
+from rlmesh_ray.dialects.released.wire.model_responses import with_timings as with_timings
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import service_pb2
 from rlmesh_ray.wire.protobuf import parse
 
-__all__ = [
-    "pack_handshake_request",
-    "pack_handshake_response",
-    "pack_request",
-    "pack_response",
-    "pack_shutdown_request",
-    "pack_shutdown_response",
-    "parse_handshake_request",
-    "parse_handshake_response",
-    "parse_request",
-    "parse_response",
-    "parse_shutdown_request",
-    "parse_shutdown_response",
-    "parse_timings",
-    "with_timings",
-]
+pack_shutdown_request = handshake.pack_shutdown_request
+pack_shutdown_response = handshake.pack_shutdown_response
+parse_shutdown_request = handshake.parse_shutdown_request
+parse_shutdown_response = handshake.parse_shutdown_response
 
 
 def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return what a runtime says first. Raises CodecError when ``data`` is no such frame."""
+    """Return the offer of a client. Raises CodecError if ``data`` is no such frame."""
     return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
 
 
@@ -47,7 +28,7 @@ def pack_handshake_request(offer: HandshakeRequest) -> bytes:
 
 
 def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return what a model replies. Raises CodecError when ``data`` is no such frame."""
+    """Return the answer of a server. Raises CodecError if ``data`` is no such frame."""
     return handshake.response_from_proto(parse(service_pb2.HandshakeResponse, data), None)
 
 

@@ -13,8 +13,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rlmesh_ray.dialects.dm_env_rpc.client import frames
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings
-from rlmesh_ray.dialects.dm_env_rpc.client.spec_check import require_unchanged
+from rlmesh_ray.dialects.dm_env_rpc.client.world_transport import require_unchanged
 from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import encode_tensor
+from rlmesh_ray.dialects.registry import client_dialect
 from rlmesh_ray.errors import (
     AddressError,
     ConfigurationError,
@@ -24,7 +25,6 @@ from rlmesh_ray.errors import (
 )
 from rlmesh_ray.protocol.address import (
     Address,
-    is_dm_env_rpc_address,
     looks_like_address,
     parse_address,
 )
@@ -223,10 +223,7 @@ def test_an_address_says_which_protocol_is_spoken() -> None:
 
     assert looks_like_address(address)
     assert parse_address(address) == Address("node-7", 10000)
-    assert [is_dm_env_rpc_address(text) for text in (address, "rlmesh://node-7:1", "node-7:1")] == [
-        True,
-        False,
-        False,
-    ]
+    assert client_dialect(address) is not None
+    assert [client_dialect(text) for text in ("rlmesh://node-7:1", "node-7:1")] == [None, None]
     with pytest.raises(AddressError, match="dm_env_rpc://HOST:PORT"):
         parse_address("dm_env_rpc://node-7")

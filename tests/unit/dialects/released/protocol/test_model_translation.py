@@ -30,8 +30,8 @@ from rlmesh_ray.dialects.released.protocol.model_messages import (
 from rlmesh_ray.dialects.released.protocol.model_translation import (
     ModelTranslation,
     PendingFrame,
-    TimedBatchRun,
 )
+from rlmesh_ray.dialects.released.protocol.rules import MODEL_RULES
 from rlmesh_ray.protocol.messages import (
     BatchRun,
     CloseRoute,
@@ -46,12 +46,9 @@ from rlmesh_ray.protocol.messages import (
     RouteClosed,
     RouteConfigured,
     RouteRequest,
+    TimedBatchRun,
 )
-from rlmesh_ray.protocol.model_rules import (
-    RELEASED_2026_06_RULES,
-    ForgetEpisodes,
-    SessionResponse,
-)
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes, SessionResponse
 from rlmesh_ray.protocol.model_session import ModelSession, ModelSessionOutput
 
 SPEC = "env spec"
@@ -97,7 +94,7 @@ class Stream:
 
     def __init__(self, *resolved: str) -> None:
         self.adapters = ModelTranslation()
-        self.session = ModelSession(RELEASED_2026_06_RULES)
+        self.session = ModelSession(MODEL_RULES)
         self.working: list[RouteRequest] = []
         self.sent: list[AnyAdapterResponse] = []
         for env in resolved:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rlmesh_ray.protocol.env_rules import RELEASED_2026_06_RULES, Effect, State
+from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
+from rlmesh_ray.protocol.env_rules import Effect, State
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -34,7 +35,7 @@ from rlmesh_ray.protocol.outcomes import (
 from tests.unit.protocol.counted_session import CountedSession
 
 NUM_LANES = 3
-REQUESTS = RELEASED_2026_06_RULES.requests
+REQUESTS = ENV_RULES.requests
 KINDS: list[type[EnvRequest]] = [Configure, Reset, Step, Render, Close]
 LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
 ILLEGAL = [pair for pair in itertools.product(State, KINDS) if pair not in LEGAL]
@@ -75,7 +76,7 @@ def new_session(*, autoresets: bool = False, steps_subsets: bool = False) -> Env
     return CountedSession(
         NUM_LANES,
         lambda: f"minted-{next(ids)}",
-        RELEASED_2026_06_RULES,
+        ENV_RULES,
         autoresets=autoresets,
         steps_subsets=steps_subsets,
     )
@@ -123,7 +124,7 @@ def session_in(state: State) -> EnvSession:
 def test_the_tables_know_every_state_request_and_failure() -> None:
     assert set(REQUESTS) == set(State)
     assert {kind for row in REQUESTS.values() for kind in row} == set(KINDS)
-    assert set(RELEASED_2026_06_RULES.failures) == set(FailureKind)
+    assert set(ENV_RULES.failures) == set(FailureKind)
 
 
 @pytest.mark.parametrize(("state", "kind"), LEGAL)
@@ -158,7 +159,7 @@ def test_each_failure_is_answered_as_the_rules_say(
     kind: FailureKind, state: State, request_kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
-    consequence = RELEASED_2026_06_RULES.failures[kind]
+    consequence = ENV_RULES.failures[kind]
     tracked = [episode_id for episode_id in session.episode_ids if episode_id]
 
     response = refusal(session, request_of(request_kind), Failure(kind, "why", "trace"))
@@ -540,7 +541,7 @@ def test_a_refusal_does_not_repeat_all_that_the_client_has_said(request_: EnvReq
 
 
 def test_a_refusal_names_the_first_of_many_lanes() -> None:
-    session = CountedSession(1000, lambda: "minted", RELEASED_2026_06_RULES, steps_subsets=True)
+    session = CountedSession(1000, lambda: "minted", ENV_RULES, steps_subsets=True)
     do(session, Reset("a", env_indices=(7,)))
 
     message = refusal(session, Step("r", b"")).message

@@ -16,7 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rlmesh_ray.protocol.env_rules import RELEASED_2026_06_RULES, State
+from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
+from rlmesh_ray.protocol.env_rules import State
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -83,7 +84,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         self._session = CountedSession(
             NUM_LANES,
             lambda: f"minted-{next(minted)}",
-            RELEASED_2026_06_RULES,
+            ENV_RULES,
             autoresets=autoresets,
             steps_subsets=steps_subsets,
         )

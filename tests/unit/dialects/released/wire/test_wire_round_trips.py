@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlmesh_ray.dialects.released.protocol import model_messages as a
-from rlmesh_ray.dialects.released.wire import env, model, model_requests, shutdown, values
+from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
+from rlmesh_ray.dialects.released.wire import env, handshake, model, model_requests, values
 from rlmesh_ray.dialects.released.wire.specs import spec_from_proto, spec_to_proto
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol import messages as m
 from rlmesh_ray.protocol.episodes import MAX_ID_CHARACTERS
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
-from rlmesh_ray.protocol.versions import WIRE_V1
 from rlmesh_ray.spaces.batch import leaves
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
@@ -352,12 +352,14 @@ def test_every_error_code_has_the_number_of_the_schema() -> None:
 
 
 def test_shutdown_comes_back_and_always_has_its_base() -> None:
-    assert shutdown.parse_shutdown_request(shutdown.pack_shutdown_request("done")).reason == "done"
-    answer = shutdown.parse_shutdown_response(
-        shutdown.pack_shutdown_response(accepted=True, message="soon")
+    assert (
+        handshake.parse_shutdown_request(handshake.pack_shutdown_request("done")).reason == "done"
+    )
+    answer = handshake.parse_shutdown_response(
+        handshake.pack_shutdown_response(accepted=True, message="soon")
     )
     assert (answer.accepted, answer.message) == (True, "soon")
-    assert shutdown.pack_shutdown_request() == b"\x0a\x00"
+    assert handshake.pack_shutdown_request() == b"\x0a\x00"
 
 
 def test_a_deadline_beyond_what_anybody_waits_is_none_that_overflows() -> None:
@@ -376,7 +378,7 @@ def test_a_handshake_without_its_base_is_none() -> None:
         model.parse_handshake_request,
         model.parse_handshake_response,
     ):
-        with pytest.raises(CodecError, match="without its base"):
+        with pytest.raises(CodecError, match="has no base"):
             read(b"")
 
 

@@ -240,11 +240,15 @@ def test_a_distribution_that_clients_do_not_know_is_named_on_both_sides() -> Non
         OnnxPolicy(m.SetConfig(1, True, {"action_distribution": "dice"}))
 
 
-def test_a_pickled_config_holds_neither_the_token_nor_our_runner() -> None:
+def test_a_pickled_config_holds_neither_the_token_nor_our_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import pickle
 
     from rlmesh_ray.rllib import configure_rllink
+    from rlmesh_ray.rllib.config import learner_threads
 
+    monkeypatch.setattr(learner_threads, "idle_cores", lambda *_, **__: 64)  # it would measure
     config = configure_rllink(
         PPOConfig(),
         observation_space=VECTOR,

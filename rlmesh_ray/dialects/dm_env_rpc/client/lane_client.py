@@ -1,4 +1,4 @@
-"""A session with a dm_env_rpc server, in batches of columns; what ``EnvClient`` is to our own."""
+"""Client session with a dm_env_rpc server, as a ``LaneClient``."""
 
 import contextlib
 import itertools
@@ -16,9 +16,11 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import ResetResult, StepResult
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import with_timeout_limit
+from rlmesh_ray.client.lane_client import DialectLaneClient
 from rlmesh_ray.dialects.dm_env_rpc.client.settings import DmEnvRpcSettings, Settings
 from rlmesh_ray.dialects.dm_env_rpc.client.value_check import ValueCheck
 from rlmesh_ray.dialects.dm_env_rpc.client.world_setup import open_world
+from rlmesh_ray.dialects.dm_env_rpc.protocol.messages import DM_ENV_RPC
 from rlmesh_ray.errors import (
     ConfigurationError,
     ConfigurationWarning,
@@ -37,7 +39,6 @@ from rlmesh_ray.protocol.handshake import HandshakeResponse
 from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.transport.session_progress import SessionProgress
 
-_GENERATION = "dm_env_rpc.v1"
 _OWN_OPTIONS = "options"
 _GOODBYE_TIMEOUT_S = 3.0
 
@@ -103,8 +104,8 @@ class WorldClient:
         """What the session is, in the form that our own servers tell it."""
         return HandshakeResponse(
             compatible=True,
-            generation=_GENERATION,
-            min_generation=_GENERATION,
+            generation=DM_ENV_RPC,
+            min_generation=DM_ENV_RPC,
             server_version="",
             editions=(),
             capabilities={PARTIAL_RESET: ""},
@@ -327,17 +328,31 @@ class WorldClient:
             raise
 
 
-def probe_world(connect_options: ConnectOptions, settings: DmEnvRpcSettings) -> HandshakeResponse:
-    """Return what a session with these settings would be, by opening a small one for a moment.
+def _open(connect_options: ConnectOptions, step_timeout_s: float) -> WorldClient:
+    settings = _settings(connect_options)
+    return WorldClient(connect_options, settings, step_timeout_s=step_timeout_s)
+
+
+def _probe(connect_options: ConnectOptions) -> HandshakeResponse:
+    """Return what a session would be, by opening a small one for a moment.
 
     Raises:
         RlmeshError: As ``WorldClient`` does.
     """
-    first = settings.of_one_lane() if not settings.one_world else settings
-    client = WorldClient(connect_options, first)
+    settings = _settings(connect_options)
+    small = settings if settings.one_world else settings.of_one_lane()
+    client = WorldClient(connect_options, small)
     try:
         contract = client.contract
     finally:
         client.close()
     width = contract.num_envs if settings.batched else settings.num_envs
     return replace(client.answer, contract=replace(contract, num_envs=width))
+
+
+def _settings(connect_options: ConnectOptions) -> DmEnvRpcSettings:
+    settings = connect_options.dialect_settings
+    return settings if isinstance(settings, DmEnvRpcSettings) else DmEnvRpcSettings()
+
+
+LANE_CLIENT = DialectLaneClient(_open, _probe)

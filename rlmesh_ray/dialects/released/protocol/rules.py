@@ -1,0 +1,66 @@
+"""Name and rules of ``rlmesh-wire-v1``, the generation of the released rlmesh 0.1.0."""
+
+from rlmesh_ray.protocol.env_rules import (
+    EDITION_2026_06_RULES,
+    EDITION_REQUESTS,
+    Consequence,
+    Effect,
+    EnvRules,
+    State,
+)
+from rlmesh_ray.protocol.messages import (
+    CloseRoute,
+    Configure,
+    ConfigureRoute,
+    EnvErrorCode,
+    Predict,
+)
+from rlmesh_ray.protocol.model_rules import ForgetEpisodes, ModelRules, RouteState
+from rlmesh_ray.protocol.outcomes import FailureKind
+from rlmesh_ray.protocol.versions import EDITION_NAME
+
+WIRE_V1 = "rlmesh-wire-v1"
+
+# What servers of rlmesh 0.1.0 do, but for one thing: they end the session when the environment
+# raises. They accept an edition without a name and those of its release candidates, too.
+ENV_RULES = EnvRules(
+    requests={
+        **EDITION_REQUESTS,
+        State.AWAIT_RESET: {**EDITION_REQUESTS[State.AWAIT_RESET], Configure: State.AWAIT_RESET},
+        State.READY: {**EDITION_REQUESTS[State.READY], Configure: State.READY},
+    },
+    failures={
+        **EDITION_2026_06_RULES.failures,
+        FailureKind.RAISED: Consequence(EnvErrorCode.INTERNAL, Effect.INTERRUPT_OWN),
+        FailureKind.BAD_ACTION: Consequence(EnvErrorCode.INVALID_ACTION, Effect.NONE),
+    },
+    editions=frozenset({EDITION_NAME}),
+    subsets_are_advertised=True,
+    narrows_replies=True,
+    client_mints_ids=True,
+    spreads_one_seed=True,
+    tracks_autoresets=True,
+    reports_superseded=True,
+    truncates_interrupted=True,
+    ends_when_abandoned=True,
+)
+
+# A route is an adapter in this dialect.
+MODEL_RULES = ModelRules(
+    requests={
+        RouteState.ABSENT: {
+            ConfigureRoute: RouteState.CONFIGURED,
+            # The end of an adapter or episode that the endpoint does not have is no error.
+            ForgetEpisodes: RouteState.ABSENT,
+            CloseRoute: RouteState.ABSENT,
+        },
+        RouteState.CONFIGURED: {
+            ConfigureRoute: RouteState.CONFIGURED,
+            Predict: RouteState.CONFIGURED,
+            ForgetEpisodes: RouteState.CONFIGURED,
+            CloseRoute: RouteState.ABSENT,
+        },
+    },
+    remedy="send resolve_adapter first",
+    keeps_same_route=True,
+)

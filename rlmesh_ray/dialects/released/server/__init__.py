@@ -1,0 +1,1 @@
+"""Server sessions in rlmesh-wire-v1."""

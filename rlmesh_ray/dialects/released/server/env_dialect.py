@@ -1,0 +1,40 @@
+"""Server dialect of ``rlmesh-wire-v1`` for sessions with an environment."""
+
+from collections.abc import Sequence
+
+from rlmesh_ray.dialects.released.protocol.handshake import answer_released_offer
+from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES, WIRE_V1
+from rlmesh_ray.dialects.released.wire import env as frames
+from rlmesh_ray.dialects.released.wire import values
+from rlmesh_ray.dialects.released.wire.version_detection import (
+    is_handshake,
+    is_request,
+    is_shutdown,
+)
+from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.messages import Infos
+from rlmesh_ray.server.env_dialects import EnvServerDialect
+from rlmesh_ray.server.handshake_service import GenerationHandshake
+from rlmesh_ray.spaces.conformance_warnings import warnings_as_maps
+from rlmesh_ray.spaces.vector_infos import lane_info, lanes_infos
+
+HANDSHAKE = GenerationHandshake(is_handshake, is_shutdown, is_request, answer_released_offer)
+
+
+def _infos(infos: Infos, lanes: Sequence[int], num_lanes: int) -> Infos:
+    """Return the infos of one lane as they are, and those of several as gymnasium's vectors do."""
+    if len(lanes) == 1:
+        return warnings_as_maps(lane_info(infos, lanes[0]))
+    return warnings_as_maps(infos if len(lanes) == num_lanes else lanes_infos(infos, lanes))
+
+
+DIALECT = EnvServerDialect(
+    WIRE_V1,
+    frames,
+    values,
+    ENV_RULES,
+    _infos,
+    frames.with_timings,
+    HANDSHAKE,
+    subset_capabilities={capabilities.SUBSET_STEP: capabilities.YES},
+)
