@@ -1,4 +1,4 @@
-"""How clients dial: channels, credentials, and gRPC's failures in this package's words."""
+"""Connect options and channels of clients; translation of gRPC's errors."""
 
 import contextlib
 import os
@@ -51,13 +51,13 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """Everything it takes to reach an endpoint."""
+    """Address, credentials and timeouts of an endpoint."""
 
     address: str
     """``HOST:PORT``, ``unix:PATH``, with or without ``rlmesh://`` or ``tcp://``, or
     ``dm_env_rpc://HOST:PORT``."""
     token: TokenSource | None = field(default=None, repr=False)
-    """What to show; a file is read at each call."""
+    """The client's token; a file is read at each call."""
     tls: ClientTlsSource | None = None
     timeout_s: float = 10.0
     """For the connection and the handshake together. An endpoint of the released rlmesh has as long
@@ -119,10 +119,10 @@ class ConnectOptions:
 
     @property
     def metadata(self) -> Metadata:
-        """What every call carries.
+        """The metadata of every call.
 
         Raises:
-            ConfigurationError: The token is nothing that a call can carry.
+            ConfigurationError: The token cannot be sent as metadata.
             EndpointUnreachableError: Its file cannot be used now.
         """
         if self.token is None:
@@ -130,7 +130,7 @@ class ConnectOptions:
         try:
             shown = client_token_of(self.token)
         except ConfigurationError as error:
-            # It may be in the middle of a rotation: whoever tries again shall do so.
+            # The file may be in the middle of a rotation: callers that retry shall do so.
             reason = f"there is no token to show: {error}"
             raise EndpointUnreachableError(reason, self.address) from error
         return ((AUTHORIZATION_METADATA_KEY, bearer_value(shown)),)
@@ -153,10 +153,10 @@ class ConnectOptions:
 
 @contextlib.contextmanager
 def handshake_errors_at(address: str) -> Iterator[None]:
-    """Put ``address`` into what is raised about a handshake's answer.
+    """Add ``address`` to errors about a handshake's answer.
 
     Raises:
-        HandshakeRefusedError: The peers do not match, or the answer is none.
+        HandshakeRefusedError: The peers do not match, or the answer is malformed.
     """
     try:
         yield
@@ -174,12 +174,12 @@ def handshake_errors_at(address: str) -> Iterator[None]:
 def translate_grpc_error(
     error: grpc.RpcError, address: str, *, is_open: bool = False
 ) -> EndpointError:
-    """Return this package's error for gRPC's.
+    """Return this package's error for one of gRPC's.
 
     Args:
-        error: As gRPC raised it.
-        address: Where the call went.
-        is_open: Whether the session had been working before.
+        error: gRPC's.
+        address: The endpoint's.
+        is_open: Whether the session has worked before.
     """
     code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
     details = (error.details() if isinstance(error, grpc.Call) else str(error)) or code.name
@@ -198,19 +198,18 @@ def translate_grpc_error(
             address,
         )
     if code is grpc.StatusCode.UNAVAILABLE and not is_open:
-        return EndpointUnreachableError(f"{_who_is_there(details)} ({details})", address)
+        return EndpointUnreachableError(f"{_connection_failure(details)} ({details})", address)
     return EndpointLostError(f"the session broke ({code.name}: {details})", address)
 
 
-# Of the released rlmesh, whose endpoints have one session at a time.
+# In errors of the released rlmesh, whose endpoints have one session at a time.
 _ONE_SESSION = "already has an active Join session"
 
-# Of gRPC's server in Python.
+# In errors of gRPC's server in Python.
 _CALL_LIMIT = "Concurrent RPC limit exceeded"
 
-# What gRPC writes about a connection that it could not use, and what it means. It has one status
-# for all of them, and only its words tell them apart.
-_STRANGERS = (
+# Parts of gRPC's details for a failed connection, and what they mean. All of them have one status.
+_CONNECTION_FAILURES = (
     ("draining:", "the endpoint takes no new sessions and is about to stop; dial another one"),
     (
         "Failed parsing HTTP/2",
@@ -250,15 +249,15 @@ _STRANGERS = (
 )
 
 
-def _who_is_there(details: str) -> str:
-    for words, meaning in _STRANGERS:
+def _connection_failure(details: str) -> str:
+    for words, meaning in _CONNECTION_FAILURES:
         if words in details:
             return meaning
     return "nothing answers there; check the address and that the server runs"
 
 
 def _exhausted(details: str, address: str) -> EndpointError:
-    """Return the error for what is too large, or for an endpoint that is full."""
+    """Return the error for a message that is too large, or an endpoint that is full."""
     if _CALL_LIMIT in details:
         reason = "the endpoint has as many calls as it takes at a time; dial another one, or wait"
         return CapacityError(reason, address)
@@ -273,7 +272,7 @@ def _exhausted(details: str, address: str) -> EndpointError:
 
 
 def _serving_hint(text: str) -> str:
-    """Return how what ``text`` seems to name, in place of an address, becomes an endpoint."""
+    """Return a hint how to serve the environment or policy that ``text`` seems to name."""
     if re.fullmatch(r"[\w./:-]*-v\d+", text):
         return f"; an environment is served first: rlmesh-ray serve-env {text}"
     if os.path.exists(text) or text.endswith((".pt", ".pt2", "checkpoint")):

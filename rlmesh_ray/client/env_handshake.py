@@ -1,4 +1,4 @@
-"""How a client finds out what an EnvService is, and connects to it."""
+"""Handshake of a client with an EnvService, and the connection for a session."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,26 +35,26 @@ _HANDSHAKE = "/rlmesh.env.v1.EnvService/Handshake"
 
 @dataclass(frozen=True, slots=True)
 class EnvConnection:
-    """A way to an endpoint on which a session can be held."""
+    """A connection to an endpoint, for one session."""
 
     channel: grpc.Channel
-    """Takes the largest message that the contract can lead to."""
+    """Accepts the largest message that is possible under the contract."""
     answer: HandshakeResponse
     contract: EnvContract
     metadata: Metadata
-    """What the calls of the session carry."""
+    """The metadata of the session's calls."""
     session_id: str
-    """Empty where the endpoint gives none."""
+    """Empty: the endpoint has given none."""
     dialect: EnvClientDialect
-    """Of the generation that the endpoint speaks."""
+    """The dialect of the endpoint's generation."""
 
 
 def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
-    """Ask an endpoint what it is, without opening a session.
+    """Return an endpoint's answer to the handshake, without opening a session.
 
     Raises:
         EndpointError: It cannot be reached.
-        HandshakeRefusedError: It speaks no generation or edition of this package.
+        HandshakeRefusedError: It serves no generation or edition of this package.
     """
     channel = connect_options.open()
     try:
@@ -64,7 +64,7 @@ def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
 
 
 def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
-    """Return the generations in which an endpoint can be talked to.
+    """Return the generations in which sessions with an endpoint are possible.
 
     Raises:
         EndpointError: It cannot be reached.
@@ -83,8 +83,8 @@ def connect(connect_options: ConnectOptions) -> EnvConnection:
 
     Raises:
         EndpointError: The endpoint cannot be reached, or wants another token.
-        HandshakeRefusedError: It speaks no generation or edition of this package, or no session
-            can be held under its contract.
+        HandshakeRefusedError: It serves no generation or edition of this package, or its contract
+            allows no session.
     """
     channel = connect_options.open()
     try:
@@ -123,15 +123,15 @@ def _handshake_variants(
 
 
 def _contract(answer: HandshakeResponse, address: str) -> EnvContract:
-    """Return the contract of a compatible answer, if a session can be held under it."""
+    """Return the contract of a compatible answer, if it allows a session."""
     contract = answer.contract
     if not isinstance(contract, EnvContract):
         raise HandshakeRefusedError(
-            f"{address}: the server says that it is compatible, but tells no environment contract; "
+            f"{address}: the server accepts the handshake without an environment contract; "
             "it breaks the protocol, another version of it may not"
         )
     if contract.num_envs < 1:
         raise HandshakeRefusedError(
-            f"{address}: the server tells of {contract.num_envs} lanes; it must serve at least 1"
+            f"{address}: the server's contract has {contract.num_envs} lanes; it needs at least 1"
         )
     return contract

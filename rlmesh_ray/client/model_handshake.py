@@ -1,4 +1,4 @@
-"""How a client finds out what a ModelService is."""
+"""Handshake of a client with a ModelService."""
 
 from collections.abc import Callable
 
@@ -24,11 +24,11 @@ _HANDSHAKE = "/rlmesh.model.v1.ModelService/Handshake"
 
 
 def shake_hands(connect_options: ConnectOptions) -> HandshakeResponse:
-    """Ask a model endpoint what it is, without opening a session.
+    """Return a model endpoint's answer to the handshake, without opening a session.
 
     Raises:
         EndpointError: It cannot be reached.
-        HandshakeRefusedError: It speaks no generation or edition of this package.
+        HandshakeRefusedError: It serves no generation or edition of this package.
     """
     channel = connect_options.open()
     try:
@@ -43,7 +43,7 @@ def policy_of(answer: HandshakeResponse) -> PolicyFacts:
 
 
 def generations_of(connect_options: ConnectOptions) -> tuple[str, ...]:
-    """Return the generations in which a model endpoint can be talked to.
+    """Return the generations in which sessions with a model endpoint are possible.
 
     Raises:
         EndpointError: It cannot be reached.

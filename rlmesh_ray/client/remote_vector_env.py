@@ -115,7 +115,7 @@ class RemoteVectorEnv(NotPicklable, gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._pending_step = ""
         # Where the lane is reset here: whether it has ended, and whether its reset is pending.
         self._has_ended = self._is_resetting = False
-        # Whether the hosted vector resets all lanes whatever the mask, as an error has shown.
+        # Whether the hosted vector ignores masks and resets all lanes, as an error has shown.
         self._ignores_masks = False
         # Lanes that have been reset, and no error has come since that may have ended them.
         self._begun: set[int] = set()

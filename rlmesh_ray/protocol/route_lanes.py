@@ -1,8 +1,6 @@
-"""The lanes of one model route: those of its contract, or one for each episode that runs.
+"""Lanes of one model route: in ``rlmesh.protocol.v1`` those of the route's contract.
 
-``rlmesh.protocol.v1`` tells a route's width when it is configured, and each row's lane.
-``rlmesh-wire-v1`` tells neither, only the episode of each row: a lane is what its episode gets
-here from its first row until its end is told.
+A dialect whose requests name no lanes has another ``RouteLanes``.
 """
 
 from collections.abc import Sequence
@@ -29,16 +27,16 @@ class RouteLanes(Protocol):
         """
 
     def note_failed(self, slots: Sequence[PredictSlot]) -> None:
-        """Note that a Predict whose rows were seated so has not been answered with actions."""
+        """Note that a Predict with these rows has not been answered with actions."""
 
     def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
         """Return the lanes of those episodes that are known, each once."""
 
     def free(self, episode_ids: Sequence[str]) -> None:
-        """Take the lanes of episodes back, which the policy has forgotten."""
+        """Free the lanes of episodes, whose states the policy has dropped."""
 
     def clear(self) -> None:
-        """Take all lanes back, since the policy has forgotten the route."""
+        """Free all lanes, since the policy has dropped the states of the route."""
 
 
 class ContractLanes:

@@ -203,7 +203,7 @@ def _places(address: Address) -> Sequence[_Place]:
     """
     if is_wildcard(address):
         return _EVERY_INTERFACE
-    if address.host == "localhost":  # whatever this machine's table says, as gRPC does
+    if address.host == "localhost":  # without a look-up, as gRPC does
         return _LOOPBACK
     found = socket.getaddrinfo(address.host, 0, type=socket.SOCK_STREAM)
     return [(family, (where[0], *where[2:])) for family, _, _, _, where in found]

@@ -83,13 +83,13 @@ class EnvServer:
             ``"rlmesh_ray.bad_value"`` in the info. For single environments, whose observations
             are then checked one by one.
         step_grace_s: How many seconds an environment may go on after a deadline has passed and
-            its request has been answered with TIMEOUT. Its result reaches nobody, but when it
-            finishes in time, its process serves the next Reset; if not, the process is killed.
+            its request has been answered with TIMEOUT. Its result is dropped. If it finishes in
+            time, its process serves the next Reset; if not, the process is killed.
         allow_calls: Names of methods and attributes of the environment, or of its wrappers, that
             clients may call and read in the lanes of their own sessions, such as ``("set_task",)``
-            for a curriculum; see ``EnvClient.call``. Whoever may dial the endpoint may use them.
-        observers: Whether who has a token of the endpoint, of any role, may see what its sessions
-            do, and pictures of their lanes; see ``client.observer.EndpointObserver``.
+            for a curriculum; see ``EnvClient.call``. Every client of the endpoint may use them.
+        observers: Whether a client with any token of the endpoint may observe its sessions, with
+            pictures of their lanes; see ``client.observer.EndpointObserver``.
         allow_shutdown: Whether a client's Shutdown stops the server, as ``stop`` does.
         accept_edition_texts: Other texts of the provisional edition whose clients to serve, by
             sha256 or by name (``"rlmesh-0.1.0b3"``): only if you accept what they differ in.
@@ -103,9 +103,9 @@ class EnvServer:
             as from a container. Default: that of ``data_address``.
         dialects: Names of the dialects to enable: ``"rlmesh.protocol.v1"``, ``"rlmesh-wire-v1"``
             (the released rlmesh 0.1.0), ``"dm_env_rpc.v1"``. Default: all that are installed.
-        idle_timeout_s: After how many seconds without a request a session ends, which its client
-            hears of with its next one. Default: never, since a learner may think for minutes.
-        endpoint_id: Names it in the log. Default: a name is drawn.
+        idle_timeout_s: Seconds without a request after which a session ends; the client's next
+            request raises that. Default: never, since a learner may work for minutes.
+        endpoint_id: Its name in the log. Default: a random one.
         spin: Whether the endpoint and its workers stay awake for up to 1.5 ms where the next
             request or result usually comes sooner; with False every wait sleeps at once, and
             leaves its processor to others. None: as the environment variable RLMESH_RAY_SPIN
@@ -288,12 +288,12 @@ class EnvServer:
         """Answer what is outstanding, then end the sessions and the workers. Idempotent; blocks.
 
         Args:
-            grace_s: After how many seconds whatever is not answered yet is cut off.
+            grace_s: After how many seconds outstanding requests are cancelled.
         """
         self._endpoint.stop(grace_s)
 
     def _broker(self, contract: EnvContract) -> ConnectionBroker:
-        """Return who lends roads; listens already where clients connect over TCP."""
+        """Return the broker of direct connections; it listens if they may use TCP."""
         if not is_fixed_size(contract):
             return ConnectionBroker(has_shared_memory=False)
         listener = None

@@ -1,4 +1,4 @@
-"""The shell of EnvService: each stream that comes gets an exchange, in the language it begins with.
+"""gRPC handlers of EnvService: each Join stream is a session, in the dialect of its first message.
 
 Handlers take raw bytes, so that a malformed frame is answered in band instead of breaking
 the stream.
@@ -44,26 +44,26 @@ _SAME_STEP_REFUSAL = (
 
 @dataclass(frozen=True, slots=True)
 class SessionServices:
-    """What open sessions have besides their streams."""
+    """Services for open sessions besides their streams."""
 
     observers: ObserverService
-    """Where others than their clients see what they do."""
+    """Shows sessions to observers."""
     calls: EnvCallService
-    """Where they reach into their lanes."""
+    """Calls methods of the environment in a session's lanes."""
     broker: ConnectionBroker
-    """Where they get direct roads."""
+    """Opens direct connections for sessions."""
 
 
 class EnvService:
     """Answers the three calls of EnvService.
 
     Args:
-        pool: Started; where sessions get their workers.
-        contract: What the endpoint promises.
-        step_grace_s: See ``EnvServer``.
-        options: What clients may do.
-        drain: The endpoint's.
-        services: Open to the clients of its sessions.
+        pool: Started; starts the workers of sessions.
+        contract: The endpoint's.
+        step_grace_s: As for ``EnvServer``.
+        options: What the operator has set for clients.
+        drain: Counts the requests of the endpoint.
+        services: For the clients of its sessions.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EnvService:
             services.broker,
             services.observers,
         )
-        # The edition reserves this mode: a client that does not know it would take the first
+        # The edition reserves this mode: a client without the capability would take the first
         # observation of the next episode for the last one of this, and learn from it.
         self._is_same_step = contract.autoreset_mode is AutoresetMode.SAME_STEP
         own = {capabilities.SAME_STEP: ""} if self._is_same_step else {}
@@ -99,7 +99,7 @@ class EnvService:
         self._handshakes = HandshakeService(self._dialects, able, options, contract, obstacles)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server dispatches to."""
+        """Return the gRPC handlers of the service."""
         return self._handshakes.handlers(SERVICE, self.join)
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
@@ -137,7 +137,7 @@ class EnvService:
                     )
                     if handler.is_over:
                         cleanup.close()
-                        # Before the answer: whoever reads it may open the next session at once.
+                        # Before the answer: its reader may open the next session at once.
                         handler.executor.release()
                     await context.write(answer)
                 finally:
@@ -162,12 +162,12 @@ class EnvService:
     async def _begin(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> tuple[EnvServerDialect, AsyncIterator[bytes]] | None:
-        """Take a place; return what the client speaks, and all its messages.
+        """Reserve a session; return its dialect and all messages of the stream.
 
-        None: it has left without a word, and the place is free again.
+        None: the stream has ended without a message, and nothing is reserved.
         """
-        # Only the edition's handshake gives session ids. Who has one may call into the lanes, or
-        # come for a road, before anything is said here.
+        # Only the edition's handshake gives session ids. A client with one may call into the lanes,
+        # or open a direct connection, before its first message.
         is_known = bool(session_id_of(context))
         if is_known:
             await self._handshakes.require_enabled(PROTOCOL_V1, context)
@@ -179,8 +179,9 @@ class EnvService:
             await context.send_initial_metadata(())
             if is_known:
                 begun = self._dialects[PROTOCOL_V1], requests
-            elif words := await self._handshakes.first_message(requests, context):
-                begun = self._dialects[words.generation], PrependedStream(words.frame, requests)
+            elif message := await self._handshakes.first_message(requests, context):
+                stream = PrependedStream(message.frame, requests)
+                begun = self._dialects[message.generation], stream
         finally:
             if begun is None:
                 self._pool.release(None, is_idle=True)
@@ -195,7 +196,7 @@ class EnvService:
     def _wait_at_broker(
         self, session_id: str, handler: EnvSessionHandler, lanes: SessionScheduler
     ) -> Callable[[], None]:
-        """Let the client come for a road, until what is returned is called."""
+        """Let the client open direct connections, until the returned function is called."""
         return self._broker.open(
             session_id,
             lambda *wanted: lanes.run_between_requests(partial(handler.open_direct, *wanted)),
@@ -204,11 +205,11 @@ class EnvService:
 
 
 def _signs_of_life(executor: EnvExecutor, lanes: SessionScheduler) -> Callable[[], bool]:
-    """Return what tells whether a client has done something since, beside its stream."""
+    """Return a function that returns whether the client has been active besides its stream."""
 
     def is_at_work() -> bool:
         return executor.is_direct_step_running or lanes.is_called
 
-    # What has ended since the last look counts, too.
+    # Steps and calls that have ended since the last look count, too.
     has_moved = change_detector(lambda: (executor.num_direct_steps, lanes.num_calls, is_at_work()))
     return lambda: has_moved() or is_at_work()

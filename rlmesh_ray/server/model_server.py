@@ -28,7 +28,7 @@ class ModelServer:
 
     A policy has one thread. Routes are answered in completion order
     (``rlmesh.model.concurrent_predict.v1``), but their requests share the policy's batches: a slow
-    batch delays the requests of all of the server's routes, and of nobody else. To configure and to
+    batch delays the requests of all of the server's routes, and no others. To configure and to
     close routes, to open sessions, and to ask for health and statistics does not wait for it. Only
     an environment of a new kind may: a module with code of its own, or a ``Policy`` that does not
     claim ``PolicyTraits.checks_concurrently``, is asked about that between two batches. Serve two
@@ -168,9 +168,9 @@ class ModelServer:
     def health(self) -> Health:
         """Tell whether it would serve a new client now: the policy works, nothing drains.
 
-        Does not wait, whatever the policy does. By ``grpc.health.v1`` the same is told, except
-        while the policy runs in the serving loop, as quick ones do: one that gets stuck there is
-        told of when it has come back.
+        Does not wait for the policy. ``grpc.health.v1`` reports the same, except while the policy
+        runs in the serving loop, as quick ones do: one that is stuck there is reported when it has
+        returned.
         """
         return self._endpoint.health()
 
@@ -208,7 +208,7 @@ class ModelServer:
         serving loop then, clients are cut off when it comes back, or the process ends.
 
         Args:
-            grace_s: After how many seconds whatever is not answered yet is cut off.
+            grace_s: After how many seconds outstanding requests are cancelled.
         """
         self._endpoint.stop(grace_s)
 

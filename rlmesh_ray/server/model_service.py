@@ -1,4 +1,4 @@
-"""The shell of ModelService: each stream that comes gets a conversation."""
+"""gRPC handlers of ModelService: each Join stream is a session."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from rlmesh_ray.server.session_log import SessionLog
 from rlmesh_ray.wire import policy_v1
 
 SERVICE = "rlmesh.model.v1.ModelService"
-_FAULT = "this session has come upon a fault of the server, which its log tells; open another one"
+_FAULT = "a fault of the server, which is in its log, has ended this session; open another one"
 
 
 class ModelService:
@@ -24,8 +24,8 @@ class ModelService:
 
     Args:
         host: Runs the policy.
-        options: What clients may do.
-        drain: The endpoint's.
+        options: What the operator has set for clients.
+        drain: Counts the requests of the endpoint.
     """
 
     def __init__(self, host: ModelHost, options: ServiceOptions, drain: Drain) -> None:
@@ -43,20 +43,20 @@ class ModelService:
         )
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a gRPC server dispatches to."""
+        """Return the gRPC handlers of the service."""
         return self._handshakes.handlers(SERVICE, self.join)
 
     async def join(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Serve one session: each request answered once, each route's in order."""
         # Some clients wait for the headers before they send anything (rlmesh 0.1.0b3 does).
         await context.send_initial_metadata(())
-        words = await self._handshakes.first_message(requests, context)
-        if words is None:
+        message = await self._handshakes.first_message(requests, context)
+        if message is None:
             return
-        generation, first = words
+        generation, first = message
         conversation = ModelStream(self._host, self._drain, self._dialects[generation](), first)
         # It may be large, and the session lasts.
-        del words, first
+        del message, first
         idle_timeout = IdleTimeout(self._idle_timeout_s, lambda: conversation.is_awaiting_answer)
         counts = self._host.sessions
         counts.note_opened()

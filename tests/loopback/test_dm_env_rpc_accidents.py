@@ -172,7 +172,7 @@ def test_an_answer_that_is_here_before_its_request_ends_the_session(
         streams = [agent.open_stream._stream for agent in env._joiner.agents]
         assert eventually(lambda: any(stream.poll() for stream in streams))
 
-        with pytest.raises(RemoteProtocolError, match="kind step was here before its request"):
+        with pytest.raises(RemoteProtocolError, match="kind step came before its request"):
             env.step(action)
         with pytest.raises(EndpointLostError, match="answer each request once"):
             env.step(action)

@@ -21,7 +21,10 @@ from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient, shake_hands
 from rlmesh_ray.client.remote_model import Slots
 from rlmesh_ray.client.remote_model import shake_hands as shake_hands_with_model
-from rlmesh_ray.dialects.released.protocol.handshake import released_answer
+from rlmesh_ray.dialects.released.protocol.handshake import (
+    answer_released_offer,
+    make_released_offer,
+)
 from rlmesh_ray.dialects.released.protocol.rules import WIRE_V1
 from rlmesh_ray.dialects.released.wire import env as released_wire
 from rlmesh_ray.dialects.released.wire import values
@@ -263,8 +266,15 @@ def replies(edition: Reply, released: Reply) -> Ask:
     return lambda data: edition if is_edition(data) else released
 
 
-REFUSED = released_wire.pack_handshake_response(released_answer("9.9", reason="come back tomorrow"))
-ACCEPTED = released_wire.pack_handshake_response(released_answer("9.9", contract=CONTRACT))
+OFFER = make_released_offer("test", "0", {})
+REFUSED = released_wire.pack_handshake_response(
+    answer_released_offer(
+        OFFER, server_version="9.9", capabilities={}, refusal="come back tomorrow"
+    )
+)
+ACCEPTED = released_wire.pack_handshake_response(
+    answer_released_offer(OFFER, server_version="9.9", capabilities={}, contract=CONTRACT)
+)
 
 
 @pytest.mark.parametrize("first", ["INTERNAL", "INVALID_ARGUMENT", "UNKNOWN"])

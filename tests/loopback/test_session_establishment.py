@@ -203,7 +203,7 @@ def test_a_compatible_answer_without_a_contract_is_refused_clearly(
 ) -> None:
     server = peer(dataclasses.replace(YES, contract=None))
 
-    with pytest.raises(HandshakeRefusedError, match="tells no environment contract"):
+    with pytest.raises(HandshakeRefusedError, match="without an environment contract"):
         EnvClient(ConnectOptions(server.address))
 
     assert server.join_metadata == []
@@ -222,7 +222,7 @@ def _contract(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (_contract(num_envs=0), "tells of 0 lanes"),
+        (_contract(num_envs=0), "has 0 lanes"),
         (_contract(num_envs=2**32 - 1), "do not fit into a message"),
         (_contract(autoreset_mode=77), "autoreset mode 77"),
         (_contract(observation_space=None), "observation space"),

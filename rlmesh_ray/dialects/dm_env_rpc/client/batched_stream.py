@@ -1,9 +1,8 @@
 """All lanes of a world of this package's servers on one stream: one message a vector step.
 
-The join setting ``batched`` asks for it. Every tensor has one axis more, in front; ``terminated``
-and ``truncated`` say which lanes' episodes have ended, and the sequence is RUNNING all the time.
-Lanes begin anew by themselves, NEXT_STEP; a reset with the setting ``lanes`` begins only those
-anew and leaves the others where they are.
+The join setting ``batched`` requests it. Every tensor has one more axis, in front; ``terminated``
+and ``truncated`` are flags by lane, and the state of the sequence is always RUNNING. Lanes reset
+themselves as in the autoreset mode NEXT_STEP; a reset with the setting ``lanes`` resets only those.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,12 +35,12 @@ class BatchedStream:
 
     Args:
         agent: Joined, ``batched``.
-        contract: Of the world.
+        contract: The world's.
         seed: The reset setting that takes seeds.
-        address: For messages.
+        address: The server's, for messages.
 
     Raises:
-        HandshakeRefusedError: What the agent was told is no batch of the contract's.
+        HandshakeRefusedError: The agent's specs are no batch of the contract's spaces.
     """
 
     def __init__(self, agent: JoiningAgent, contract: EnvContract, seed: str, address: str) -> None:
@@ -100,7 +99,7 @@ class BatchedStream:
         self._agent.open_stream.send(frames.step_request(tensors, self._requested))
 
     def receive_step(self, end_s: float) -> VectorStep:
-        """Return what a step has led to; see ``WorldTransport``."""
+        """Return the result of a step; see ``WorldTransport``."""
         answer = self._agent.open_stream.receive(RequestKind.STEP, end_s)
         found = answer.payload.observations
         rewards, terminated, truncated = [tensor_of(found, *flag) for flag in self._flags]
@@ -136,14 +135,14 @@ def _tensors(
 
 
 def _is_flag(spec: TensorSpec, width: int) -> bool:
-    """Tell whether a tensor is what goes beside observations: one number a lane."""
+    """Return whether a tensor can be a reward or a flag: one number a lane."""
     is_number = spec.dtype not in (DataType.INVALID, DataType.STRING, DataType.PROTO)
     return is_number and spec.shape == (width,)
 
 
 def _no_batch(contract: EnvContract) -> HandshakeRefusedError:
     return HandshakeRefusedError(
-        f"what the server tells of a batch of lanes does not go together with its contract, "
+        "the server's specs for a batch of lanes do not fit its contract, "
         f"{contract.id} over {contract.num_envs} lanes; join without batched=True"
     )
 

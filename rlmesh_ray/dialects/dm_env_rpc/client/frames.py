@@ -1,4 +1,4 @@
-"""The frames of a client of dm_env_rpc: requests to bytes, bytes to answers."""
+"""Frames of a dm_env_rpc client: requests to bytes, bytes to answers."""
 
 import contextlib
 import enum
@@ -17,12 +17,12 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.wire.protobuf import varint
 
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
-# Of an EnvironmentRequest: step; of a StepRequest: actions; of an entry: key, value.
+# Tags of EnvironmentRequest.step, StepRequest.actions, and the key and the value of an entry.
 _STEP, _ACTIONS, _KEY, _VALUE = b"\x1a", b"\x0a", b"\x08", b"\x12"
 
 
 class RequestKind(enum.Enum):
-    """What a request asks for; its answer has the same kind."""
+    """Kind of a request, and of its answer."""
 
     CREATE_WORLD = "create_world"
     JOIN_WORLD = "join_world"
@@ -38,7 +38,7 @@ _KINDS = {kind.value: kind for kind in RequestKind}
 
 @dataclass(frozen=True, slots=True)
 class WorldResponse:
-    """What a request has led to."""
+    """The answer to a request."""
 
     kind: RequestKind
     payload: Any
@@ -67,12 +67,12 @@ def reset_request(settings: Settings) -> bytes:
 
 
 def leave_request() -> bytes:
-    """Return the request to be an agent no more."""
+    """Return the request to leave a world."""
     return _serialized(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
 
 
 def destroy_request(world_name: str) -> bytes:
-    """Return the request to do away with a world."""
+    """Return the request to destroy a world."""
     destroy = pb.DestroyWorldRequest(world_name=world_name)
     return _serialized(pb.EnvironmentRequest(destroy_world=destroy))
 
@@ -102,7 +102,7 @@ def read_value(answer: WorldResponse) -> Any:
 
 
 def observed(uids: Iterable[int]) -> bytes:
-    """Return the part of a step's request that says what to observe; it never changes."""
+    """Return the part of a step's request that lists the observations to return."""
     request = pb.StepRequest(requested_observations=uids)
     return _serialized(request)
 
@@ -124,11 +124,11 @@ def step_request(actions: Iterable[tuple[int, bytes]], requested: bytes) -> byte
 
 
 def parse_answer(frame: bytes) -> WorldResponse:
-    """Return what a frame answers.
+    """Return the answer in a frame.
 
     Raises:
         RemoteEnvError: The server refused the request.
-        RemoteProtocolError: It is no answer.
+        RemoteProtocolError: The frame is no answer.
     """
     try:
         response = pb.EnvironmentResponse.FromString(frame)
@@ -145,7 +145,7 @@ def parse_answer(frame: bytes) -> WorldResponse:
 
 
 def kind_name(frame: bytes) -> str:
-    """Return what kind of answer a frame is, for a message; it may be anything."""
+    """Return the kind of the answer in a frame, for a message; the frame may be malformed."""
     try:
         return pb.EnvironmentResponse.FromString(frame).WhichOneof("payload") or "empty"
     except DecodeError:
@@ -156,7 +156,7 @@ def _put(target: Any, settings: Settings) -> None:
     for name, value in _flat(settings):
         try:
             target[name].CopyFrom(pack_tensor(value))
-        # What no tensor holds fails in as many ways as there are kinds of it.
+        # Values that no tensor can hold raise any of these.
         except (CodecError, AttributeError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"setting {name!r} = {value!r} cannot travel ({error}); write its name as text, "
@@ -165,7 +165,7 @@ def _put(target: Any, settings: Settings) -> None:
 
 
 def _flat(settings: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield settings by name; those inside of others have names with '.'."""
+    """Yield settings by name; nested ones have names with '.'."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}.{inner}", part) for inner, part in _flat(value))
@@ -182,7 +182,7 @@ def _debug_info(details: Iterable[Any]) -> str:
     texts = []
     for detail in details:
         info = error_details_pb2.DebugInfo()
-        with contextlib.suppress(DecodeError):  # the refusal itself is told all the same
+        with contextlib.suppress(DecodeError):  # the refusal is raised without it
             if detail.Unpack(info):
                 texts += [info.detail, *info.stack_entries]
     return "\n".join(text for text in texts if text)

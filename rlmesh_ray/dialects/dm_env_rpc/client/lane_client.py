@@ -49,23 +49,23 @@ _Begun = tuple[tuple[int, ...], tuple[int, ...]]
 class WorldClient:
     """An open session: ``num_envs`` agents, on streams of their own or batched on one.
 
-    It is for one thread at a time. A request that the server refuses changes nothing there, and a
-    reset may follow. Any other error ends the session: what is asked afterwards fails here, with
-    EndpointLostError, and only ``close`` is left to do.
+    One thread at a time may use it. A request that the server refuses has no effect there, and a
+    reset may follow. Any other error ends the session: later requests raise EndpointLostError, and
+    only ``close`` is left.
 
     Args:
-        connect_options: The server; how long to wait until it lets all agents in.
-        settings: What to ask of it, and how to read what it tells.
-        step_timeout_s: How long to wait for the answers to a request; the protocol knows no
-            deadlines, so that one that passes ends the session.
+        connect_options: The server; its timeout is for the joins of all agents.
+        settings: Settings of the session.
+        step_timeout_s: How long to wait for the answers to a request. The protocol has no
+            deadlines, so that a timeout ends the session.
 
     Raises:
-        ConfigurationError: A batched join is wanted, and the server does not offer it.
+        ConfigurationError: A batched join is requested, and the server does not offer it.
         ContractMismatchError: The lanes are not all of one kind.
         EndpointError: The server cannot be reached, is full, wants another token, or was not
             ready in time.
         RemoteEnvError: It refuses the settings.
-        UnsupportedSpaceError: What it describes has no form as spaces.
+        UnsupportedSpaceError: Its specs cannot be converted to spaces.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class WorldClient:
 
     @property
     def answer(self) -> HandshakeResponse:
-        """What the session is, in the form that our own servers tell it."""
+        """The session as the answer to a handshake."""
         return HandshakeResponse(
             compatible=True,
             generation=DM_ENV_RPC,
@@ -143,7 +143,7 @@ class WorldClient:
         """Start new episodes without waiting; return the request's id.
 
         Raises:
-            ConfigurationError: A setting cannot travel; nothing was sent.
+            ConfigurationError: A setting cannot be encoded; nothing was sent.
             LocalProtocolError: There are not as many seeds as lanes, or no such lanes; nothing
                 was sent.
             EndpointError: The session is over.
@@ -157,13 +157,13 @@ class WorldClient:
             raise LocalProtocolError(f"{len(seeds)} seeds for {len(chosen)} lanes")
         if seeds and self._seed is None:
             warnings.warn(
-                f"{self.address} is not told the seed: dm_env_rpc has no name for it; if the "
-                "server has a reset setting that takes it, name it: DmEnvRpcSettings(seed=...)",
+                f"{self.address} does not get the seed, since dm_env_rpc has no name for it; if "
+                "the server has a reset setting for it, name it: DmEnvRpcSettings(seed=...)",
                 ConfigurationWarning,
                 stacklevel=4,
             )
             seeds = ()
-        with self._ending(RlmeshError):  # of ours, all are raised before anything is sent
+        with self._ending(RlmeshError):  # those are raised before anything is sent
             self._transport.send_reset(chosen, seeds, self._reset_settings(options))
             return self._note_sent((chosen, tuple(seeds)))
 
@@ -191,7 +191,7 @@ class WorldClient:
 
         Args:
             action: Columns over all lanes, of the action space's dtypes.
-            is_last: Without meaning here.
+            is_last: Ignored.
         """
         self._require_open()
         with self._ending(RlmeshError):
@@ -203,7 +203,7 @@ class WorldClient:
 
         Raises:
             RemoteEnvError: The server refused. The other lanes may have been stepped: their
-                episodes go on without an account, until the next reset. Or it sent a value that
+                episodes are not accounted until the next reset. Or it sent a value that
                 is refused (``DmEnvRpcSettings.validation``), which ends the session.
             RemoteProtocolError: An answer breaks the protocol; that ends the session.
             EndpointError: The session broke.
@@ -215,7 +215,7 @@ class WorldClient:
             try:
                 step = self._transport.receive_step(time.monotonic() + self._timeout_s)
             except RemoteEnvError:
-                # What other lanes have earned is lost, and with it the account of their episodes.
+                # The rewards of the other lanes are lost, and with them their episodes' returns.
                 if self.contract.num_envs > 1:
                     self._tracker.finalize(time.time_ns())
                 raise
@@ -240,11 +240,11 @@ class WorldClient:
         )
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return None: nothing tells of answers but waiting for them."""
+        """Return None: there are no descriptors that signal answers."""
         return None
 
     def render(self) -> bytes | None:
-        """Return None: dm_env_rpc has no pictures beside its observations."""
+        """Return None: dm_env_rpc has no pictures besides its observations."""
         return None
 
     def call(self, name: str, *arguments: object, lanes: Sequence[int] = ()) -> tuple[Any, ...]:
@@ -266,12 +266,12 @@ class WorldClient:
         self._is_closed = True
         self._values.summarize()
         if sys.is_finalizing():
-            return  # gRPC's threads are gone, nothing would ever answer; the process's end is heard
+            return  # gRPC's threads have ended; the end of the process closes the streams
         if isinstance(self._end, EndpointError):
             self._joiner.drop()
             return
-        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and
-        # whoever asks for it next waits for ever.
+        # In a thread of its own: Ctrl-C in the middle of a call can leave gRPC's lock held, and the
+        # next call would wait for ever.
         goodbye = threading.Thread(target=self._joiner.leave, name="rlmesh-ray-close", daemon=True)
         goodbye.start()
         goodbye.join(_GOODBYE_TIMEOUT_S)
@@ -310,12 +310,10 @@ class WorldClient:
 
     @contextlib.contextmanager
     def _ending(self, spared: type[RlmeshError]) -> Iterator[None]:
-        """Let the session end with whatever is raised, Ctrl-C as well, unless it is ``spared``.
+        """End the session with any error but ``spared`` ones, and with Ctrl-C.
 
-        An error of a server that is not recoverable is not spared.
-
-        Answers have no ids: those that nobody has read would be taken for answers to later
-        requests.
+        An unrecoverable error of the server is not spared. Since answers have no ids, those that
+        were not received would be taken for answers to later requests.
         """
         try:
             yield

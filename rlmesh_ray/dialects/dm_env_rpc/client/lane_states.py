@@ -1,12 +1,11 @@
-"""What the states of dm_env_rpc's sequences mean for lanes: terminated, truncated, begun anew.
+"""Sequence states of dm_env_rpc as gymnasium's flags: terminated, truncated, reset.
 
 Rule 1: A step from a state that is not RUNNING begins the next sequence and ignores the action.
 That is the autoreset mode NEXT_STEP: such a step has no reward and ends nothing.
-Rule 2: Such a step must answer RUNNING: a sequence of no steps is none.
-Rule 3: A step from RUNNING that answers TERMINATED has ended the episode, one that answers
-INTERRUPTED has cut it off.
-Rule 4: TERMINATED with a discount above 0 is a cut as well, as dm_env has it. Servers that know no
-cuts send TERMINATED at time limits, and nothing in the message tells: ``TerminationRules`` does.
+Rule 2: The answer to such a step must be RUNNING, since a sequence has at least one step.
+Rule 3: A step from RUNNING to TERMINATED terminates the episode, one to INTERRUPTED truncates it.
+Rule 4: TERMINATED with a discount above 0 is a truncation, too, as in dm_env. Servers that have no
+truncations send TERMINATED at time limits, which ``TerminationRules`` identify.
 """
 
 import enum
@@ -18,7 +17,7 @@ from rlmesh_ray.errors import ConfigurationError, RemoteProtocolError
 
 
 class Transition(enum.Enum):
-    """What a step has done to a lane."""
+    """Effect of a step on a lane."""
 
     BEGIN = enum.auto()
     GO_ON = enum.auto()
@@ -26,7 +25,7 @@ class Transition(enum.Enum):
     CUT = enum.auto()
 
 
-# Whether it was running, and what the step has answered. What is missing breaks rule 2.
+# By whether the lane was running, and the state in the answer. A missing pair breaks rule 2.
 _MOVES: Mapping[tuple[bool, SequenceState], Transition] = {
     (False, SequenceState.RUNNING): Transition.BEGIN,
     (True, SequenceState.RUNNING): Transition.GO_ON,
@@ -37,16 +36,16 @@ _MOVES: Mapping[tuple[bool, SequenceState], Transition] = {
 
 @dataclass(frozen=True, slots=True)
 class TerminationRules:
-    """What TERMINATED means where the server does not tell ends from cuts.
+    """When TERMINATED is a truncation, for servers that do not distinguish the two.
 
     Raises:
         ConfigurationError: The time limit is below 1.
     """
 
     truncate_on_terminated: bool = False
-    """It is always a cut."""
+    """It always is."""
     time_limit_steps: int | None = None
-    """It is a cut in an episode that has had that many steps."""
+    """It is in an episode with so many steps."""
 
     def __post_init__(self) -> None:
         if self.time_limit_steps is not None and self.time_limit_steps < 1:
@@ -55,11 +54,11 @@ class TerminationRules:
             )
 
     def is_truncation(self, num_steps: int, discount: float | None) -> bool:
-        """Tell whether TERMINATED cuts an episode off, rather than ending it.
+        """Return whether TERMINATED truncates the episode.
 
         Args:
-            num_steps: Of the episode, this one included.
-            discount: What the server says, if it does.
+            num_steps: Steps of the episode, this one included.
+            discount: The server's; None: it sends none.
         """
         if self.truncate_on_terminated or (discount is not None and discount > 0.0):
             return True
@@ -68,7 +67,7 @@ class TerminationRules:
 
 @dataclass(frozen=True, slots=True)
 class LaneStep:
-    """What a step has come to in one lane."""
+    """Result of a step in one lane."""
 
     reward: float
     terminated: bool
@@ -80,7 +79,7 @@ class LaneStates:
 
     Args:
         num_lanes: How many; none of them is running.
-        rules: What TERMINATED means.
+        rules: When TERMINATED is a truncation.
     """
 
     def __init__(self, num_lanes: int, rules: TerminationRules) -> None:
@@ -89,7 +88,7 @@ class LaneStates:
         self._rules = rules
 
     def is_running(self, lane: int) -> bool:
-        """Tell whether the next step takes the lane's action."""
+        """Return whether the next step applies the lane's action."""
         return self._states[lane] is SequenceState.RUNNING
 
     def reset(self, lane: int) -> None:
@@ -98,16 +97,16 @@ class LaneStates:
             self._states[lane] = SequenceState.INTERRUPTED
 
     def step(self, lane: int, state: int, reward: float, discount: float | None) -> LaneStep:
-        """Note what a step has answered.
+        """Handle the answer to a step.
 
         Args:
             lane: Index.
-            state: As it came over the wire.
-            reward: Of this step; nothing is earned by beginning.
+            state: The state's number on the wire.
+            reward: The step's; ignored if it begins a sequence.
             discount: None: the server sends none.
 
         Raises:
-            RemoteProtocolError: There is no such state, or not after the last one.
+            RemoteProtocolError: There is no such state, or it must not follow the last one.
         """
         before = self._states[lane]
         move = _MOVES.get((before is SequenceState.RUNNING, _state(lane, state)))

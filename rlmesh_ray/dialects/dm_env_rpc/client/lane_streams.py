@@ -1,11 +1,12 @@
-"""Lanes that are agents, each on a stream of its own: a vector step is one round trip.
+"""Lanes as agents, each on a stream of its own: a vector step is one round trip.
 
-All requests leave before the first answer is awaited. Answers that are errors are read to the end
-as well, so that the streams stay in step with each other.
+All requests are sent before the first answer is awaited. After an answer that is an error the other
+answers are received, too, so that all streams stay at the same request.
 
-Where the lanes are those of one vector, its server steps them together and waits for all whose
-sequences run. One that has begun anew would be waited for as well, and could not come before the
-others were answered: so lanes whose episodes have ended begin the next ones after that.
+If the lanes are those of one vector, the server steps them together, once all agents with a running
+sequence have sent a Step. It would wait for a lane that has just begun a sequence, whose next Step
+depends on the answers to the others. So lanes whose episodes have ended begin the next ones after
+these answers.
 """
 
 from collections import deque
@@ -31,14 +32,14 @@ from rlmesh_ray.spaces.spec import SpaceSpec
 
 @dataclass(frozen=True, slots=True)
 class ServerQuirks:
-    """How a server's lanes are to be treated."""
+    """Properties of a server that its client must know."""
 
     rules: TerminationRules
-    """What TERMINATED means."""
+    """When TERMINATED is a truncation."""
     seed: str | None
     """The reset setting that takes a lane's seed, if there is one."""
     begin_last: bool
-    """Whether lanes that begin anew come after the others; see the module."""
+    """Whether lanes begin sequences after the other lanes were answered; see the module."""
 
 
 class LaneStreams:
@@ -46,10 +47,10 @@ class LaneStreams:
 
     Args:
         agents: Joined; one a lane.
-        tensors: Theirs.
-        observation_space: Of one lane.
-        quirks: How they are treated.
-        address: For messages.
+        tensors: One for each agent.
+        observation_space: A lane's.
+        quirks: The server's.
+        address: The server's, for messages.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class LaneStreams:
         self._seed = quirks.seed
         self._begin_last = quirks.begin_last
         self._held: dict[int, list[bytes]] = {}
-        """By lane: what is sent when the others' steps have been answered."""
+        """By lane: requests to send once the steps of the other lanes have been answered."""
         self._address = address
         self._answers: list[WorldResponse | None] = [None] * len(self._lanes)
-        """To the latest step of each lane."""
-        # Of each request in flight: None for a step, else each lane that begins anew, and whether
-        # a Reset went before its step.
+        """The answer to the latest step of each lane."""
+        # For each request in flight: None for a step; for a reset its lanes, and whether a Reset
+        # was sent before the Step.
         self._sent: deque[dict[int, bool] | None] = deque()
 
     def send_reset(self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings) -> None:
@@ -81,10 +82,10 @@ class LaneStreams:
         requests: dict[int, list[bytes]] = {}
         for position, lane in enumerate(lanes):
             own = {**settings, self._seed: seeds[position]} if seeds and self._seed else settings
-            # What a step in flight will answer is not known yet; a Reset too many does nothing.
+            # The state after a step in flight is unknown; an unneeded Reset has no effect.
             is_needed = own or self._sent or self._states.is_running(lane)
             requests[lane] = [frames.reset_request(own)] if is_needed else []
-        for lane, resets in requests.items():  # once all of them could be written
+        for lane, resets in requests.items():  # after all of them could be encoded
             agent, tensors = self._lanes[lane]
             if lane in self._held:
                 self._held[lane] += [*resets, tensors.blind_step]
@@ -104,7 +105,7 @@ class LaneStreams:
             if answer is not None:
                 self._lanes[lane][1].read(answer, rows, lane)
                 continue
-            for leaf, row in zip(leaves(self._space), rows, strict=True):  # never begun yet
+            for leaf, row in zip(leaves(self._space), rows, strict=True):  # never reset
                 row[lane] = filler_of_leaf(leaf)
         return _columns(rows)
 
@@ -121,7 +122,7 @@ class LaneStreams:
             for lane, (_, tensors) in enumerate(self._lanes)
         ]
         hold = is_known and self._begin_last and any(running)
-        for lane, (agent, _) in enumerate(self._lanes):  # once all of them could be written
+        for lane, (agent, _) in enumerate(self._lanes):  # after all of them could be encoded
             if hold and not running[lane]:
                 self._held[lane] = [requests[lane]]
             else:
@@ -129,7 +130,7 @@ class LaneStreams:
         self._sent.append(None)
 
     def receive_step(self, end_s: float) -> VectorStep:
-        """Return what a step has led to; see ``WorldTransport``."""
+        """Return the result of a step; see ``WorldTransport``."""
         assert self._sent.popleft() is None, "the oldest request is a step"
         width = len(self._lanes)
         rows = self._rows()
@@ -191,7 +192,7 @@ class LaneStreams:
         return step.reward, step.terminated, step.truncated
 
     def _rows(self) -> list[Any]:
-        """Return new arrays over all lanes; lists where a leaf holds text."""
+        """Return new arrays over all lanes, and lists for leaves of text."""
         columns = empty_columns(self._space, len(self._lanes))
         return [list(column) if isinstance(column, tuple) else column for column in columns]
 

@@ -1,4 +1,4 @@
-"""One agent's tensors: which uid is which leaf, which is the reward, and what a step asks for."""
+"""Tensors of one agent: the uids of leaves, reward and discount, and the requests for steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,24 +29,24 @@ from rlmesh_ray.spaces.leaves import Column
 
 @dataclass(frozen=True, slots=True)
 class StepScalars:
-    """What a step has told beside its observation."""
+    """Reward and discount of a step."""
 
     reward: float
     discount: float | None
 
 
 class LaneTensors:
-    """How one agent's values travel.
+    """Codec of one agent's values.
 
     Args:
-        specs: What the agent was told when it joined; the spaces' tensors are among them.
-        actions: The space of actions, of all agents.
-        observations: Likewise.
+        specs: The agent's, from the answer to its join; the spaces' tensors are among them.
+        actions: The action space, of all agents.
+        observations: The observation space, of all agents.
         settings: Names of the reward and the discount.
-        address: For messages.
+        address: The server's, for messages.
 
     Raises:
-        UnsupportedSpaceError: Its reward or its discount is no number.
+        UnsupportedSpaceError: The reward or the discount is no number.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LaneTensors:
         wanted = dict.fromkeys([uid for uid, _ in self._observations] + extra)
         self._requested = frames.observed(wanted)
         self.blind_step = frames.step_request((), self._requested)
-        """The request for a step without actions: what begins a sequence."""
+        """The request for a step without actions, which begins a sequence."""
 
     def step_request(self, columns: Sequence[Column], lane: int) -> bytes:
         """Return the request for a step with the actions of a lane.
@@ -76,8 +76,8 @@ class LaneTensors:
             lane: Index.
 
         Raises:
-            CodecError: A text has no form on the wire.
-            ConformanceError: A number is none that its tensor can hold.
+            CodecError: A text cannot be encoded.
+            ConformanceError: A number is out of the range of its tensor.
         """
         return frames.step_request(
             (
@@ -88,15 +88,15 @@ class LaneTensors:
         )
 
     def read(self, answer: frames.WorldResponse, rows: Sequence[Any], lane: int) -> None:
-        """Put a step's observation into ``rows``.
+        """Write a step's observation into ``rows``.
 
         Args:
-            answer: To the step.
+            answer: The step's.
             rows: One a leaf of the observation space, over all lanes: arrays, and lists of text.
             lane: Index.
 
         Raises:
-            RemoteProtocolError: A tensor is missing, or is not what its spec says.
+            RemoteProtocolError: A tensor is missing, or does not match its spec.
         """
         found = answer.payload.observations
         for (uid, spec), row in zip(self._observations, rows, strict=True):
@@ -116,18 +116,15 @@ class LaneTensors:
 
 
 def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
-    """Return a tensor out of a step's observations.
+    """Return a tensor out of a step's observations; it may be a read-only view.
 
     Args:
         found: The map of observations.
-        uid: Of the tensor.
-        spec: What it must be.
-
-    Returns:
-        Perhaps read-only, and without memory of its own.
+        uid: The tensor's.
+        spec: The tensor's.
 
     Raises:
-        RemoteProtocolError: It is missing, or something else.
+        RemoteProtocolError: It is missing, or does not match its spec.
     """
     if uid not in found:
         raise RemoteProtocolError(f"observation {spec.name!r} was asked for, and did not come")
@@ -148,13 +145,13 @@ def tensor_of(found: Any, uid: int, spec: TensorSpec) -> Array:
 def with_uids(
     specs: Mapping[int, TensorSpec], tensors: Sequence[TensorSpec]
 ) -> list[tuple[int, TensorSpec]]:
-    """Return ``tensors``, each after the uid that an agent's ``specs`` have for its name."""
+    """Return ``tensors``, each with the uid that its name has in an agent's ``specs``."""
     uids = {spec.name: uid for uid, spec in specs.items()}
     return [(uids[spec.name], spec) for spec in tensors]
 
 
 def same_tensors(one: AgentSpecs, other: AgentSpecs) -> bool:
-    """Tell whether two agents have the same tensors, whatever their uids are."""
+    """Return whether two agents have the same tensors; their uids may differ."""
     return all(
         {spec.name: _serialized(spec) for spec in mine.values()}
         == {spec.name: _serialized(spec) for spec in theirs.values()}
@@ -171,7 +168,7 @@ def _serialized(spec: TensorSpec) -> bytes:
 
 
 def _number(specs: Mapping[int, TensorSpec], name: str, address: str) -> tuple[int, str] | None:
-    """Return uid and name of the observation that is called ``name``, if there is one."""
+    """Return uid and name of the observation ``name``, if there is one."""
     for uid, spec in specs.items():
         if spec.name == name:
             is_number = spec.dtype not in (DataType.STRING, DataType.PROTO)
@@ -202,7 +199,7 @@ def _to_send(value: Any, spec: TensorSpec, shift: Array | None) -> Any:
         return value
     dtype = spec.dtype.numpy
     if shift is not None:
-        # Bounds of choices are never farther apart than their dtype can tell.
+        # The bounds of choices are never farther apart than the largest value of their dtype.
         if np.any(value < 0) or np.any(value > spec.high - shift):
             raise _out_of_range(value, spec)
         return np.asarray(np.asarray(value, dtype) + shift, dtype)

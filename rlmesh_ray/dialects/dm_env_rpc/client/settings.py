@@ -1,4 +1,4 @@
-"""What a client asks of a dm_env_rpc server, and how it reads what the server tells."""
+"""DmEnvRpcSettings: a client's settings for a dm_env_rpc server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,10 @@ Settings = Mapping[str, Setting]
 
 @dataclass(frozen=True, slots=True)
 class DmEnvRpcSettings(DialectSettings):
-    """How to get lanes from a dm_env_rpc server. Travels to runners by pickle.
+    """Settings of a client for a dm_env_rpc server. They are pickled for runners.
 
-    Each lane is an agent on a stream of its own, in a world of its own unless ``one_world`` says
-    otherwise. What a server takes as settings stands in its own description.
+    Each lane is an agent on a stream of its own, in a world of its own unless ``one_world`` is set.
+    The settings of a server are in the server's documentation.
 
     Raises:
         ConfigurationError: Two settings exclude each other, or one has a wrong value.
@@ -35,54 +35,53 @@ class DmEnvRpcSettings(DialectSettings):
     num_envs: int = 1
     """Lanes of a session. With ``batched`` the server decides."""
     create: Settings | Sequence[Settings] | None = field(default_factory=dict)
-    """For CreateWorld: for all lanes, or one mapping a lane. None: create no world, join
+    """Settings of CreateWorld: for all lanes, or one mapping a lane. None: create no world, join
     ``world_name``."""
     join: Settings | Sequence[Settings] = field(default_factory=dict)
-    """For JoinWorld: for all lanes, or one mapping a lane."""
+    """Settings of JoinWorld: for all lanes, or one mapping a lane."""
     reset: Settings = field(default_factory=dict)
-    """Sent with every reset; what ``reset(options=...)`` says is added."""
+    """Settings of every reset; those of ``reset(options=...)`` are added."""
     world_name: str = ""
     """The world to join, where none is created."""
     one_world: bool = False
-    """Whether all lanes are agents of one world, which the first one creates. So it is, too, where
-    none is created."""
+    """Whether all lanes are agents of one world, which the first lane creates, or of
+    ``world_name``."""
     batched: bool = False
     """Whether one stream carries all lanes of a world: one message a vector step. Only this
     package's servers offer it."""
     seed: str | None = None
-    """The reset setting that takes a lane's seed. None: ``seed`` at this package's servers; others
-    are not told any seed."""
+    """The reset setting that takes a lane's seed. None: ``seed`` for this package's servers, and no
+    seed for other servers."""
     reward: str = "reward"
     """The observation that is the reward; where there is none, rewards are 0."""
     discount: str = "discount"
     """The observation that is the discount, if there is one; see ``truncate_on_terminated``."""
     observations: tuple[str, ...] | None = None
-    """What to observe, by name; a name stands for everything nested in it. None: everything but
+    """The observations to request, by name; a name includes everything nested in it. None: all but
     the reward, the discount and ``rendering``."""
     actions: tuple[str, ...] | None = None
-    """What to act with, likewise; the server fills in the rest. None: everything."""
+    """The actions to send, likewise; the server fills in the others. None: all."""
     is_bare: bool = False
-    """Whether a single tensor makes a space without a Dict round it, whatever its name is. One
-    that is called ``observation`` or ``action`` always does."""
+    """Whether a single tensor of any name makes a space without a Dict round it. A tensor with the
+    name ``observation`` or ``action`` always does."""
     choices_from_zero: bool = False
-    """Whether integers to choose from are numbered from 0 in actions, wherever the server begins:
-    RLlib's default modules know no other way."""
+    """Whether discrete actions are numbered from 0, and not from the server's lowest value: RLlib's
+    default modules require that."""
     max_text_length: int = 4096
-    """Of strings, which have no bounds in dm_env_rpc."""
+    """Longest string, since strings have no bounds in dm_env_rpc."""
     truncate_on_terminated: bool = False
-    """Whether TERMINATED means that the episode was cut off. By itself it does where the server
-    sends a discount above 0 with it."""
+    """Whether TERMINATED always is a truncation. With a discount above 0 it is one anyway."""
     time_limit_steps: int | None = None
-    """For servers that send TERMINATED at their time limit: in an episode with so many steps it
-    means that it was cut off."""
+    """For servers that send TERMINATED at their time limit: it is a truncation in an episode with
+    so many steps."""
 
     asks_contract: bool = True
     """Whether to ask for the exact spaces, which this package's servers publish, on a stream that
-    is closed at once. Turn it off for a server that breaks when it is asked."""
+    is closed at once. Turn it off for a server that the question breaks."""
     validation: str = "warn"
     """What happens to observations out of their range and to rewards that are not finite:
     ``"warn"`` delivers them, warns once of each kind and counts them, ``"strict"`` ends the
-    session, ``"off"`` does not look. NaN in an observation ends the session in any case."""
+    session, ``"off"`` skips the check. NaN in an observation ends the session in any case."""
 
     def __post_init__(self) -> None:
         if self.num_envs < 1:
@@ -97,7 +96,7 @@ class DmEnvRpcSettings(DialectSettings):
         self._require_kinds()
         if self.batched:
             self._require_whole_worlds()
-        _ = self.termination_rules, self.policy  # refuse what makes no sense
+        _ = self.termination_rules, self.policy  # refuse wrong values
         for name in ("create", "join"):
             for lane in range(self.num_envs):
                 self._of_lane(name, lane)
@@ -121,23 +120,24 @@ class DmEnvRpcSettings(DialectSettings):
             )
         if self.termination_rules != TerminationRules() or not self.asks_contract:
             raise ConfigurationError(
-                "batched=True is for this package's servers, which tell their contract, and ends "
-                "from cuts; leave out truncate_on_terminated, time_limit_steps and asks_contract"
+                "batched=True is for this package's servers, which publish their contract, and "
+                "send truncations; leave out truncate_on_terminated, time_limit_steps and "
+                "asks_contract"
             )
 
     @property
     def termination_rules(self) -> TerminationRules:
-        """What TERMINATED means."""
+        """When TERMINATED is a truncation."""
         return TerminationRules(self.truncate_on_terminated, self.time_limit_steps)
 
     @property
     def policy(self) -> ValidationMode:
-        """What ``validation`` says."""
+        """``validation`` as a mode."""
         return ValidationMode.from_option(self.validation)
 
     @property
     def reshapes(self) -> bool:
-        """Whether the spaces are others than those that the server publishes."""
+        """Whether the spaces differ from those that the server publishes."""
         return (
             self.is_bare
             or self.choices_from_zero
@@ -146,7 +146,7 @@ class DmEnvRpcSettings(DialectSettings):
         )
 
     def of_one_lane(self) -> Self:
-        """Return the same for lane 0 alone."""
+        """Return the settings for lane 0 alone."""
         return replace(
             self,
             num_envs=1,
@@ -155,11 +155,11 @@ class DmEnvRpcSettings(DialectSettings):
         )
 
     def create_of(self, lane: int) -> Settings | None:
-        """Return what a lane's world is created with; None: it is not."""
+        """Return the settings of a lane's CreateWorld; None: it creates no world."""
         return None if self.create is None else self._of_lane("create", lane)
 
     def join_of(self, lane: int) -> Settings:
-        """Return what a lane joins with."""
+        """Return the settings of a lane's JoinWorld."""
         batched: Settings = {"batched": True} if self.batched else {}
         return {**self._of_lane("join", lane), **batched}
 

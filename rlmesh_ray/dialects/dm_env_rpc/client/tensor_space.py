@@ -1,8 +1,8 @@
-"""Spaces out of the tensors that a dm_env_rpc server describes.
+"""Spaces from the tensor specs of a dm_env_rpc server.
 
-A name's periods nest: ``camera.depth`` is ``Dict(camera=Dict(depth=...))``, keys in order of the
-alphabet, since the protocol gives them none. A tensor alone that is called ``observation`` or
-``action`` makes a bare space.
+Periods in names nest: ``camera.depth`` is ``Dict(camera=Dict(depth=...))``, with keys in
+alphabetical order, since the protocol has no order. A single tensor with the name ``observation``
+or ``action`` makes a space without a Dict.
 """
 
 import math
@@ -34,25 +34,24 @@ from rlmesh_ray.spaces.spec import (
 
 _LONGEST_QUOTE = 80
 _MOST_CHOICES = 2**16
-"""Integers with a wider range, and more of them, are numbers: learners make one input of each
-choice."""
+"""Integers with a wider range, or more of them, make a Box: learners have an input for each choice
+of a Discrete."""
 
 _Tree = dict[str, "TensorSpec | _Tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpace:
-    """A space, and which tensor each of its leaves is."""
+    """A lane's space, and the tensors of its leaves."""
 
     space: SpaceSpec
-    """Of one lane."""
     tensors: tuple[TensorSpec, ...]
     """One a leaf, in the order of ``leaves(space)``."""
     counts_from_zero: bool = False
     """Whether a Discrete or MultiDiscrete holds 0 for the lowest value of its tensor."""
 
     def shifts(self) -> tuple[Array | None, ...]:
-        """Return for each leaf what to add to its values to get its tensor's; None: nothing."""
+        """Return for each leaf the number to add to its values for its tensor; None: none."""
         return tuple(
             tensor.low
             if self.counts_from_zero and isinstance(leaf.spec, (DiscreteSpec, MultiDiscreteSpec))
@@ -63,34 +62,34 @@ class TensorSpace:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpaceOptions:
-    """How tensors become a space."""
+    """How tensors are converted to a space."""
 
     bare_name: str
-    """Of a tensor that needs no Dict when it is alone: ``action`` or ``observation``."""
+    """A single tensor with this name gets no Dict: ``action`` or ``observation``."""
     chosen: tuple[str, ...] | None = None
-    """Names, each for everything nested in it; None: all."""
+    """Names of tensors, each with everything nested in it; None: all."""
     left_out: Collection[str] = ()
-    """Names that are not part of the space unless they are chosen."""
+    """Names of tensors that are left out unless they are chosen."""
     is_bare: bool = False
-    """Whether a tensor alone never needs a Dict."""
+    """Whether a single tensor of any name gets no Dict."""
     max_text_length: int = 4096
     are_choices: bool = False
-    """Whether vectors of integers are choices, as in actions, and not numbers."""
+    """Whether vectors of integers make a MultiDiscrete, as in actions, and not a Box."""
     counts_from_zero: bool = False
-    """Whether choices are numbered from 0, whatever the server calls them."""
+    """Whether choices are numbered from 0, and not from the server's lowest value."""
 
 
 def read_space(specs: Sequence[TensorSpec], reading: TensorSpaceOptions, where: str) -> TensorSpace:
-    """Return the space that ``specs`` make.
+    """Return the space of ``specs``.
 
     Args:
-        specs: Of all actions, or of all observations.
-        reading: How.
-        where: Whose they are, for messages.
+        specs: The specs of all actions, or of all observations.
+        reading: How they are converted.
+        where: Address of the server and kind of the specs, for messages.
 
     Raises:
-        UnsupportedSpaceError: There is nothing left, a name that was chosen does not exist or
-            contradicts another, or a tensor has no form as a space.
+        UnsupportedSpaceError: There is no tensor, a chosen name does not exist or contradicts
+            another, or a tensor cannot be converted.
     """
     chosen = _chosen(specs, reading, where)
     if len(chosen) == 1 and (reading.is_bare or chosen[0].name == reading.bare_name):
@@ -177,12 +176,12 @@ def _leaf(spec: TensorSpec, reading: TensorSpaceOptions, where: str) -> LeafSpec
 
 
 def _choices(spec: TensorSpec, reading: TensorSpaceOptions) -> LeafSpec | None:
-    """Return the space of integers that stand for choices; None: they are numbers."""
+    """Return the Discrete or MultiDiscrete of a tensor of integers; None: it makes a Box."""
     dtype = spec.dtype.numpy
     if dtype.kind not in "iu" or spec.low is None or spec.high is None or 0 in spec.shape:
         return None
     low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.low, spec.high))
-    # A whole dtype is no choice, and its size has no place in the dtype.
+    # The whole range of a dtype is no set of choices, and their number does not fit the dtype.
     if int(high.max()) - int(low.min()) >= min(_MOST_CHOICES, np.iinfo(dtype).max):
         return None
     if not spec.shape and not reading.counts_from_zero:
@@ -234,13 +233,13 @@ def _checked(read: TensorSpace, where: str) -> TensorSpace:
 def exact_space(
     space: SpaceSpec, specs: Sequence[TensorSpec], root: str, width: int | None = None
 ) -> TensorSpace | None:
-    """Return ``space`` with its tensors, if ``specs`` are what our servers make of it, else None.
+    """Return ``space`` with its tensors, if ``specs`` are those of our servers for it, else None.
 
     Args:
-        space: Of one lane, as a contract tells it.
-        specs: Of all actions, or of all observations.
+        space: A lane's, from a contract.
+        specs: The specs of all actions, or of all observations.
         root: ``ACTION`` or ``OBSERVATION``.
-        width: Of a batched join, whose tensors have one axis more; None: of one lane.
+        width: Lanes of a batched join, whose tensors have one more axis; None: the join of a lane.
     """
     by_name = {spec.name: spec for spec in specs}
     tensors: list[TensorSpec] = []

@@ -1,6 +1,6 @@
-"""Checks what a dm_env_rpc server sends, as an endpoint of this package checks its environment.
+"""Checks of a dm_env_rpc server's values, as an endpoint of this package checks its environment.
 
-The protocol leaves it to both ends to keep to the bounds of the specs, and says nothing of NaN.
+The protocol leaves it to both ends to respect the bounds of the specs, and does not mention NaN.
 """
 
 import logging
@@ -21,10 +21,10 @@ class ValueCheck:
     """Checks the observations and rewards of one session.
 
     Args:
-        observation_space: Of one lane.
+        observation_space: A lane's.
         policy: What happens to an observation out of its range, and to a reward that is not
-            finite. NaN in an observation is refused whatever it says.
-        address: Of the server, for messages.
+            finite. NaN in an observation is refused with every policy.
+        address: The server's, for messages.
     """
 
     def __init__(self, observation_space: SpaceSpec, policy: ValidationMode, address: str) -> None:
@@ -35,7 +35,7 @@ class ValueCheck:
 
     @property
     def num_deviations(self) -> int:
-        """Values out of range that were delivered, rewards included: one a leaf and step."""
+        """Number of delivered values out of range, rewards included: one a leaf and step."""
         return self._warnings.num_found
 
     def check(

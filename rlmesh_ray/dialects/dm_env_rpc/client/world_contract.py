@@ -1,4 +1,4 @@
-"""What a world promises: its contract, exact from our own servers, else read from its specs."""
+"""Contract of a world: as this package's servers publish it, else made from its specs."""
 
 import time
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ _ASKING_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class WorldContract:
-    """The contract of a session, and the tensors that its values travel in."""
+    """The contract of a session, and the tensors of its spaces."""
 
     contract: EnvContract
     actions: TensorSpace
@@ -46,18 +46,18 @@ class WorldContract:
 def fetch_contract(
     connect_options: ConnectOptions, settings: DmEnvRpcSettings, retry: ConnectRetry
 ) -> EnvContract | None:
-    """Return the contract that one of this package's servers publishes; None: it is another one.
+    """Return the contract that a server of this package publishes; None: it is another server.
 
-    The question goes on a stream of its own: other servers must refuse it, and some break.
+    The request has a stream of its own, since other servers must refuse it, and some break.
 
     Args:
         connect_options: The server.
-        settings: Say whether to ask.
-        retry: For how long to try, where nobody answers yet.
+        settings: Whether to ask, and to join batched.
+        retry: The time limit, while the server cannot be reached.
 
     Raises:
-        ConfigurationError: A batched join is wanted, and only our own servers offer it.
-        EndpointError: Nobody is there, or wants another token.
+        ConfigurationError: A batched join is requested of another server, which has none.
+        EndpointError: The server cannot be reached, or wants another token.
     """
     contract = None
     while settings.asks_contract:
@@ -71,8 +71,7 @@ def fetch_contract(
     if contract is None and settings.batched:
         raise ConfigurationError(
             f"{connect_options.address} publishes no {CONTRACT}, as servers of this package do, "
-            "and no others carry a batch of lanes on one stream; give num_envs=... instead of "
-            "batched=True"
+            "and other servers have no batched joins; give num_envs=... instead of batched=True"
         )
     return contract
 
@@ -81,7 +80,7 @@ def _ask(connect_options: ConnectOptions) -> EnvContract | None:
     """Ask once.
 
     Raises:
-        EndpointError: Nobody is there, or wants another token.
+        EndpointError: The server cannot be reached, or wants another token.
     """
     stream = WorldStream(connect_options)
     end_s = time.monotonic() + min(connect_options.timeout_s, _ASKING_TIMEOUT_S)
@@ -96,7 +95,7 @@ def _ask(connect_options: ConnectOptions) -> EnvContract | None:
     except EndpointLostError as error:
         if is_unreachable(error):
             raise
-        return None  # it breaks
+        return None  # the request breaks it
     finally:
         stream.close()
 
@@ -104,16 +103,16 @@ def _ask(connect_options: ConnectOptions) -> EnvContract | None:
 def contract_of_world(
     specs: AgentSpecs, published: EnvContract | None, settings: DmEnvRpcSettings, address: str
 ) -> WorldContract:
-    """Return what a session's lanes promise.
+    """Return the contract of a session whose lanes are agents.
 
     Args:
-        specs: Of an agent; not of a batch.
-        published: What ``fetch_contract`` returned.
-        settings: How to read specs.
-        address: For messages.
+        specs: An agent's.
+        published: From ``fetch_contract``.
+        settings: How to convert specs.
+        address: The server's, for messages.
 
     Raises:
-        UnsupportedSpaceError: The specs have no form as spaces.
+        UnsupportedSpaceError: The specs cannot be converted to spaces.
     """
     exact = None if published is None or settings.reshapes else _exact(specs, published)
     if exact is not None:
@@ -158,6 +157,6 @@ def _exact(specs: AgentSpecs, published: EnvContract) -> WorldContract | None:
     )
     if actions is None or observations is None:
         return None
-    # Pictures do not travel, and the sequences of dm_env_rpc are NEXT_STEP, whatever is behind.
+    # The dialect has no pictures, and its sequences are NEXT_STEP with any environment.
     contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
     return WorldContract(contract, actions, observations)

@@ -1,8 +1,8 @@
-"""Getting into worlds: create, join, and again where the server is not ready yet.
+"""Creating and joining worlds, with retries while the server is not ready.
 
-A server that is just starting refuses connections, cuts streams or answers with errors; what may
-be over in a moment is tried again until the time for connecting is up. Requests go to all streams
-before the first answer is awaited, since a server may let nobody in until all are there.
+A server that is starting refuses connections, closes streams or answers with errors; errors that
+may pass are retried until the connect timeout. Requests are sent on all streams before the first
+answer is awaited, since a server may answer no agent before all of them have joined.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from rlmesh_ray.grpc_setup import grpc
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 1.0
-# What gRPC says where somebody is there whom no other try would change.
-_HERE_TO_STAY = (
+# In gRPC's details where a server answers and another try would fail, too.
+_PERMANENT = (
     "CERTIFICATE_VERIFY_FAILED",
     "Failed parsing HTTP/2",
     "Hostname Verification Check failed",
@@ -43,25 +43,25 @@ _HERE_TO_STAY = (
 
 
 class ConnectRetry:
-    """The tries of one connection.
+    """Retries of one connection, with growing delays.
 
     Args:
-        timeout_s: For all of them together.
+        timeout_s: Time limit of all of them together.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.end_s = time.monotonic() + timeout_s
-        """When the last one ends, in seconds of time.monotonic()."""
+        """End of the time limit, in seconds of time.monotonic()."""
         self._delay_s = _FIRST_DELAY_S
 
     def wait(self, error: Exception) -> None:
         """Sleep until the next try.
 
         Args:
-            error: What has become of the last one.
+            error: The last try's.
 
         Raises:
-            Exception: It, if there is no time left for another.
+            Exception: ``error``, if there is no time left for another try.
         """
         if self.end_s - time.monotonic() <= self._delay_s:
             raise error
@@ -70,18 +70,18 @@ class ConnectRetry:
 
 
 def is_unreachable(error: EndpointError) -> bool:
-    """Tell whether nobody answers, as with a server that is not up yet."""
+    """Return whether no server answers, as before it has started."""
     cause = error.__cause__
     return (
         isinstance(error, (EndpointUnreachableError, EndpointLostError))
         and isinstance(cause, grpc.Call)
         and cause.code() is grpc.StatusCode.UNAVAILABLE
-        and not any(words in (cause.details() or "") for words in _HERE_TO_STAY)
+        and not any(words in (cause.details() or "") for words in _PERMANENT)
     )
 
 
 def has_closed_stream(error: EndpointError) -> bool:
-    """Tell whether the server has ended the stream in good order."""
+    """Return whether the server has closed the stream without an error."""
     return isinstance(error, EndpointLostError) and error.__cause__ is None
 
 
@@ -105,43 +105,43 @@ _FINAL_CODES = frozenset(
 
 @dataclass(slots=True)
 class JoiningAgent:
-    """One stream on its way into a world."""
+    """One agent with its stream, before and after it has joined a world."""
 
     lane: int
     stream: WorldStream | None = None
     world: str | None = None
-    """The one that it has created."""
+    """Name of the world that it has created."""
     specs: AgentSpecs | None = None
-    """What it was told when it had joined."""
+    """From the answer to its join."""
     specs_message: Any = None
-    """The same, as it came."""
+    """The same, as a message."""
 
     @property
     def open_stream(self) -> WorldStream:
-        """Its stream, which it has from its first request until it is dropped."""
+        """Its stream; it has one from its first request until ``drop``."""
         assert self.stream is not None, "an agent in the world"
         return self.stream
 
     @property
     def joined_specs(self) -> AgentSpecs:
-        """What it can do and see, once it has joined."""
+        """Its specs, once it has joined."""
         assert self.specs is not None, "an agent in the world"
         return self.specs
 
     def drop(self) -> None:
-        """Give up the stream; its world is the server's to clear away."""
+        """Close the stream; the server ends its world."""
         if self.stream is not None:
             self.stream.close()
         self.stream, self.world, self.specs, self.specs_message = None, None, None, None
 
 
 class WorldJoiner:
-    """All agents of a session, and their ways in and out.
+    """All agents of a session: their joins and leaves.
 
     Args:
         connect_options: The server.
-        settings: What to create and to join.
-        retry: For how long to try.
+        settings: Settings of the worlds and joins.
+        retry: The time limit.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class WorldJoiner:
         self.agents = [JoiningAgent(lane) for lane in range(settings.num_envs)]
 
     def enter(self) -> None:
-        """Create and join, until all agents are in.
+        """Create and join, until all agents have joined.
 
         Raises:
             EndpointError: The server cannot be reached, is full, wants another token, or was not
@@ -162,7 +162,7 @@ class WorldJoiner:
         """
         try:
             while (error := self._try()) is not None:
-                self._retry.wait(_in_our_words(error, self._connect_options.address))
+                self._retry.wait(_as_own_error(error, self._connect_options.address))
         except BaseException:
             self.drop()
             raise
@@ -170,7 +170,7 @@ class WorldJoiner:
     def leave(self) -> None:
         """Leave the worlds, destroy those that were created, and close the streams.
 
-        Whatever goes wrong, everything is closed, within seconds.
+        Errors are ignored, and it takes a few seconds at most.
         """
         end_s = time.monotonic() + _LEAVE_TIMEOUT_S
         joined = [agent for agent in self.agents if agent.specs is not None]
@@ -188,13 +188,13 @@ class WorldJoiner:
         self.drop()
 
     def drop(self) -> None:
-        """Close all streams without a word; a thread that waits at one is told."""
+        """Close all streams at once; a thread that waits on one gets an error."""
         for agent in self.agents:
             if agent.stream is not None:
                 agent.stream.close()
 
     def _try(self) -> RlmeshError | None:
-        """Take all agents as far as they come; return what kept one back, None: they are in."""
+        """Try once for all agents; return an error that may pass; None: all have joined."""
         for agent in self.agents:
             agent.stream = agent.stream or WorldStream(self._connect_options)
         creators = [agent for agent in self._creators() if agent.world is None]
@@ -216,10 +216,10 @@ class WorldJoiner:
     def _ask(
         self, kind: RequestKind, requests: list[tuple[JoiningAgent, bytes]]
     ) -> RlmeshError | None:
-        """Send ``requests``, note the answers; return an error that may pass, if there is one.
+        """Send ``requests`` and handle the answers; return an error that may pass, if any.
 
         Raises:
-            RlmeshError: One that does not.
+            RlmeshError: An error that another try would not change.
         """
         passing: RlmeshError | None = None
         for agent, frame in requests:
@@ -231,14 +231,14 @@ class WorldJoiner:
                 _note(agent, agent.open_stream.receive(kind, self._retry.end_s))
             except (EndpointError, RemoteEnvError) as error:
                 if not _may_pass(error):
-                    raise _in_our_words(error, self._connect_options.address) from error
+                    raise _as_own_error(error, self._connect_options.address) from error
                 if isinstance(error, EndpointError):
                     self._drop(agent)
                 passing = error
         return passing
 
     def _drop(self, agent: JoiningAgent) -> None:
-        """Give up a stream, and the world with it, whoever has joined that."""
+        """Close a stream, and those of all agents in the world that it has created."""
         is_shared = self._settings.one_world and agent.world is not None
         for each in self.agents if is_shared else [agent]:
             each.drop()
@@ -264,9 +264,9 @@ class WorldJoiner:
 def _send_and_drain(
     kind: RequestKind, requests: Sequence[tuple[JoiningAgent, bytes]], end_s: float
 ) -> None:
-    """Send requests of one kind, and wait for the answers as far as any come."""
+    """Send requests of one kind, and wait for their answers; ignore errors."""
     for agent, frame in requests:
-        with contextlib.suppress(Exception):  # whatever broke the stream, it is closed now
+        with contextlib.suppress(Exception):  # a broken stream is closed all the same
             agent.open_stream.send(frame)
     for agent, _ in requests:
         with contextlib.suppress(Exception):
@@ -280,7 +280,7 @@ def _note(agent: JoiningAgent, answer: WorldResponse) -> None:
     try:
         agent.specs = specs_from_proto(answer.payload.specs)
     except CodecError as error:
-        raise RemoteProtocolError(f"the specs make no sense: {error}") from error
+        raise RemoteProtocolError(f"the specs are malformed: {error}") from error
     agent.specs_message = answer.payload.specs
 
 
@@ -290,7 +290,7 @@ def _may_pass(error: EndpointError | RemoteEnvError) -> bool:
     return is_unreachable(error) or has_closed_stream(error)
 
 
-def _in_our_words(error: RlmeshError, address: str) -> RlmeshError:
+def _as_own_error(error: RlmeshError, address: str) -> RlmeshError:
     if not isinstance(error, RemoteEnvError):
         return error
     if error.code in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
@@ -299,7 +299,7 @@ def _in_our_words(error: RlmeshError, address: str) -> RlmeshError:
         return CapacityError(error.message, address)
     return RemoteEnvError(
         error.code,
-        f"{address} lets nobody into a world: {error.message}",
+        f"{address} refuses to create or join a world: {error.message}",
         False,
         error.debug_info,
     )

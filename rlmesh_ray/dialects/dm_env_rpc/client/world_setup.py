@@ -1,4 +1,4 @@
-"""Opening a session: ask for the contract, join, and find out how values travel."""
+"""Opening a session: fetch the contract, join, and choose the transport."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class WorldSetup:
     """A session that has been opened."""
 
     joiner: WorldJoiner
-    """Its agents, all of them in."""
+    """Its agents, all joined."""
     transport: WorldTransport
     contract: EnvContract
     seed: str | None
@@ -44,7 +44,7 @@ def open_world(connect_options: ConnectOptions, settings: DmEnvRpcSettings) -> W
     joiner.enter()
     try:
         if settings.batched:
-            assert published is not None, "else nobody would have joined"
+            assert published is not None, "else fetch_contract would have raised"
             contract = replace(published, autoreset_mode=AutoresetMode.NEXT_STEP, render_mode="")
             [agent] = joiner.agents
             transport: WorldTransport = BatchedStream(

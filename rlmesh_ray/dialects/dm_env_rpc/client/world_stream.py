@@ -1,7 +1,7 @@
 """One Process stream with a dm_env_rpc server: requests out, answers in, in order.
 
-An answer says nothing of its request but the kind. A server that answers one request twice would
-give every later request the answer to the one before it; so an answer that is here before its
+An answer has the kind of its request, and no id. If a server answered one request twice, every
+later request would get the answer to the one before it; so an answer that has come before its
 request was sent is an error.
 """
 
@@ -26,7 +26,7 @@ _PROCESS = "/dm_env_rpc.v1.Environment/Process"
 
 
 class WorldStream:
-    """A stream on a connection of its own: some servers know their clients by their connections.
+    """A stream on a connection of its own: some servers identify clients by their connections.
 
     Args:
         connect_options: The server.
@@ -43,20 +43,20 @@ class WorldStream:
         self._num_received = 0
         self._receiving = threading.Lock()
         self._arrived: deque[bytes] = deque()
-        """Answers that came before anyone waited for them; at most one more than requests."""
+        """Answers that have not been received; at most one more than requests."""
         self._surplus: RemoteProtocolError | None = None
         self._is_surplus_raised = False
 
     def send(self, frame: bytes) -> None:
         """Send a request without waiting.
 
-        An answer that is here before its request is noted, and raised by ``receive``. The request
-        leaves all the same: a session that ends has worlds to leave and to destroy.
+        An answer that has come before its request is an error, which ``receive`` raises. The
+        request is sent all the same: a session that ends has worlds to leave and to destroy.
 
         Raises:
             EndpointClosedError: The stream was closed.
         """
-        self._look_for_surplus()
+        self._check_for_surplus()
         # First: a thread that closes the session meanwhile counts the answer as an expected one.
         self._num_sent += 1
         self._stream.send(frame)
@@ -65,14 +65,14 @@ class WorldStream:
         """Wait for the answer to the oldest request.
 
         Args:
-            kind: Of the request.
+            kind: The request's.
             end_s: When to stop waiting, in seconds of time.monotonic().
 
         Raises:
             RemoteEnvError: The server refused; nothing has changed.
-            RemoteProtocolError: That is no answer to it, or an answer was here before its request
-                was sent.
-            EndpointError: The stream broke, or no answer came in time; it is gone.
+            RemoteProtocolError: The answer is of another kind, or an answer had come before its
+                request was sent.
+            EndpointError: The stream broke, or no answer came in time; the stream is closed.
         """
         if self._surplus is not None:
             self._is_surplus_raised = True
@@ -85,35 +85,35 @@ class WorldStream:
         return answer
 
     def drain(self, kind: RequestKind, end_s: float) -> None:
-        """Wait until the last request is answered, and all before it, however.
+        """Wait until the last request and all before it are answered, also with errors.
 
         Args:
-            kind: Of the last request.
-            end_s: As of ``receive``.
+            kind: The last request's.
+            end_s: As for ``receive``.
 
         Raises:
-            RemoteProtocolError: What came is no answer.
-            EndpointError: The stream broke, or not all answers came in time; it is gone.
+            RemoteProtocolError: A frame is no answer.
+            EndpointError: The stream broke, or not all answers came in time; it is closed.
         """
         is_answered = False
-        # Of a server that answers twice, the last of as many answers may not be the last one.
+        # If the server answers twice, more answers may follow than there were requests.
         while self._num_received < self._num_sent or not is_answered:
             try:
                 is_answered = frames.parse_answer(self._next_frame(end_s)).kind is kind
             except RemoteEnvError:
                 is_answered = True
-        self._look_for_surplus()
+        self._check_for_surplus()
 
     def unraised_surplus(self) -> RemoteProtocolError | None:
-        """Return the error about an answer before its request, if ``receive`` has not raised it."""
+        """Return the error about a surplus answer, if ``receive`` has not raised it."""
         return None if self._is_surplus_raised else self._surplus
 
     def close(self) -> None:
-        """Cut the stream. Idempotent."""
+        """Close the stream and its connection. Idempotent."""
         self._stream.close()
         self._channel.close()
 
-    def _told(self, error: EndpointUnreachableError) -> EndpointUnreachableError:
+    def _explained(self, error: EndpointUnreachableError) -> EndpointUnreachableError:
         cause = error.__cause__
         if not isinstance(cause, grpc.Call) or cause.code() is not grpc.StatusCode.UNIMPLEMENTED:
             return error
@@ -125,8 +125,8 @@ class WorldStream:
         )
 
     def _next_frame(self, end_s: float) -> bytes:
-        # Who ends a session may do so while another thread waits for an answer, and gRPC bears one
-        # at a time.
+        # One thread may end the session while another waits for an answer, and gRPC allows only one
+        # reader at a time.
         if not self._receiving.acquire(timeout=max(0.0, end_s - time.monotonic())):
             raise EndpointTimeoutError("another thread still waits for an answer", self._address)
         try:
@@ -136,27 +136,27 @@ class WorldStream:
                 frame = self._stream.receive(max(0.0, end_s - time.monotonic()))
             self._num_received += 1
         except EndpointUnreachableError as error:
-            raise self._told(error) from error.__cause__
+            raise self._explained(error) from error.__cause__
         finally:
             self._receiving.release()
         return frame
 
-    def _look_for_surplus(self) -> None:
-        """Note whether more answers are here than requests were sent."""
+    def _check_for_surplus(self) -> None:
+        """Note an error if more answers have come than requests were sent."""
         if self._surplus is not None or not self._receiving.acquire(blocking=False):
-            return  # another thread waits for an answer, so that none is here
+            return  # another thread waits for an answer, so that none is left over
         try:
             while self._num_here <= self._num_sent and self._stream.poll():
                 self._arrived.append(self._stream.receive())
         except EndpointError:
-            return  # whoever waits for an answer hears of it
+            return  # ``receive`` raises it
         finally:
             self._receiving.release()
         if self._num_here > self._num_sent:
             kind = f" of the kind {frames.kind_name(self._arrived[-1])}" if self._arrived else ""
             self._surplus = RemoteProtocolError(
-                f"{self._address} sent more answers than there were requests: an answer{kind} was "
-                "here before its request was sent; dm_env_rpc knows answers by their order alone, "
+                f"{self._address} sent more answers than there were requests: an answer{kind} came "
+                "before its request was sent; dm_env_rpc matches answers by their order alone, "
                 "so open a new session, and have the server answer each request once"
             )
 

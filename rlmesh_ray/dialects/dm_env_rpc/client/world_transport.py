@@ -1,4 +1,4 @@
-"""What goes to a session's streams, and what comes back, over all lanes."""
+"""Transport of a session's requests and answers over all lanes; check for changed specs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from rlmesh_ray.spaces.leaves import Column
 
 @dataclass(frozen=True, slots=True)
 class VectorStep:
-    """What a step has led to; one entry a lane everywhere."""
+    """Result of a step; every column has one entry a lane."""
 
     observation: list[Column]
-    """One a leaf, in memory of its own."""
+    """One column a leaf; they share no memory with others."""
     rewards: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
 
 
 class WorldTransport(Protocol):
-    """Carries requests to lanes; answers come in the order of the requests."""
+    """Sends requests for lanes; answers are received in the order of the requests."""
 
     def send_reset(self, lanes: Sequence[int], seeds: Sequence[int], settings: Settings) -> None:
         """Begin new sequences in ``lanes``, without waiting.
@@ -32,11 +32,11 @@ class WorldTransport(Protocol):
         Args:
             lanes: Indices, at least one.
             seeds: Empty, or one for each of ``lanes``.
-            settings: For each of them, beside its seed.
+            settings: Settings of each reset, besides the seed.
         """
 
     def receive_reset(self, end_s: float) -> list[Column]:
-        """Return all lanes' observations, after the oldest request, a reset.
+        """Return all lanes' observations after the oldest request, a reset.
 
         Args:
             end_s: When to stop waiting, in seconds of time.monotonic().
@@ -52,7 +52,7 @@ class WorldTransport(Protocol):
         """Apply one action a lane, without waiting."""
 
     def receive_step(self, end_s: float) -> VectorStep:
-        """Return what the oldest request, a step, has led to; errors as of ``receive_reset``."""
+        """Return the result of the oldest request, a step; raises as ``receive_reset``."""
 
 
 def require_unchanged(joined: Any, now: Any, address: str, lane: int) -> None:
@@ -60,19 +60,19 @@ def require_unchanged(joined: Any, now: Any, address: str, lane: int) -> None:
 
     Args:
         joined: The ``pb.ActionObservationSpecs`` after the join.
-        now: After the reset; empty where a server does not send them again, as it should.
-        address: For the message.
-        lane: Likewise.
+        now: Those after the reset; empty: the server does not repeat them.
+        address: The server's, for the message.
+        lane: The agent's, for the message.
 
     Raises:
         ContractMismatchError: They differ, in a tensor or in a uid.
     """
     if now == joined or not (now.actions or now.observations):
         return
-    if _serialized(now) == _serialized(joined):  # bounds that are no numbers equal nothing
+    if _serialized(now) == _serialized(joined):  # NaN in bounds does not equal itself
         return
     raise ContractMismatchError(
-        f"{address} has changed what lane {lane} does or sees with its reset: "
+        f"{address} has changed the actions or observations of lane {lane} with its reset: "
         f"{_difference(joined, now)}; spaces are fixed while a session lasts, so reset with "
         "settings that leave them alone, or join with other ones in a new session"
     )

@@ -1,4 +1,4 @@
-"""Reads one action, and makes sure that it is what its spec says."""
+"""Decodes one action, and checks it against its spec."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +32,9 @@ class ActionTensor:
 
     spec: TensorSpec
     position: int
-    """Which leaf of the action space it is."""
+    """Index of its leaf in the action space."""
     dtype: np.dtype[Any] | None
-    """Of that leaf; None for text."""
+    """The leaf's; None for text."""
 
 
 class ActionReader:
@@ -47,7 +47,7 @@ class ActionReader:
     def __init__(self, action: ActionTensor) -> None:
         spec = action.spec
         self.position = action.position
-        """Which leaf of the action space it is."""
+        """Index of its leaf in the action space."""
         self._spec = spec
         self._dtype = action.dtype
         self._name = f"action {spec.name!r}"
@@ -75,7 +75,7 @@ class ActionReader:
         """
         if self._is_number and not tensor.shape and tensor.WhichOneof("payload") == self._field:
             elements = getattr(tensor, self._field).array
-            # What is wrong (NaN, too) is looked at closely.
+            # One of them is out of range, or NaN.
             if len(elements) == 1 and self._low <= elements[0] <= self._high:
                 return elements[0]
         return self._read(tensor)

@@ -1,4 +1,4 @@
-"""Who can join an environment, and what each sends and gets: one lane, one agent, or all lanes."""
+"""Codecs of the agents of an environment: a lane, one of several agents of a lane, or all lanes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,10 +28,9 @@ from rlmesh_ray.spaces.leaves import Leaf, Path, leaves
 
 
 def agent_names(contract: EnvContract) -> tuple[str, ...]:
-    """Return the agents of each lane; none: a lane is one agent.
+    """Return the names of the agents of each lane; empty: a lane is one agent.
 
-    Metadata are the environment's: where they claim agents without the spaces of such, there are
-    none.
+    It is empty, too, if the environment's metadata name agents for which it has no spaces.
     """
     own: Any = contract.metadata.get(capabilities.MULTI_AGENT)
     names: Any = own.get("agents") if isinstance(own, Mapping) else None
@@ -54,7 +53,7 @@ def agent_names(contract: EnvContract) -> tuple[str, ...]:
 
 
 def lane_agent(contract: EnvContract, lane: int) -> AgentTensors:
-    """Return the codec of whoever acts in one lane."""
+    """Return the codec of the only agent of a lane."""
     observed = [
         ObservationTensor(tensor_spec(leaf, tensor_name(leaf.path, OBSERVATION)), _row(at, lane))
         for at, leaf in enumerate(leaves(contract.observation_space))
@@ -119,14 +118,14 @@ def all_lanes(contract: EnvContract) -> AgentTensors:
 
 
 def lane_ending(lane: int) -> Callable[[LaneFrame], tuple[bool, bool]]:
-    """Return what tells whether the last step has terminated a lane's episode, and truncated it."""
+    """Return a function for whether a step has terminated and truncated a lane's episode."""
     return lambda frame: (bool(frame.terminated[lane]), bool(frame.truncated[lane]))
 
 
 def agent_ending(
     contract: EnvContract, lane: int, agent: str
 ) -> Callable[[LaneFrame], tuple[bool, bool]]:
-    """Return the same for one of the agents of a lane, whose own part may end before the lane's."""
+    """Return such a function for one of several agents of a lane, which may end before the lane."""
     place = agent_names(contract).index(agent)
     by_path = {leaf.path: at for at, leaf in enumerate(leaves(contract.observation_space))}
     terminated = by_path[(multi_agent.TERMINATED,)]

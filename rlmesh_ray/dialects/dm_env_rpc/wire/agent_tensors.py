@@ -24,7 +24,7 @@ from rlmesh_ray.wire.protobuf import varint
 
 @message
 class LaneFrame:
-    """What all lanes of an environment show after a reset or step; never changes."""
+    """Results of all lanes after a reset or step; immutable."""
 
     columns: Sequence[Column]
     """Observations, one a leaf."""
@@ -44,7 +44,7 @@ class ObservationTensor:
     read: Callable[[LaneFrame], Any]
     """Its value: an array or number of any dtype that goes into ``spec.dtype``, or text."""
     is_reward: bool = False
-    """Whether it is 0 in an answer that no action has led to."""
+    """Whether it is 0 in an answer without an action before it."""
 
 
 class AgentTensors:
@@ -77,7 +77,7 @@ class AgentTensors:
         return self._actions.values()
 
     def check_requested(self, uids: Iterable[int]) -> None:
-        """Make sure that there are such observations.
+        """Check that there are such observations.
 
         Raises:
             CodecError: There is one that is not.
@@ -89,7 +89,7 @@ class AgentTensors:
                 )
 
     def read_actions(self, tensors: Mapping[int, Any]) -> dict[int, Any]:
-        """Return the values that ``tensors`` (``pb.Tensor`` by uid) hold, by leaf.
+        """Return the values in ``tensors`` (``pb.Tensor`` by uid), by leaf.
 
         Raises:
             CodecError: There is no such action, or one is not what its spec says.
@@ -108,10 +108,10 @@ class AgentTensors:
         """Return the EnvironmentResponse to a step.
 
         Args:
-            state: Of the agent's sequence.
-            requested: Uids that were checked; twice is as good as once.
-            frame: What the lanes show.
-            is_acted: Whether its rewards count.
+            state: The agent's.
+            requested: Uids that were checked; repeated ones are ignored.
+            frame: Results of all lanes.
+            is_acted: Whether an action has led to it, so that its rewards count.
         """
         parts = [b"\x08", varint(state)]  # StepResponse.state
         parts += [
@@ -131,7 +131,7 @@ class _ObservationEncoder:
         self._dtype = tensor.spec.dtype.numpy
         self._read = tensor.read
         self._nothing = np.zeros(tensor.spec.shape) if tensor.is_reward else None
-        # What stands round the numbers is always the same where they always take as much room.
+        # The bytes round the numbers never change if the numbers have a constant size.
         self._around: tuple[bytes, bytes] | None = None
         if tensor.spec.dtype in RAW_KINDS and 0 not in tensor.spec.shape:
             zeros = np.zeros(tensor.spec.shape, self._dtype)

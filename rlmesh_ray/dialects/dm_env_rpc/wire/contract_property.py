@@ -1,4 +1,4 @@
-"""The full contract as one string, which tells our own clients the exact spaces."""
+"""Property with the contract as text: this package's clients get the exact spaces from it."""
 
 from google.protobuf import json_format
 
@@ -17,7 +17,7 @@ def contract_to_text(contract: EnvContract) -> str:
 
 
 def contract_from_text(text: str) -> EnvContract:
-    """Return the contract that the value of the property tells.
+    """Return the contract in the value of the property.
 
     Raises:
         CodecError: It is none.

@@ -1,4 +1,4 @@
-"""What tensors hold, and the dtypes of the arrays that they become."""
+"""Data types of tensors, and the dtypes of their arrays."""
 
 import enum
 from typing import Any
@@ -9,10 +9,10 @@ from rlmesh_ray.errors import CodecError
 
 
 class DataType(enum.IntEnum):
-    """What a tensor holds; the numbers are also those of a Tensor's payload fields."""
+    """Data type of a tensor; also the number of its payload field in Tensor."""
 
     INVALID = 0
-    """Never in a tensor; in the spec of a property that can only be listed."""
+    """Only in the spec of a property that has no value."""
     FLOAT = 1
     DOUBLE = 2
     INT8 = 3
@@ -56,7 +56,7 @@ NUMPY: dict[DataType, np.dtype[Any]] = {
     DataType.STRING: np.dtype(object),
     DataType.PROTO: np.dtype(object),
 }
-"""``DataType.numpy`` of those that have one."""
+"""``DataType.numpy`` of the data types with values."""
 _BY_NUMPY = {dtype: kind for kind, dtype in NUMPY.items() if dtype.kind != "O"}
 BY_FIELD = {kind.field: kind for kind in DataType}
 """By name of the payload field."""
@@ -67,13 +67,13 @@ RAW_KINDS = {
     DataType.UINT8,
     DataType.BOOL,
 }
-"""What lies in memory as it does in a message."""
+"""Data types whose arrays have the same bytes in memory and in a message."""
 BYTES_KINDS = {DataType.INT8, DataType.UINT8}
-"""Whose payload is one field of bytes."""
+"""Data types whose payload is one field of bytes."""
 
 
 def data_type_of(value: Any) -> DataType:
-    """Return how ``value`` travels: an array of a dtype above, or what NumPy makes one of.
+    """Return the data type of ``value``: an array of a dtype above, or what NumPy converts to one.
 
     Raises:
         CodecError: There is no such tensor (float16, int16, complex, ...).

@@ -14,6 +14,6 @@ pb: Any = dm_env_rpc_pb2
 properties: Any = properties_pb2
 """The properties extension."""
 status: Any = status_pb2
-"""What an error response holds."""
+"""The status in an error response."""
 error_details: Any = error_details_pb2
-"""What goes into its details."""
+"""The messages in its details."""

@@ -36,7 +36,7 @@ _LONGEST_QUOTE = 200
 
 
 def parse_request(data: bytes) -> WorldRequest:
-    """Return the request in ``data``, or what is wrong with it."""
+    """Return the request in ``data``, or a MalformedWorldRequest."""
     try:
         message = pb.EnvironmentRequest.FromString(data)
     except DecodeError as error:
@@ -77,7 +77,7 @@ def _extension(message: Any) -> WorldRequest:
 
 
 def _core_property(message: Any) -> WorldRequest:
-    unknown: Any = UnknownFieldSet(message)  # its types lack what it is for
+    unknown: Any = UnknownFieldSet(message)  # its type stubs lack the iteration
     for field in unknown:
         reader = _CORE_READERS.get(field.field_number)
         if reader is not None and isinstance(field.data, bytes):

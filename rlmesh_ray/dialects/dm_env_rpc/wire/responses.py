@@ -22,10 +22,10 @@ _READ, _WRITTEN, _LISTED = b"\x42", b"\x4a", b"\x52"
 
 @dataclass(frozen=True, slots=True)
 class PropertyEntry:
-    """A property, or a node that has others."""
+    """A property, or a node with properties below it."""
 
     spec: TensorSpec
-    """Named by its whole key; INVALID for a node without a value."""
+    """Its name is the whole key; its data type is INVALID for a node without a value."""
     description: str
     is_readable: bool = False
     is_writable: bool = False
@@ -60,7 +60,7 @@ def pack_reset(specs: Any) -> bytes:
 def pack_read(values: Mapping[str, Any], *, is_core: bool) -> bytes:
     """Return the response to ReadProperties; ``values`` are ``pb.Tensor`` by key.
 
-    Of several, the extension has a place for one.
+    The extension has room for one of them.
     """
     if is_core:
         return _core(_READ, pb.CreateWorldRequest(settings=values).SerializeToString())
@@ -99,7 +99,7 @@ def _extension(**payload: Any) -> bytes:
 
 
 def _core(tag: bytes, message: bytes) -> bytes:
-    # Also an empty one says which kind it is.
+    # An empty message shows its kind, too.
     return field(tag, message) or tag + b"\x00"
 
 

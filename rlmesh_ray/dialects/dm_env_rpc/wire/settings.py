@@ -7,7 +7,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import Array, DataType, kind_of
 from rlmesh_ray.errors import CodecError
 
 MAX_ELEMENTS = 2**20
-"""Of all settings of a request: a few bytes could stand for any number of equal ones."""
+"""Limit for all settings of a request: a few bytes can stand for any number of equal elements."""
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, object]:
@@ -29,7 +29,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, object]:
 
 
 def plain_setting(name: str, tensor: Any) -> object:
-    """Return one setting, or the value of a property, which errors call ``name``.
+    """Return one setting, or the value of a property; errors have its ``name``.
 
     Raises:
         CodecError: It is malformed, or holds messages, or too much.

@@ -1,4 +1,4 @@
-"""How a space travels: one tensor a leaf, named by where it stands.
+"""Tensors of a space: one a leaf, named by the leaf's path.
 
 The root of a space that is no Dict or Tuple is ``action`` or ``observation``; the others have
 their path, with a '.' between its parts. What is no part of the path is percent-encoded: '.' and
@@ -35,12 +35,12 @@ _WIDER = {"float16": np.float32, "int16": np.int32, "uint16": np.uint32}
 
 
 def tensor_specs(space: SpaceSpec, root: str, num_lanes: int | None = None) -> list[TensorSpec]:
-    """Return the tensors that make a value of ``space``, in the order of its leaves.
+    """Return the specs of the tensors of ``space``, in the order of its leaves.
 
     Args:
-        space: Of one lane.
+        space: A lane's.
         root: ``ACTION`` or ``OBSERVATION``.
-        num_lanes: Width of a batched value, whose tensors have one axis more; None: of one lane.
+        num_lanes: Width of a batched value, whose tensors have one more axis; None: one lane.
     """
     return [tensor_spec(leaf, tensor_name(leaf.path, root), num_lanes) for leaf in leaves(space)]
 
@@ -56,7 +56,7 @@ def tensor_spec(leaf: Leaf, name: str, num_lanes: int | None = None) -> TensorSp
 
 
 def tensor_name(path: Path, root: str) -> str:
-    """Return what the tensor of the leaf at ``path`` is called."""
+    """Return the name of the tensor of the leaf at ``path``."""
     if not path:
         return root
     first, *others = [_escaped(str(part)) for part in path]
@@ -66,7 +66,7 @@ def tensor_name(path: Path, root: str) -> str:
 
 
 def data_type(leaf: Leaf) -> DataType:
-    """Return how a leaf travels: at its own dtype, or the next wider one that tensors have."""
+    """Return the data type of a leaf: its own dtype, or the next wider one that tensors have."""
     if leaf.dtype is None:
         return DataType.STRING
     return data_type_of(np.zeros(0, _WIDER.get(leaf.dtype.name, leaf.dtype)))
@@ -86,7 +86,7 @@ def _bounds(leaf: Leaf, kind: DataType) -> tuple[Array | None, Array | None]:
     low, high = (_shortened(np.asarray(bound, dtype)) for bound in _leaf_bounds(leaf))
     if dtype.kind == "f":
         return _if_any(low, -np.inf), _if_any(high, np.inf)
-    # dm_env takes a scalar from 0 on for a choice, and fails to count those of a whole dtype.
+    # dm_env takes a scalar from 0 on for a choice, and fails to count the values of a whole dtype.
     if not leaf.shape and low == 0 and high == np.iinfo(dtype).max:
         high = None
     return low, high

@@ -1,4 +1,4 @@
-"""TensorSpecs: what a tensor of an action, observation or property may hold."""
+"""Specs of the tensors of actions, observations and properties."""
 
 import struct
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from rlmesh_ray.dialects.dm_env_rpc.wire.tensors import (
 from rlmesh_ray.errors import CodecError
 
 _UNBOUNDED = {DataType.INVALID, DataType.BOOL, DataType.STRING, DataType.PROTO}
-# Before 1.1 a bound was one number, in fields that are reserved now; its kind by field.
+# Fields of a bound before 1.1, which was one number; they are reserved now.
 _OLD_BOUNDS = {
     1: DataType.FLOAT,
     2: DataType.DOUBLE,
@@ -34,7 +34,7 @@ _OLD_BOUNDS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorSpec:
-    """What a tensor may hold."""
+    """Name, data type, shape and bounds of a tensor."""
 
     name: str
     dtype: DataType
@@ -48,7 +48,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class AgentSpecs:
-    """What an agent can do and see, by uid."""
+    """Specs of an agent's actions and observations, by uid."""
 
     actions: Mapping[int, TensorSpec]
     observations: Mapping[int, TensorSpec]
@@ -65,7 +65,7 @@ def spec_to_proto(spec: TensorSpec) -> Any:
 
 
 def spec_from_proto(message: Any) -> TensorSpec:
-    """Return what a ``pb.TensorSpec`` says, also of a server that is older than 1.1.
+    """Return the spec in a ``pb.TensorSpec``, also of a server that is older than 1.1.
 
     Raises:
         CodecError: It contradicts itself, or its dtype is not known.
@@ -98,7 +98,7 @@ def specs_to_proto(specs: AgentSpecs) -> Any:
 
 
 def specs_from_proto(message: Any) -> AgentSpecs:
-    """Return what a ``pb.ActionObservationSpecs`` says, by ascending uid.
+    """Return the specs in a ``pb.ActionObservationSpecs``, by ascending uid.
 
     Raises:
         CodecError: A spec contradicts itself, or two have the same name.
@@ -132,7 +132,7 @@ def _bound(value: Any, kind: DataType, shape: tuple[int, ...], name: str) -> Arr
 
 
 def _old_bound(value: Any, kind: DataType, name: str) -> Array | None:
-    unknown: Any = UnknownFieldSet(value)  # its types lack what it is for
+    unknown: Any = UnknownFieldSet(value)  # its type stubs lack the iteration
     for field in unknown:
         if _OLD_BOUNDS.get(field.field_number) is kind:
             return _old_number(field.data, kind, name)

@@ -56,8 +56,8 @@ def encode_tensor(value: Any, kind: DataType | None = None) -> bytes:
     """Return the serialized Tensor of an array, scalar, string or nested list of these.
 
     Args:
-        value: At the dtype of ``kind`` already; nothing is cast.
-        kind: What to send it as; None: what ``data_type_of`` says.
+        value: At the dtype of ``kind``; nothing is cast.
+        kind: Its data type; None: that of ``data_type_of``.
 
     Raises:
         CodecError: There is no such tensor.
@@ -74,9 +74,9 @@ def encode_flat(flat: Array, kind: DataType, shape: tuple[int, ...]) -> bytes:
     """Return the serialized Tensor of ``flat``, which has the dtype of ``kind``.
 
     Args:
-        flat: One axis; one element alone stands for a whole tensor of equal ones.
-        kind: What it holds.
-        shape: Of the tensor.
+        flat: One axis; a single element stands for a whole tensor of equal ones.
+        kind: Its data type.
+        shape: The tensor's.
     """
     payload = encode_payload(flat, kind)
     if len(payload) > _LARGEST_CACHED:
@@ -125,7 +125,7 @@ _LARGEST_CACHED = 2**24
 
 
 def shape_field(shape: tuple[int, ...]) -> bytes:
-    """Return ``Tensor.shape`` as it stands at the end of a message; empty without axes."""
+    """Return the bytes of ``Tensor.shape``, which end a message; empty without axes."""
     axes = encode_varints(np.array(shape, np.int64))
     return _SHAPE_TAG + varint(len(axes)) + axes if axes else b""
 
@@ -141,7 +141,7 @@ _cached_around = lru_cache(maxsize=256)(_around)
 
 
 def kind_of(tensor: Any, name: str = "tensor") -> DataType:
-    """Return what a ``pb.Tensor`` holds.
+    """Return the data type of a ``pb.Tensor``.
 
     Raises:
         CodecError: It has no payload.
@@ -153,11 +153,11 @@ def kind_of(tensor: Any, name: str = "tensor") -> DataType:
 
 
 def unpack_tensor(tensor: Any, name: str = "tensor") -> Array:
-    """Return what a ``pb.Tensor`` holds, broadcast, and with its inferred axis resolved.
+    """Return the array in a ``pb.Tensor``, broadcast, and with its inferred axis resolved.
 
     Args:
-        tensor: From a peer.
-        name: What errors call it.
+        tensor: The peer's.
+        name: Its name in errors.
 
     Returns:
         An array at the dtype of ``kind_of(tensor).numpy``; perhaps read-only, and one that was
@@ -171,7 +171,7 @@ def unpack_tensor(tensor: Any, name: str = "tensor") -> Array:
 
 
 def shaped(flat: Array, shape: Sequence[int], name: str) -> Array:
-    """Return ``flat`` in the shape that a tensor of ``shape`` means; see ``resolved_shape``."""
+    """Return ``flat`` in the resolved ``shape`` of its tensor; see ``resolved_shape``."""
     return fitted(flat, resolved_shape(shape, len(flat), name), name)
 
 
@@ -184,7 +184,7 @@ def fitted(flat: Array, shape: tuple[int, ...], name: str) -> Array:
 
 
 def resolved_shape(shape: Sequence[int], count: int, name: str) -> tuple[int, ...]:
-    """Return what ``shape`` means for a payload of ``count`` elements.
+    """Return the resolved ``shape`` of a payload of ``count`` elements.
 
     One element stands for as many as the shape has; a negative axis is then 1 long. No shape
     means exactly one element.
@@ -229,7 +229,7 @@ def flat_payload(carrier: Any, kind: DataType) -> Array:
         found = np.empty(len(payload.array), object)
         found[:] = list(payload.array)
         return found
-    # Protobuf writes it as one packed field, however it has come, and first of all.
+    # Protobuf writes it as one packed field, in front, also if it came otherwise.
     data = payload.SerializeToString()
     if not data.startswith(_FIRST_FIELD):
         return np.zeros(0, NUMPY[kind])
@@ -241,7 +241,7 @@ def flat_payload(carrier: Any, kind: DataType) -> Array:
 
 
 def _length(data: bytes) -> tuple[int, int]:
-    """Return the length after the first tag, and where what it counts begins."""
+    """Return the length after the first tag, and the offset of the bytes that it counts."""
     number, shift, at = 0, 0, 1
     while True:
         part = data[at]

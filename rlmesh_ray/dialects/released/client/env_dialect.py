@@ -1,13 +1,12 @@
-"""The generation ``rlmesh-wire-v1`` within a session with an EnvService; without I/O.
+"""Client dialect of ``rlmesh-wire-v1`` for sessions with an environment; without I/O.
 
-It differs from the edition's in what a session's holder is told. Here it is told the same:
+It converts answers to the results of the edition's sessions:
 
-* A partial reset is answered with the observations and infos of these lanes only: the other
-  lanes' last observations are kept, to be told along.
-* Answers carry no episode ids: the client mints them. An episode that an autoreset begins is one,
-  too, and so is one that a reset cuts off; the records of both are dropped, since the edition
-  knows episodes only from a Reset to their end.
-* Infos come as plain values; ``infos`` says in which forms.
+* The answer to a partial reset has only these lanes: the last observations of the others are kept
+  and added.
+* Answers have no episode ids: the client mints them. The records of episodes that an autoreset has
+  begun or a reset has ended are dropped: the edition's episodes last from a Reset to their end.
+* Infos are plain values; see ``vector_infos``.
 """
 
 from collections import deque
@@ -43,7 +42,7 @@ _SHOWN = 8
 
 
 class ReleasedEnvClientDialect:
-    """That of the released rlmesh.
+    """The dialect of one session.
 
     Args:
         contract: The session's.
@@ -55,17 +54,17 @@ class ReleasedEnvClientDialect:
     def __init__(self, contract: EnvContract) -> None:
         self._contract = contract
         self._all_lanes = range(contract.num_envs)
-        # What was asked for and has not been answered.
+        # Requests that have not been answered.
         self._resets: deque[Reset] = deque()
 
-    # What a contract of millions of lanes asks for is not made before somebody uses them.
+    # A contract may have millions of lanes: these are made on first use.
     @cached_property
     def _episodes(self) -> EpisodeIds:
         return EpisodeIds(self._contract.num_envs)
 
     @cached_property
     def _latest(self) -> list[Column]:
-        """The observations of all lanes, as they were told last; read-only."""
+        """The last observations of all lanes; read-only."""
         return empty_columns(self._contract.observation_space, self._contract.num_envs)
 
     def reset(
@@ -90,9 +89,9 @@ class ReleasedEnvClientDialect:
         return Step(request_id, data, timeout_ms, episode_ids=self._episodes.names)
 
     def reset_result(self, done: ResetDone) -> ResetResult:
-        """Return what ``done`` says, over all lanes."""
+        """Return the result in ``done``, over all lanes."""
         request = self._resets.popleft()
-        while request.request_id != done.request_id:  # those before it were answered with errors
+        while request.request_id != done.request_id:  # earlier ones were answered with errors
             request = self._resets.popleft()
         lanes = request.env_indices or self._all_lanes
         self._episodes.begin(lanes, request.episode_ids)
@@ -101,7 +100,7 @@ class ReleasedEnvClientDialect:
         return ResetResult(owned(self._latest), infos, self._episodes.tracked)
 
     def step_result(self, done: StepDone) -> StepResult:
-        """Return what ``done`` says."""
+        """Return the result in ``done``."""
         width = self._contract.num_envs
         if done.env_indices and done.env_indices != tuple(self._all_lanes):
             raise CodecError(
@@ -132,11 +131,9 @@ class ReleasedEnvClientDialect:
 
     def _learn(self, data: bytes, lanes: Sequence[int]) -> None:
         spec = self._contract.observation_space
-        told = values.decode_batch(spec, data, len(lanes))
-        if lanes == self._all_lanes:
-            self._latest = told
-            return
-        self._latest = _with_rows(owned(self._latest), told, lanes)
+        rows = values.decode_batch(spec, data, len(lanes))
+        is_all = lanes == self._all_lanes
+        self._latest = rows if is_all else _with_rows(owned(self._latest), rows, lanes)
 
 
 def _some(lanes: Sequence[int]) -> str:
@@ -144,7 +141,7 @@ def _some(lanes: Sequence[int]) -> str:
 
 
 def _with_rows(columns: list[Column], rows: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
-    """Put one row for each of ``lanes`` into ``columns``, whose arrays are written to."""
+    """Return ``columns`` with new rows for ``lanes``; their arrays are written to."""
     merged: list[Column] = []
     for column, part in zip(columns, rows, strict=True):
         if isinstance(column, tuple):

@@ -1,4 +1,4 @@
-"""The generation ``rlmesh-wire-v1`` within a session with a ModelService; without I/O."""
+"""Client dialect of ``rlmesh-wire-v1`` for sessions with a policy; without I/O."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,22 +37,22 @@ from rlmesh_ray.spaces.contract import EnvContract
 @dataclass(frozen=True, slots=True)
 class _Episode:
     given: str
-    """By the caller; may be empty."""
+    """The caller's id; may be empty."""
     name: str
-    """Said to the model. A server keeps the episodes of all its routes and sessions together: so
-    it is nobody else's there, and only begins with what was given."""
+    """The id in requests. A server keeps the episodes of all its routes and sessions together: so
+    it is unique, and begins with ``given``."""
 
 
 class RowEpisodes:
-    """Those of one route."""
+    """The episodes of one route."""
 
     def __init__(self) -> None:
         self._by_lane: dict[int, _Episode] = {}
 
     def of(self, rows: Sequence[PredictSlot]) -> tuple[tuple[RowEpisode, ...], tuple[str, ...]]:
-        """Return the episodes of ``rows``, and those that they have replaced.
+        """Return the episodes of ``rows``, and the ids of episodes that they have replaced.
 
-        A lane's episode lasts until a row is the first of another one, or names another one.
+        A lane's episode lasts until a row of the lane is a first one, or has another id.
         """
         named: list[RowEpisode] = []
         replaced: list[str] = []
@@ -72,10 +72,10 @@ def _new_episode(given: str) -> _Episode:
 
 
 class ReleasedModelClientDialect:
-    """That of the released rlmesh: a route is an adapter there, known by its environment's id.
+    """The dialect of one session: a route is an adapter, whose id is that of its environment.
 
     Args:
-        session_id: Named in every context.
+        session_id: The id in every context.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -95,10 +95,10 @@ class ReleasedModelClientDialect:
         rows: Sequence[PredictSlot],
         observation: bytes,
     ) -> list[EncodedRequest]:
-        """Return the request for a prediction, and before it which episodes are over.
+        """Return the request for a prediction, after one that reports ended episodes, if any.
 
-        Released models may work on both at once, and some forget everything when any episode is
-        over: so that must have been answered before the prediction is asked for.
+        Released models may work on both at once, and some drop all states when any episode ends: so
+        the report must be answered before the prediction is sent.
         """
         episodes, replaced = self._episodes.setdefault(route_id, RowEpisodes()).of(rows)
         asked = []

@@ -1,10 +1,10 @@
-"""Infos as released endpoints tell them, made into those of gymnasium's vector environments.
+"""Infos of released endpoints, converted to those of gymnasium's vector environments.
 
-They come in one of three forms, with lists in place of arrays:
+They have one of three forms, with lists in place of arrays:
 
-* of one lane, whether the session has more or not: the environment's own;
-* of lanes that are environments of their own: ``final_info``, a list of those, one a lane;
-* of a vector environment: gymnasium's form.
+* for one lane, in a session of any width: the environment's own info;
+* for lanes that are single environments: ``final_info``, a list of their infos, one a lane;
+* for a vector environment: gymnasium's form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ _NUMBERS: tuple[tuple[set[type], type], ...] = (
 
 
 def as_vector_infos(told: Infos, lanes: Sequence[int], num_lanes: int) -> dict[str, object]:
-    """Return ``told`` as an endpoint of this package would: arrays by key, and masks by ``_key``.
+    """Return infos as an endpoint of this package sends them: arrays by key, masks by ``_key``.
 
-    The dtypes are those that gymnasium gives to Python's numbers, since no others were told.
+    The dtypes are those that gymnasium gives to Python's numbers, since the infos have none.
 
     Args:
-        told: Of ``lanes``, in their order.
+        told: The infos of ``lanes``, in their order.
         lanes: Indices.
         num_lanes: Width of the session.
     """

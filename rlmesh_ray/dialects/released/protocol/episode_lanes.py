@@ -12,15 +12,15 @@ from rlmesh_ray.protocol.messages import PredictSlot
 from rlmesh_ray.protocol.route_lanes import check_id_lengths
 
 MAX_EPISODES = 2**16
-"""Episodes that one session may have at the same time. A policy may remember something about each
-of them, and a client that never tells of an end would let them grow without bound."""
+"""Episodes that one session may have at a time. A policy may keep a state for each of them, and
+their number would grow without bound if a client never reported an end."""
 
 
 class EpisodeLimit:
     """Counts the episodes that have a lane, over all routes of a session.
 
     Args:
-        limit: How many there may be.
+        limit: How many are allowed.
     """
 
     def __init__(self, limit: int = MAX_EPISODES) -> None:
@@ -45,12 +45,12 @@ class _EpisodeLane:
 
 
 class EpisodeLanes:
-    """A lane for each episode that runs; those that are freed are used again.
+    """A lane for each episode that runs; freed lanes are used again.
 
-    A row is its episode's first until one has been answered with actions.
+    A row is the first of its episode until a row of it has been answered with actions.
 
     Args:
-        held: The session's.
+        held: Counts the episodes of all routes of the session.
     """
 
     num_reserved = 0
@@ -61,7 +61,7 @@ class EpisodeLanes:
         self._free: list[int] = []
 
     def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
-        """Give each row its episode's lane, and say which rows are first ones."""
+        """Set the lane of each row, and whether it is the first of its episode."""
         episodes = [slot.episode_id for slot in slots]
         _check_episodes(episodes)
         new = [episode for episode in episodes if episode not in self._lanes]
@@ -75,7 +75,7 @@ class EpisodeLanes:
         return tuple(self._assigned(slot) for slot in slots)
 
     def note_failed(self, slots: Sequence[PredictSlot]) -> None:
-        """Let the next row of an episode that has not begun be its first one again."""
+        """Make the next row of an episode its first again, if the failed row was that."""
         for slot in slots:
             self._lanes[slot.episode_id].has_begun = not slot.reset
 
@@ -84,13 +84,13 @@ class EpisodeLanes:
         return [self._lanes[episode].lane for episode in self._known(episode_ids)]
 
     def free(self, episode_ids: Sequence[str]) -> None:
-        """Take the lanes of episodes back, which the policy has forgotten."""
+        """Free the lanes of episodes, whose states the policy has dropped."""
         known = self._known(episode_ids)
         self._free += [self._lanes.pop(episode).lane for episode in known]
         self._held.count -= len(known)
 
     def clear(self) -> None:
-        """Take all lanes back, since the policy has forgotten the route."""
+        """Free all lanes, since the policy has dropped the states of the route."""
         self.free(tuple(self._lanes))
 
     def _known(self, episode_ids: Sequence[str]) -> list[str]:

@@ -49,11 +49,17 @@ def answer_released_offer(
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
         refusal: Why the endpoint serves no client of this generation; empty: it does.
     """
-    return released_answer(
-        server_version,
-        reason=refusal or _mismatch(offer),
-        capabilities=capabilities,
-        contract=contract,
+    reason = refusal or _mismatch(offer)
+    return HandshakeResponse(
+        compatible=not reason,
+        generation=WIRE_V1,
+        min_generation=WIRE_V1,
+        server_version=server_version,
+        editions=(EDITION_NAME,),
+        capabilities={} if reason else capabilities,
+        selected_edition=EDITION_NAME,
+        error_message=reason,
+        contract=None if reason else contract,
     )
 
 
@@ -68,35 +74,6 @@ def _mismatch(offer: HandshakeRequest) -> str:
         offered = quoted(", ".join(offer.editions))
         return f"no mutual workflow edition (offered: {offered}; spoken here: {EDITION_NAME})"
     return ""
-
-
-def released_answer(
-    server_version: str,
-    *,
-    reason: str = "",
-    capabilities: Mapping[str, str] | None = None,
-    contract: object = None,
-) -> HandshakeResponse:
-    """Return an answer.
-
-    Args:
-        server_version: Version of this package.
-        reason: Why the peers do not match; empty: they do.
-        capabilities: As for ``answer_released_offer``; left out if the peers do not match.
-        contract: Likewise.
-    """
-    is_compatible = not reason
-    return HandshakeResponse(
-        compatible=is_compatible,
-        generation=WIRE_V1,
-        min_generation=WIRE_V1,
-        server_version=server_version,
-        editions=(EDITION_NAME,),
-        capabilities=(capabilities or {}) if is_compatible else {},
-        selected_edition=EDITION_NAME,
-        error_message=reason,
-        contract=contract if is_compatible else None,
-    )
 
 
 def accept_released_answer(_: HandshakeRequest, answer: HandshakeResponse) -> HandshakeResponse:

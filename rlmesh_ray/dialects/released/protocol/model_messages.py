@@ -1,7 +1,7 @@
-"""The messages of model sessions of generation ``rlmesh-wire-v1``, as that generation has them.
+"""Messages of model sessions of generation ``rlmesh-wire-v1``.
 
-An adapter is what the edition calls a route; it is known by the id of its environment. Rows are
-known by their episodes and not by lanes. Payloads are opaque here, as in ``messages``.
+An adapter is a route of the edition; its id is that of its environment. Rows have episodes and no
+lanes. Payloads are opaque here, as in ``messages``.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from rlmesh_ray.protocol.model_rules import EpisodesForgotten as EpisodesForgott
 
 @message
 class AdapterContext:
-    """Where a request belongs; mirrored in the answer."""
+    """Session and adapter of a request; mirrored in the answer."""
 
     session_id: str
     env_id: str
@@ -56,7 +56,7 @@ class AdapterPredict(AdapterRequest):
     episodes: tuple[RowEpisode, ...]
     step: int | None = None
     has_history: bool = False
-    """Whether former observations came along, which nobody asked for."""
+    """Whether the request has former observations, although the model has requested none."""
 
 
 @message
@@ -105,7 +105,7 @@ class AdapterResolved(Response):
     native_chunk: int | None = None
     """How many actions the model gives at once; None: it does not say."""
     history_keys: tuple[str, ...] = ()
-    """What the model wants to see former observations of."""
+    """Keys of which the model requests former observations."""
 
 
 @message
@@ -149,7 +149,7 @@ AnyAdapterResponse = (
 
 @message
 class ModelTimings:
-    """What an endpoint tells of a prediction beside its actions; None: it does not."""
+    """Timings of a prediction; None: the endpoint sends no such number."""
 
     endpoint_total_ns: int | None = None
     decode_ns: int | None = None
@@ -161,4 +161,4 @@ class ModelTimings:
     in_flight: int | None = None
     """Requests of the stream that have not been answered."""
     held_episodes: int | None = None
-    """Of which the model may remember something."""
+    """Episodes of which the model may keep a state."""

@@ -1,10 +1,10 @@
 """Translates a model stream of ``rlmesh-wire-v1`` for the session core, and back.
 
-Rule 1: what has one answer there may be several requests here (one a group), or one that is
-refused. Each frame is answered once, when all of its requests have been.
-Rule 2: the core's requests have ids of their own, since a client there may use one twice.
-Rule 3: an adapter is a route, by the id of its environment; its session id says nothing.
-Rule 4: whose turn it is, and which lane an episode gets, is not decided here.
+Rule 1: a frame becomes one or several requests of the core (one a group), or a malformed one. It
+is answered once, when all of its requests have been.
+Rule 2: the core's requests have ids of their own, since a client may use one twice.
+Rule 3: an adapter is a route, by the id of its environment; its session id is ignored.
+Rule 4: the order of requests and the lanes of episodes are not decided here.
 """
 
 from collections.abc import Sequence
@@ -56,20 +56,20 @@ _NO_LANE = -1
 
 @dataclass(slots=True, eq=False)
 class PendingFrame:
-    """A frame that has come in, and its answer in the making."""
+    """A frame that has not been answered, with the answers to its requests so far."""
 
     request: AnyAdapterRequest | MalformedRequest
     arrived_ns: int
     decode_ns: int
-    """What it took to read the frame."""
+    """Time to decode the frame."""
     groups: tuple[AdapterPredict, ...] = ()
-    """That are asked one by one; empty: the request is one."""
+    """Each is a request of the core; empty: the frame is one request."""
     answers: list[SessionResponse | None] = field(default_factory=list)
     """One for each of the core's requests."""
     num_left: int = 0
 
     def response(self) -> AnyAdapterResponse:
-        """Return what to send, now that nothing is left."""
+        """Return the message to send, once all requests have been answered."""
         answers = [answer for answer in self.answers if answer is not None]
         if not self.groups:
             (answer,) = answers
@@ -82,17 +82,17 @@ class PendingFrame:
     def timings(
         self, *, ended_ns: int, encode_ns: int, in_flight: int, held_episodes: int
     ) -> ModelTimings:
-        """Return what the answer tells beside its actions.
+        """Return the timings of the answer.
 
         Args:
-            ended_ns: When its frame was there.
-            encode_ns: What it took to write the frame.
+            ended_ns: When its frame was encoded.
+            encode_ns: Time to encode it.
             in_flight: Requests of the stream that have not been answered, this one included.
-            held_episodes: Of the stream.
+            held_episodes: Episodes of the stream.
         """
         total_ns = ended_ns - self.arrived_ns
         predicted = [answer for answer in self.answers if isinstance(answer, Predicted)]
-        # Groups that ran in one batch share what it took.
+        # Groups that ran in one batch share its times.
         runs = {id(answer.run): answer.run for answer in predicted if answer.run is not None}
         if not runs:
             return ModelTimings(endpoint_total_ns=total_ns, in_flight=in_flight)
@@ -113,7 +113,7 @@ class ModelTranslation:
 
     def __init__(self) -> None:
         self._outstanding: dict[str, tuple[PendingFrame, int]] = {}
-        """By the core's request id: what it belongs to, and its place there."""
+        """By the core's request id: the frame, and the request's index in it."""
         self._num_requests = 0
         self._num_in_flight = 0
         self._is_closing = False
@@ -126,15 +126,15 @@ class ModelTranslation:
     def receive(
         self, request: AnyAdapterRequest | MalformedRequest, arrived_ns: int, decode_ns: int
     ) -> Sequence[SessionRequest | MalformedRequest]:
-        """Take a frame's message; return at least one request for the core, in this order.
+        """Handle a frame's message; return at least one request for the core, in this order.
 
         Args:
             request: The message.
             arrived_ns: When its frame came.
-            decode_ns: What it took to read it.
+            decode_ns: Time to decode it.
         """
         exchange = PendingFrame(request, arrived_ns, decode_ns)
-        # What follows Close is refused as a whole.
+        # After Close, the core refuses the frame as one request.
         if isinstance(request, GroupedPredict) and not self._is_closing:
             exchange.groups = request.groups
         requests = [self._predict(group) for group in exchange.groups] or [self._one(request)]
@@ -146,7 +146,7 @@ class ModelTranslation:
         return requests
 
     def answer(self, response: SessionResponse) -> PendingFrame | None:
-        """Take the core's answer to one of its requests; return what can be answered with it."""
+        """Handle the core's answer to a request; return the frame that it completes, or None."""
         exchange, place = self._outstanding.pop(response.request_id)
         exchange.answers[place] = response
         exchange.num_left -= 1
@@ -212,7 +212,7 @@ def _route(context: AdapterContext, slots: tuple[PredictSlot, ...] = ()) -> Pred
 def _answered(
     request: AnyAdapterRequest | MalformedRequest, answer: SessionResponse
 ) -> AnyAdapterResponse:
-    """Return the answer to a request, in its own words."""
+    """Return the dialect's message for the core's answer to a request."""
     request_id = request.request_id
     match answer:
         case ModelFailed():
@@ -221,8 +221,8 @@ def _answered(
             assert isinstance(request, AdapterPredict)
             return AdapterPredicted(request_id, request.context, (action,))
         case RouteConfigured():
-            # How long a chunk would be is left open: a runtime then takes what it is given, where
-            # it would refuse to run with a horizon beyond a chunk of one.
+            # Without the length of a chunk: a runtime refuses a horizon beyond a chunk of 1, and
+            # accepts any horizon if there is no length.
             return AdapterResolved(request_id)
         case RouteClosed():
             return AdapterReleased(request_id)

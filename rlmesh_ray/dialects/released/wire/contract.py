@@ -16,11 +16,11 @@ _MODES = {number: mode for mode, number in _MODE_NUMBERS.items()} | {
     pb.AUTORESET_MODE_UNSPECIFIED: AutoresetMode.DISABLED
 }
 _MODE_KEY = "autoreset_mode"
-"""Of the metadata, where the released package's clients look for the mode, too."""
+"""Key of the metadata where the released package's clients look for the mode, too."""
 
 
 def contract_to_proto(contract: EnvContract) -> pb.EnvContract:
-    """Return the message that tells ``contract``; odd metadata becomes text."""
+    """Return the message of ``contract``; metadata that are not JSON-like become text."""
     spec = env_spec_to_proto(contract)
     spec.metadata.entries[_MODE_KEY].str = contract.autoreset_mode.value
     return pb.EnvContract(
@@ -32,7 +32,7 @@ def contract_to_proto(contract: EnvContract) -> pb.EnvContract:
 
 
 def contract_from_proto(message: pb.EnvContract) -> EnvContract:
-    """Return the contract that ``message`` tells.
+    """Return the contract in ``message``.
 
     Raises:
         CodecError: A space makes no sense, the autoreset mode is unknown, or so many lanes have
@@ -46,7 +46,7 @@ def contract_from_proto(message: pb.EnvContract) -> EnvContract:
 
 
 def env_spec_to_proto(contract: EnvContract) -> pb.EnvSpec:
-    """Return what a policy is told of ``contract``."""
+    """Return the message of the part of ``contract`` that a policy gets."""
     return pb.EnvSpec(
         id=contract.id,
         action_space=spec_to_proto(contract.action_space),
@@ -56,10 +56,10 @@ def env_spec_to_proto(contract: EnvContract) -> pb.EnvSpec:
 
 
 def env_spec_from_proto(message: pb.EnvSpec) -> EnvContract:
-    """Return what ``message`` tells, as the contract of one lane.
+    """Return the contract in ``message``, of one lane.
 
     Raises:
-        CodecError: A space makes no sense.
+        CodecError: A space is malformed.
     """
     return require_width(_contract(message, 1, AutoresetMode.DISABLED, ""))
 

@@ -1,4 +1,4 @@
-"""The frames of EnvService: bytes to the messages of ``protocol`` and back."""
+"""Frames of EnvService: bytes to the messages of ``protocol`` and back."""
 
 from rlmesh_ray.dialects.released.wire import handshake
 from rlmesh_ray.dialects.released.wire.contract import contract_from_proto, contract_to_proto

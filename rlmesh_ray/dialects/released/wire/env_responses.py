@@ -30,8 +30,8 @@ def pack_response(response: EnvResponse, *, tag_arrays: bool = False) -> bytes:
     """Return the frame of ``response``; its infos are limited as ``rlmesh_v1.env`` does it.
 
     Args:
-        response: What to say.
-        tag_arrays: Whether the peer knows arrays in infos.
+        response: To encode.
+        tag_arrays: Whether the peer decodes arrays in infos.
     """
     match response:
         case StepDone():
@@ -62,7 +62,7 @@ def _response_message(
 
 
 def with_timings(frame: bytes, timings: EnvTimings) -> bytes:
-    """Return ``frame``, a response, with what it took."""
+    """Return ``frame``, a response, with its timings."""
     numbers = (
         (6, timings.endpoint_total_ns),
         (11, timings.decode_ns),
@@ -77,8 +77,8 @@ def _pack_observed(tag: bytes, response: ResetDone | StepDone, rest: bytes) -> b
     """Write a response round its observation, with one copy of that.
 
     Args:
-        tag: Of the field of ``JoinResponse``.
-        response: The observation and the request's id are its.
+        tag: The tag of the field in ``JoinResponse``.
+        response: Has the observation and the request's id.
         rest: The response's other fields.
     """
     observation = response.observation

@@ -13,8 +13,8 @@ def records_to_proto(
     """Return the messages of ``records``.
 
     Args:
-        records: What to tell.
-        tag_arrays: Whether the peer knows arrays in infos.
+        records: To encode.
+        tag_arrays: Whether the peer decodes arrays in infos.
         budget: Shared with the other infos of the frame; default: a new one for these.
     """
     budget = budget or MetaBudget()
@@ -36,7 +36,7 @@ def records_to_proto(
 
 
 def records_from_proto(messages: Iterable[pb.EpisodeMetadata]) -> tuple[EpisodeRecord, ...]:
-    """Return what ``messages`` tell. Raises CodecError if an array in an info makes no sense."""
+    """Return the records in ``messages``. Raises CodecError if an array in an info is malformed."""
     return tuple(
         EpisodeRecord(
             episode_id=message.episode_id,

@@ -1,4 +1,4 @@
-"""The frames of ModelService: bytes to the messages of ``protocol.model_messages`` and back."""
+"""Frames of ModelService: bytes to the messages of ``protocol.model_messages`` and back."""
 
 from rlmesh_ray.dialects.released.wire import handshake
 from rlmesh_ray.dialects.released.wire.model_requests import pack_request as pack_request

@@ -19,7 +19,7 @@ from rlmesh_ray.wire._pb.rlmesh_wire.model.v1 import interaction_pb2 as pb
 from rlmesh_ray.wire.envelope import read_response
 from rlmesh_ray.wire.protobuf import as_utf8, field, parse, varint
 
-# The numbers are others than those of the edition's wire.
+# The numbers differ from those of the edition.
 _CODE_NUMBERS = {
     code: pb.ModelErrorCode.Value(f"MODEL_ERROR_CODE_{code.name}") for code in ModelErrorCode
 }
@@ -45,7 +45,7 @@ def parse_response(data: bytes) -> AnyAdapterResponse:
 
 
 def with_timings(frame: bytes, timings: ModelTimings) -> bytes:
-    """Return ``frame``, a response, with what it took."""
+    """Return ``frame``, a response, with its timings."""
     numbers = (
         (6, timings.endpoint_total_ns),
         (11, timings.decode_ns),
@@ -59,7 +59,7 @@ def with_timings(frame: bytes, timings: ModelTimings) -> bytes:
 
 
 def parse_timings(data: bytes) -> ModelTimings:
-    """Return what the response in ``data`` took. Raises CodecError when it is none."""
+    """Return the timings of the response in ``data``. Raises CodecError if it is none."""
     message = parse(pb.JoinResponse, data)
     names = ModelTimings.__slots__  # type: ignore[attr-defined]  # a dataclass with slots
     told = {name: getattr(message, name) for name in names if message.HasField(name)}

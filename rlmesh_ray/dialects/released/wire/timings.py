@@ -1,4 +1,4 @@
-"""What both services tell of a request's time, written behind a frame that is there already."""
+"""Timings of a request, in fields that are appended to a frame; for both services."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ def with_numbers(frame: bytes, numbers: Iterable[tuple[int, int | None]]) -> byt
 
     Args:
         frame: A message, which may go on after its end.
-        numbers: Each field's number, and its value; None: it is not told.
+        numbers: Each field's number, and its value; None: it is left out.
     """
     tail = [
         varint(field << 3) + varint(max(number, 0))

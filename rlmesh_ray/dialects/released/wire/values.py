@@ -37,10 +37,10 @@ def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
 
 @lru_cache(maxsize=256)
 def codec(spec: SpaceSpec) -> BatchCodec:
-    """Return what reads and writes the batches of a space; the same one each time.
+    """Return the codec of the batches of a space; it is cached.
 
     Args:
-        spec: Of one lane.
+        spec: A lane's.
     """
     return _Codec(leaves(spec))
 
@@ -136,7 +136,7 @@ def _column(leaf: Leaf, data: memoryview, num_lanes: int) -> Column:
     check_size(leaf, len(data), num_lanes)
     shape = (num_lanes, *leaf.shape)
     if leaf.dtype == np.bool_:
-        # Any other byte than 0 and 1 would be a bool that NumPy does not expect.
+        # Bytes other than 0 and 1 are no valid bool in NumPy.
         return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
     return np.frombuffer(data, _LITTLE[leaf.dtype]).reshape(shape)
 

@@ -15,32 +15,25 @@ _MOST_FIELDS = 64
 
 
 def is_handshake(data: bytes) -> bool:
-    """Return whether a ``HandshakeRequest`` is this dialect's.
+    """Return whether a ``HandshakeRequest`` or a ``ShutdownRequest`` is this dialect's.
 
-    Its first field is a message that begins with the generation's name; in ``rlmesh.protocol.v1``
-    it is the name itself.
+    Its first field is a message; in ``rlmesh.protocol.v1`` it is the name of the generation or the
+    reason of the shutdown.
     """
-    return _first_is_message(data)
+    number, value = next(_fields(data), (0, None))
+    if number != 1 or value is None:
+        return False
+    # A name or a reason does not begin with a control character; the tags of the message's first
+    # fields do. An empty value is a message, too: protobuf leaves out empty texts.
+    return not value or value[0] < 0x20
 
 
-def is_shutdown(data: bytes) -> bool:
-    """Return whether a ``ShutdownRequest`` is this dialect's: its only field is a message."""
-    return _first_is_message(data)
+is_shutdown = is_handshake
 
 
 def is_request(data: bytes) -> bool:
     """Return whether a ``JoinRequest`` to an environment or a policy is this dialect's."""
     return any(number in _OWN_FIELDS for number, _ in _fields(data))
-
-
-def _first_is_message(data: bytes) -> bool:
-    number, value = next(_fields(data), (0, None))
-    if number != 1 or value is None:
-        return False
-    # A generation's name or the reason of a shutdown does not begin with a control character; the
-    # tags of the message's first fields do. An empty value is a message, too: protobuf leaves out
-    # empty texts.
-    return not value or value[0] < 0x20
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:

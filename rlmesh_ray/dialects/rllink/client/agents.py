@@ -1,4 +1,4 @@
-"""What a simulator's loop talks to: three calls an episode, wherever the policy runs."""
+"""Agents for a simulator's loop, with the policy in this process or at the server."""
 
 import uuid
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ class LocalAgent:
     it has sent its samples.
 
     Args:
-        client: In JSON; nobody else may use it meanwhile.
+        client: In JSON; used by this agent alone.
         seed: For the draws.
 
     Raises:

@@ -1,4 +1,4 @@
-"""RLlinkClient: a simulator's end of RLlink, in either dialect; blocking, one request at a time.
+"""RLlinkClient: a simulator's client of RLlink, in either encoding; blocking.
 
 Needs NumPy, and msgpack for Ray's dialect; neither Ray nor torch, gRPC or Gymnasium.
 """
@@ -35,7 +35,7 @@ ReplyT = TypeVar("ReplyT", bound=m.Reply)
 
 
 class RLlinkClient:
-    """A connection to whoever trains. Usable as a context manager.
+    """A connection to the training. Usable as a context manager.
 
     On-policy, ``exchange`` answers when the learner has new weights, which may take minutes. A
     connection that has failed is of no more use: make another one.

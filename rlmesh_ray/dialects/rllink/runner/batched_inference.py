@@ -1,4 +1,4 @@
-"""Actions for simulators that cannot run a policy: chosen here, for all who ask, in batches."""
+"""Batched inference for simulators that cannot run a policy."""
 
 import copy
 import threading
@@ -77,14 +77,14 @@ class BatchedInference:
         self._thread: threading.Thread | None = None
 
     def ask(self, request: ActionRequest) -> None:
-        """Have a question answered when simulators may go on; under the intake's lock."""
+        """Have a request answered when simulators may go on; under the queue's lock."""
         self.submit_group([request])
 
     def submit_group(self, questions: Sequence[ActionRequest]) -> None:
-        """Have questions answered at the same time; under the intake's lock.
+        """Have requests answered together; under the queue's lock.
 
-        They are, even if there is room for some of them only: nobody goes on with a part of the
-        answers, so that to wait for room would be to wait for oneself.
+        They are, even if there is room for some of them only: the simulator needs all answers to go
+        on, so that to wait for room would be a deadlock.
         """
         self._asked.append(questions)
         if self._thread is None:

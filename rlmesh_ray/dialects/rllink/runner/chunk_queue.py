@@ -1,4 +1,4 @@
-"""Chunks that simulators have brought, and that nobody has taken yet."""
+"""Queue of the chunks of episodes that simulators have sent, for the next samples."""
 
 import time
 from dataclasses import dataclass, field

@@ -64,8 +64,8 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
             be there on the runners' nodes. Without ``tls`` it travels in the clear.
         tls: With which files the port speaks TLS, on the runners' nodes; ``RayTls()``: with those
             that Ray uses there.
-        no_token: Whether to listen without a token where other machines can reach it:
-            whoever does may teach the policy what they like; runners' logs say so.
+        no_token: Whether to listen without a token where other machines can reach it: any client
+            may then teach the policy what it likes; runners log that.
         num_simulators: How many are expected at each runner: a sample is a rollout fragment of
             each. There may be more or fewer.
         max_weights_lag: How many versions old the weights may be that have acted: steps of older
@@ -80,8 +80,8 @@ def configure_rllink(  # noqa: PLR0913  # the public surface; every option stand
             of ``sample_timeout_s`` for remote runners, if that is less.
         limits: What a client may ask of the port.
         sends_pickled_config: Whether clients of Ray's own kind get the whole config as a pickle,
-            which they execute and cannot do without. What it holds is then readable for whoever
-            may connect; this function's own settings are left out.
+            which they execute and require. Every client that may connect can then read it; this
+            function's own settings are left out.
         model_input: What the ONNX model calls its input; old clients expect ``"onnx::Gemm_0"``.
         service_address: Where runners answer over ModelService, too, with ports as for
             ``address`` (keep the two ranges apart); default: they do not. It is for simulators

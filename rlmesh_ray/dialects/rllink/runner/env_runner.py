@@ -320,7 +320,7 @@ class RLMeshRLlinkEnvRunner(RecordingEnvRunner):
             "%s came in %.3g s, from %s; %s",
             came,
             wait_s,
-            f"{num_clients} simulators" if num_clients else "nobody: no simulator is connected",
+            f"{num_clients} simulators" if num_clients else "no simulator: none is connected",
             f"they connect to {' or '.join(filter(None, (self.address, self.service_address)))}",
         )
 

@@ -37,7 +37,7 @@ class EpisodeChain:
 
     Args:
         spaces: Of the samples.
-        logp_recomputer: Works out log-probabilities; None where nobody learns from them.
+        logp_recomputer: Computes log-probabilities; None: the learner needs none.
         weights_of: Returns a version of the weights, or None if it is too old.
         lookback: How many steps of the chunk before an episode holds.
     """

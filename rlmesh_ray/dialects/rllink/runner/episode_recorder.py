@@ -63,7 +63,7 @@ class EpisodeRecorder:
         self._complete(obs, is_terminated=False, is_truncated=False)
 
     def decide(self, decision: ChosenAction) -> None:
-        """Note the action that was chosen for what was seen last; nothing if nobody waits now."""
+        """Note the action for the last observation; ignored if the episode is over."""
         if self._is_over:
             return
         self._pending = decision

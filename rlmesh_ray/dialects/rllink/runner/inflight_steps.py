@@ -33,10 +33,10 @@ class InflightSteps:
         self._seconds: weakref.WeakKeyDictionary[object, float] = weakref.WeakKeyDictionary()
 
     def begin(self, owner: object, num_steps: int, seq_no: int) -> None:
-        """Note that a simulator sets out.
+        """Note that a simulator begins to make steps.
 
-        Whoever sets out again, and has not brought what it was to bring, is counted on no longer
-        than before: others would wait for as long as it asks for weights and does nothing.
+        If it begins again without having sent the steps before, its deadline stays as it was:
+        the others would wait for as long as it requests weights and makes no step.
 
         Args:
             owner: Who.

@@ -29,9 +29,9 @@ class RLlinkPlan:
     wait_s: float = 30.0
     """How long ``sample`` waits for steps at most."""
     max_waiting_steps: int | None = 1000
-    """Off-policy: of samples that nobody has asked for yet; clients wait beyond it."""
+    """Off-policy: limit of the steps in the queue; clients wait beyond it."""
     max_waiting_bytes: int = 2**30
-    """Likewise, always."""
+    """Limit of the bytes in the queue."""
     sends_pickled_config: bool = False
     model_input: str = "obs"
     """What the ONNX model calls its input."""

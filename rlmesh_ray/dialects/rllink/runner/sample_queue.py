@@ -1,12 +1,12 @@
 """Where what simulators send meets what RLlib asks for; and when simulators must wait.
 
-Two threads meet here: the serving loop brings chunks and questions, the runner's takes samples and
+Two threads use it: the serving loop adds chunks and requests, the runner's thread takes samples and
 publishes weights. Every method takes the one lock, briefly.
 
-On-policy, a client that has sent steps goes on only while a sample lacks some that nobody else is
-about to bring; otherwise its answer waits for the next sample, which has newer weights most times.
+On-policy, a client that has sent steps goes on only while the sample lacks steps that no other
+client is making; otherwise its answer waits for the next sample, which mostly has newer weights.
 So hardly a step is made with weights that are about to be replaced, and no sample waits for clients
-that wait for it. Who takes several times as long as before is no longer counted on.
+that wait for it. A client that takes several times as long as before is no longer waited for.
 """
 
 import threading
@@ -73,8 +73,8 @@ class SampleQueue:
 
     Args:
         max_lag: How many versions old the weights may be that have acted; None: any.
-        max_bytes: Of chunks that nobody has taken; clients wait beyond it.
-        max_steps: Likewise, unless a sample lacks more; not on-policy. None: any number.
+        max_bytes: Limit of the chunks in the queue; clients wait beyond it.
+        max_steps: Limit of their steps, unless a sample lacks more; not on-policy. None: none.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class SampleQueue:
             return self._kept.get(seq_no)
 
     def forget_samples(self) -> None:
-        """Drop all that nobody has taken."""
+        """Drop all samples in the queue."""
         with self.lock:
             for recorder in self.recorders:
                 recorder.flush()

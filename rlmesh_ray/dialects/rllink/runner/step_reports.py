@@ -61,7 +61,7 @@ class StepReportReader:
         if not reason and contract.num_envs > _MOST_LANES:
             reason = f"a route may have {_MOST_LANES} lanes; open several"
         if not reason and contract.autoreset_mode is AutoresetMode.SAME_STEP:
-            reason = "with autoreset in the same step, nobody sends what an episode has ended with"
+            reason = "with autoreset in the same step, episodes lack their last observations"
         if reason:
             raise ContractMismatchError(f"{contract.id} cannot be learnt from here: {reason}")
 

@@ -20,7 +20,7 @@ _MOST_ROWS = 1024
 
 @dataclass(slots=True, eq=False)
 class WeightsVersion:
-    """One version of a module's weights. Nobody changes the arrays."""
+    """One version of a module's weights; the arrays are immutable."""
 
     seq_no: int
     state: Mapping[str, NDArray[Any]]

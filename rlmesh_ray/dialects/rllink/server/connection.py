@@ -19,9 +19,9 @@ from rlmesh_ray.errors import RlmeshError
 _LOG = logging.getLogger(__name__)
 
 _STRANGER_BYTES = 4096
-"""Most bytes of a message from somebody who has not shown the token."""
+"""Most bytes of a message before the client has shown the token."""
 _SILENT_S, _PROBE_S, _NUM_PROBES = 60, 15, 4
-"""After how much silence the kernel asks whether the client's machine is there; how often then."""
+"""TCP keepalive: idle seconds before the first probe, seconds between probes, and their number."""
 
 ImmediateOrLaterReply = m.Reply | Future[m.Reply | None] | None
 
@@ -44,10 +44,10 @@ class ClientSession(Protocol):
 
 
 class ClientSessionFactory(Protocol):
-    """Whoever talks with the clients."""
+    """Makes the sessions of clients."""
 
     def admit(self, peer: str, encoding: Encoding) -> ClientSession:
-        """Begin a conversation with a client, who has shown the token; in the serving loop."""
+        """Begin the session of a client that has shown the token; in the serving loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RLlinkConnection:
         self._limits = limits
         self._encoding: Encoding = JSON
         self._has_spoken = False
-        host, port, *_ = writer.get_extra_info("peername") or ("somebody", 0)
+        host, port, *_ = writer.get_extra_info("peername") or ("an unknown host", 0)
         self.peer = f"{host}:{port}"
         _watch(writer.get_extra_info("socket"))
 
@@ -123,8 +123,8 @@ class RLlinkConnection:
             await self._cut_off(str(error))
         except (OSError, EOFError):
             raise
-        except Exception:  # noqa: BLE001  # whatever it is, the client is told, others go on
-            _LOG.exception("the conversation with %s has failed", self.peer)
+        except Exception:  # noqa: BLE001  # the client gets an error, other connections go on
+            _LOG.exception("the session of %s has failed", self.peer)
             await self._cut_off("the training could not answer; its log says why")
 
     async def _attend(self, session: ClientSession, request: m.Request) -> None:
@@ -193,16 +193,16 @@ class RLlinkConnection:
                 pass
 
     def _require_connected(self) -> None:
-        """Raise ConnectionResetError if the connection is broken, whoever hears of it first.
+        """Raise ConnectionResetError if the connection is broken, on either event loop.
 
-        To write to it then is a RuntimeError on uvloop, and for asyncio's own loop a warning.
+        Writing to it would be a RuntimeError on uvloop, and for asyncio's own loop a warning.
         """
         if self._writer.is_closing():
             raise ConnectionResetError("the connection is broken")
 
 
 def _watch(line: Any) -> None:
-    """Have the kernel find out when the client's machine has vanished: it would stay for ever."""
+    """Turn on TCP keepalive: a connection would stay open for ever if the client's machine died."""
     with contextlib.suppress(OSError):  # the client has gone already
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         # Elsewhere these are not there, or have other names; the system's defaults hold then.

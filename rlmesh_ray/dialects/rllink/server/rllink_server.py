@@ -1,8 +1,8 @@
-"""RLlinkServer: the port on which external simulators speak RLlink, in either dialect.
+"""RLlinkServer: the port for external simulators, in either encoding of RLlink.
 
-Each connection has a task of its own. A frame that has begun must be complete in time, an answer
-must be taken in time, and whoever breaks a rule is told so and cut off: nobody else notices.
-Between two frames a client may take as long as it likes.
+Each connection has a task of its own. A frame that has begun must be complete in time, and an
+answer be received in time. A client that breaks a rule gets an error and is disconnected, without
+effect on the others. There is no limit to the time between two frames.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class RLlinkServer:
         host, port = self._wanted.host, self._wanted.port
         if host != "::" or not socket.has_dualstack_ipv6():
             return {"host": host, "port": port}
-        # asyncio would leave the other half of the port to somebody else.
+        # asyncio would leave the IPv4 half of the port to other programs.
         family = socket.AF_INET6
         return {"sock": socket.create_server((host, port), family=family, dualstack_ipv6=True)}
 

@@ -1,4 +1,4 @@
-"""Which dialect a peer speaks, told by the first byte of what it says."""
+"""Encodings of RLlink, and their detection from the first byte of a body."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ RAY = Encoding(
 
 
 def encoding_of(body: bytes) -> Encoding:
-    """Return the dialect of a body.
+    """Return the encoding of a body.
 
     Raises:
         CodecError: It is neither.

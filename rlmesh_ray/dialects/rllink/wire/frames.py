@@ -8,7 +8,7 @@ from rlmesh_ray.errors import CodecError
 
 HEADER_BYTES = 8
 MOST_BODY_BYTES = 99_999_999
-"""What eight digits can say; Ray's own sender writes a ninth then, and nobody can read on."""
+"""The largest number of eight digits; Ray's own sender writes a ninth, which breaks the stream."""
 
 
 def framed(body: bytes) -> bytes:

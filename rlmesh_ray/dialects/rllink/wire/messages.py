@@ -1,7 +1,7 @@
-"""What is said over RLlink, whichever dialect it is written in.
+"""Messages of RLlink, in any encoding.
 
-Arrays are of plain numbers and truth values. What a client claims is checked for its form only:
-whether it fits a space is a matter of whoever has one.
+Arrays have plain numbers and booleans. Messages are checked for their form only; the caller checks
+them against spaces.
 """
 
 from collections.abc import Mapping
