@@ -3,47 +3,16 @@
 from typing import Any
 
 from rlmesh_ray.client.channel import Metadata, translate_grpc_error
-from rlmesh_ray.client.env_session_stream import with_client_timeout
 from rlmesh_ray.errors import (
     CodecError,
-    ConfigurationError,
     EndpointLostError,
     RemoteEnvError,
     RemoteProtocolError,
 )
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol import capabilities
-from rlmesh_ray.protocol.handshake import HandshakeResponse
+from rlmesh_ray.protocol.client_session import with_client_timeout
 from rlmesh_ray.wire import lane_calls_v1 as wire
 from rlmesh_ray.wire.lane_calls_v1 import CallFailed, LaneCall
-
-
-def require_allowed(answer: HandshakeResponse, name: str, address: str) -> None:
-    """Make sure that ``name`` may be called in the sessions of an endpoint.
-
-    Args:
-        answer: The endpoint's.
-        name: Of the method or attribute.
-        address: For the message.
-
-    Raises:
-        ConfigurationError: The operator has not allowed it, or the endpoint knows no calls.
-    """
-    remedy = (
-        f"have its operator allow it: EnvServer(..., allow_calls=({name!r},)), "
-        f"rlmesh-ray serve-env --allow-call {name}"
-    )
-    allowed = answer.capabilities.get(capabilities.LANE_CALLS)
-    if allowed is None:
-        raise ConfigurationError(
-            f"{address} lets clients call nothing in its environments (it does not offer "
-            f"{capabilities.LANE_CALLS}); {remedy}"
-        )
-    if name not in allowed.split(","):
-        raise ConfigurationError(
-            f"{address} does not let clients call {name!r} in its environments, only {allowed}; "
-            f"{remedy}"
-        )
 
 
 def call_lanes(

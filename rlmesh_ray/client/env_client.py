@@ -10,23 +10,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rlmesh_ray.client.channel import ConnectOptions, Metadata, translate_grpc_error
-from rlmesh_ray.client.env_calls import call_lanes, require_allowed
+from rlmesh_ray.client.env_calls import call_lanes
 from rlmesh_ray.client.env_handshake import connect, shake_hands
-from rlmesh_ray.client.env_session_stream import (
-    EnvSessionStream,
-    endpoint_timeout_ms,
-    with_client_timeout,
-)
+from rlmesh_ray.client.env_session_stream import EnvSessionStream
 from rlmesh_ray.client.join_stream import JoinStream, with_timeout_limit
 from rlmesh_ray.client.step_results import ResetResult, StepResult
 from rlmesh_ray.errors import (
     AccessDeniedError,
     CodecError,
-    ConfigurationError,
     EndpointClosedError,
     EndpointError,
     HandshakeRefusedError,
-    LocalProtocolError,
     RemoteEnvError,
     RemoteProtocolError,
     RlmeshError,
@@ -35,6 +29,13 @@ from rlmesh_ray.grpc_setup import grpc
 from rlmesh_ray.options import DEFAULT_STEP_TIMEOUT_S
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.protocol.client_session import (
+    EnvClientSession,
+    endpoint_timeout_ms,
+    is_still_starting,
+    never_started,
+    with_client_timeout,
+)
 from rlmesh_ray.protocol.messages import (
     Configure,
     Configured,
@@ -45,7 +46,6 @@ from rlmesh_ray.protocol.messages import (
     ResetDone,
     StepDone,
 )
-from rlmesh_ray.protocol.outcomes import NOT_STARTED
 from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.transport.direct_connector import DirectConnector
@@ -178,8 +178,15 @@ class EnvClient:
         self._stream = JoinStream(
             self._channel, _JOIN, connection.metadata, connect_options.address
         )
+        self._session = EnvClientSession(
+            self.contract.num_envs, self.answer.capabilities, connect_options.address
+        )
         self._session_stream = EnvSessionStream(
-            self._stream, self._channel, self._dialect.frames, connect_options.address
+            self._stream,
+            self._channel,
+            self._dialect.frames,
+            self._session,
+            connect_options.address,
         )
         self._configure()
 
@@ -227,21 +234,10 @@ class EnvClient:
             seeds=seeds,
             options=options or {},
             timeout_ms=self._server_timeout_ms,
-            lanes=self._some(lanes),
+            lanes=self._session.lanes_to_reset(lanes),
         )
         self._session_stream.send(request)
         return request.request_id
-
-    def _some(self, lanes: Sequence[int]) -> tuple[int, ...]:
-        """Return ``lanes`` as the wire has them: none where all are meant, as every peer knows."""
-        if tuple(lanes) == tuple(range(self.contract.num_envs)):
-            return ()
-        if lanes and capabilities.PARTIAL_RESET not in self.answer.capabilities:
-            raise ConfigurationError(
-                f"{self.address} resets all of its {self.contract.num_envs} lanes or none (it does "
-                f"not offer {capabilities.PARTIAL_RESET}); reset them all, or have it serve 1 lane"
-            )
-        return tuple(lanes)
 
     def receive_reset(self, request_id: str) -> ResetResult:
         """Wait for the result of the oldest request that was sent, a reset."""
@@ -250,7 +246,7 @@ class EnvClient:
         try:
             result = self._dialect.reset_result(done)
         except CodecError as error:
-            raise self._session_stream.broken(_NO_SENSE.format(error), request_id) from error
+            raise self._session.broken(_NO_SENSE.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
@@ -269,7 +265,7 @@ class EnvClient:
         self._settle()
         self._session_stream.require_open()
         # What is still on the stream comes first, and a road would overtake it.
-        is_alone = is_last and self._session_stream.num_sent == self._session_stream.num_received
+        is_alone = is_last and not self._session.has_unanswered
         direct = self._direct_connection() if is_alone else None
         request_id = self._session_stream.next_id
         if direct is None:
@@ -295,7 +291,7 @@ class EnvClient:
             self._session_stream.numbers.sent_direct()
             self._in_flight_direct = request_id, direct
         except BaseException as error:
-            self._session_stream.fail_if_interrupted(error)
+            self._session.fail_if_interrupted(error)
             raise
 
     def _send_on_stream(
@@ -327,7 +323,7 @@ class EnvClient:
         try:
             result = self._dialect.step_result(done)
         except CodecError as error:
-            raise self._session_stream.broken(_NO_SENSE.format(error), request_id) from error
+            raise self._session.broken(_NO_SENSE.format(error), request_id) from error
         self._episode_ids = result.episode_ids
         return result
 
@@ -343,7 +339,7 @@ class EnvClient:
             except RlmeshError as error:
                 self._kept[request_id] = error
             except BaseException as error:
-                self._session_stream.fail_if_interrupted(error)
+                self._session.fail_if_interrupted(error)
                 raise
 
     def _receive_direct(self, request_id: str, direct: DirectConnection) -> StepResult:
@@ -424,36 +420,32 @@ class EnvClient:
         self._session_stream.require_own()
         self._settle()
         self._session_stream.require_open()
-        require_allowed(self.answer, name, self.address)
-        if not self._session_stream.num_received:
-            if self._session_stream.num_sent:
-                raise LocalProtocolError("receive the answer to the first request before a call")
-            # The call must not come before the Join: this does nothing, but its answer tells that
-            # there is a session, or why there is none.
+        if not self._session.require_call(name):
+            # It changes nothing, but its reply says that there is a session, or why there is none.
             self.render()
         return self._when_started(lambda: self._call(name, arguments, tuple(lanes)))
 
     def _call(
         self, name: str, arguments: tuple[object, ...], lanes: tuple[int, ...]
     ) -> tuple[Any, ...]:
-        exchange = self._session_stream
+        numbers = self._session_stream.numbers
         is_numbered = capabilities.NUMBERED_REQUESTS in self.answer.capabilities
-        num_before = exchange.numbers.next_number - 1 if is_numbered else exchange.num_sent
+        num_before = numbers.next_number - 1 if is_numbered else self._session.num_sent
         call = LaneCall(name, arguments, lanes, num_before, self._server_timeout_ms)
         try:
             results = call_lanes(self._channel, call, self._metadata, self.address, self._timeout_s)
         except (CodecError, AccessDeniedError):
             raise  # it has not come to the session
         except RemoteEnvError:
-            exchange.numbers.sent()
+            numbers.sent()
             raise
         except (EndpointError, RemoteProtocolError) as error:
-            exchange.fail(error)  # whether it was executed nobody knows
+            self._session.fail(error)  # whether it was executed nobody knows
             raise
         except BaseException as error:
-            exchange.fail_if_interrupted(error)
+            self._session.fail_if_interrupted(error)
             raise
-        exchange.numbers.sent()
+        numbers.sent()
         return results
 
     def _when_started(self, ask: Callable[[], T]) -> T:
@@ -463,15 +455,15 @@ class EnvClient:
             try:
                 return ask()
             except RemoteEnvError as error:
-                if error.code != "TIMEOUT" or not error.message.startswith(NOT_STARTED):
+                if not is_still_starting(error):
                     raise
                 if time.monotonic() >= end_s:
-                    raise _never_started(error, self._start_timeout_s) from error
+                    raise never_started(error, self._start_timeout_s) from error
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
         # A thread that waits at the road is not to go on with the stream.
-        self._session_stream.shut()
+        self._session.close()
         if self._session_stream.is_own:
             self._direct_connector.close()
         self._session_stream.close()
@@ -505,18 +497,6 @@ class EnvClient:
         except BaseException:
             self.close()
             raise
-
-
-def _never_started(error: RemoteEnvError, timeout_s: float) -> RemoteEnvError:
-    """Return what is raised when the environment has had its time to start."""
-    message = f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
-    return RemoteEnvError(
-        error.code,
-        message,
-        error.is_recoverable,
-        error.debug_info,
-        error.interrupted_episodes,
-    )
 
 
 def _told(kept: StepResult | RlmeshError) -> StepResult:

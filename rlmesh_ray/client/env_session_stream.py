@@ -1,86 +1,50 @@
 """Requests and answers of one session with an EnvService, and how they end."""
 
 import contextlib
-import re
 import sys
 import threading
 import time
-from typing import TypeVar
 
 from rlmesh_ray.client.env_dialect import EnvClientFrames
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.errors import (
-    CodecError,
-    EndpointClosedError,
-    EndpointLostError,
-    RemoteEnvError,
-    RemoteProtocolError,
-    RlmeshError,
-)
+from rlmesh_ray.errors import CodecError
 from rlmesh_ray.grpc_setup import grpc
-from rlmesh_ray.protocol.handshake import quoted
-from rlmesh_ray.protocol.messages import (
-    Close,
-    Configured,
-    EnvFailed,
-    EnvRequest,
-    Rendered,
-    ResetDone,
-    StepDone,
-)
+from rlmesh_ray.protocol.client_session import EnvClientSession, ResponseT
+from rlmesh_ray.protocol.messages import Close, EnvRequest
 from rlmesh_ray.transport.exactly_once import ClientSide
 
 _CLOSE_TIMEOUT_S = 2.0
 _CUT_OFF_TIMEOUT_S = 1.0
 
-ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
-
-
-def endpoint_timeout_ms(timeout_s: float) -> int:
-    """Return how long the endpoint may take: less than its client waits, to be heard in time."""
-    return max(1, int(timeout_s * 900))
-
-
-def with_client_timeout(message: str, timeout_ms: int, timeout_s: float) -> str:
-    """Return an endpoint's message with the limit that the user has set.
-
-    Args:
-        message: Names the limit that the endpoint was given, where it is about that.
-        timeout_ms: That limit.
-        timeout_s: The user's; 0: the endpoint was given none.
-    """
-    if not timeout_s:
-        return message
-    return re.sub(rf"\b{timeout_ms} ms\b", f"{timeout_s:g} s", message)
-
 
 class EnvSessionStream:
-    """What is asked and answered in one session: one thread sends, one receives.
+    """The Join stream of one session: one thread sends, one receives.
 
     Args:
-        stream: The session's.
-        channel: The stream's; closed with the session.
-        frames: The session's language.
-        address: For error messages.
+        stream: The stream.
+        channel: The stream's channel; closed with the session.
+        frames: How the session's dialect encodes messages.
+        session: What may be sent, and what replies mean.
+        address: The endpoint's address, for error messages.
     """
 
     def __init__(
-        self, stream: JoinStream, channel: grpc.Channel, frames: EnvClientFrames, address: str
+        self,
+        stream: JoinStream,
+        channel: grpc.Channel,
+        frames: EnvClientFrames,
+        session: EnvClientSession,
+        address: str,
     ) -> None:
+        self.session = session
         self.numbers = ClientSide()
-        """Of the requests."""
-        self.num_sent = 0
-        """How many requests have been sent."""
-        self.num_received = 0
-        """How many answers have come; after the first one the endpoint knows the session."""
+        """Numbers of the requests."""
         self._stream = stream
         self._channel = channel
         self._frames = frames
-        self._address = address
         self._process = ForkGuard(address)
-        self._is_shut = self._is_closed = False
-        self._end: RlmeshError | None = None
+        self._is_closed = False
 
     @property
     def next_id(self) -> str:
@@ -101,20 +65,9 @@ class EnvSessionStream:
         self._process.require()
 
     def require_open(self) -> None:
-        """Make sure that the session may be used.
-
-        Raises:
-            EndpointClosedError: It was closed.
-            EndpointLostError: An error has ended it, or it is another process's.
-        """
+        """Make sure that the session may be used; raises EndpointError if not."""
         self.require_own()
-        if self._is_shut:
-            raise EndpointClosedError("the session is closed", self._address)
-        if self._end is not None:
-            raise EndpointLostError(
-                f"the session ended with an error ({self._end}); close it and open a new one",
-                self._address,
-            ) from self._end
+        self.session.require_open()
 
     def send(self, request: EnvRequest) -> None:
         """Send a request without waiting.
@@ -126,11 +79,11 @@ class EnvSessionStream:
         frame = self._frames.pack_request(request)
         try:
             self._stream.send(frame)
-            self.num_sent += 1
-            if request.request_id == self.next_id:  # else it had been sent by a direct road
+            self.session.num_sent += 1
+            if request.request_id == self.next_id:  # else it was sent on a direct connection before
                 self.numbers.sent()
         except BaseException as error:
-            self.fail_if_interrupted(error)
+            self.session.fail_if_interrupted(error)
             raise
 
     def receive(self, request_id: str, kind: type[ResponseT], timeout_s: float) -> ResponseT:
@@ -150,10 +103,10 @@ class EnvSessionStream:
         self.require_own()
         try:
             frame = self._stream.receive(timeout_s)
-            self.num_received += 1
+            self.session.num_received += 1
             return self.read(frame, request_id, kind, timeout_s)
         except BaseException as error:
-            self.fail_if_interrupted(error)
+            self.session.fail_if_interrupted(error)
             raise
 
     def read(
@@ -174,56 +127,12 @@ class EnvSessionStream:
         try:
             response = self._frames.parse_response(frame)
         except CodecError as error:
-            raise self.broken(f"the answer does not decode: {error}", request_id) from error
-        if response.request_id != request_id:
-            raise self.broken(
-                f"the answer is for request {quoted(response.request_id)!r}", request_id
-            )
-        if isinstance(response, EnvFailed):
-            raise self._failed(response, timeout_s)
-        if not isinstance(response, kind):
-            name = type(response).__name__
-            raise self.broken(f"{name} does not answer this request", request_id)
-        return response
-
-    def broken(self, reason: str, request_id: str) -> RemoteProtocolError:
-        """Let nothing be asked any more, since an answer breaks the protocol; return the error."""
-        error = RemoteProtocolError(reason, request_id)
-        self.fail(error)
-        return error
-
-    def _failed(self, failed: EnvFailed, timeout_s: float) -> RemoteEnvError:
-        error = RemoteEnvError(
-            failed.code.name,
-            with_client_timeout(failed.message, endpoint_timeout_ms(timeout_s), timeout_s),
-            failed.is_recoverable,
-            failed.debug_info,
-            failed.interrupted_episodes,
-        )
-        if not failed.is_recoverable:
-            self.fail(error)
-        return error
-
-    def fail(self, error: RlmeshError) -> None:
-        """Let nothing be asked any more, because of ``error``."""
-        self._end = self._end or error
-
-    def fail_if_interrupted(self, error: BaseException) -> None:
-        """Let nothing be asked any more if a request was left in the middle, by Ctrl-C perhaps.
-
-        Whether it has been executed nobody knows, and its answer would be taken for the next one's.
-        """
-        if not isinstance(error, RlmeshError):
-            why = f"{type(error).__name__} came in the middle of a request"
-            self.fail(EndpointLostError(why, self._address))
-
-    def shut(self) -> None:
-        """Let nothing be asked any more, since the session is about to be closed."""
-        self._is_shut = True
+            raise self.session.broken(f"the answer does not decode: {error}", request_id) from error
+        return self.session.accept(response, request_id, kind, timeout_s)
 
     def close(self) -> None:
         """End the session. Idempotent; a broken session is closed without a word."""
-        self.shut()
+        self.session.close()
         if self._is_closed or not self.is_own:
             return
         self._is_closed = True

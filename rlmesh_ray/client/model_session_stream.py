@@ -9,13 +9,8 @@ from concurrent.futures import Future
 from rlmesh_ray.client.fork_guard import ForkGuard
 from rlmesh_ray.client.join_stream import JoinStream, timeout_error
 from rlmesh_ray.client.model_dialect import EncodedRequest, ModelClientDialect, ModelReply
-from rlmesh_ray.errors import (
-    EndpointClosedError,
-    EndpointLostError,
-    RemoteModelError,
-    RlmeshError,
-)
-from rlmesh_ray.protocol.messages import ModelFailed
+from rlmesh_ray.errors import RlmeshError
+from rlmesh_ray.protocol.client_session import ModelClientSession
 
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -40,9 +35,7 @@ class ModelSessionStream:
         self._futures: dict[str, Future[ModelReply]] = {}
         self._request_ids = map(str, itertools.count(1))
         self._lock = threading.Lock()
-        self._is_closing = False
-        self._failure: RlmeshError | None = None
-        self._end: RemoteModelError | None = None
+        self._session = ModelClientSession(address)
         self._reader = threading.Thread(
             target=self._read, name="rlmesh-ray-model-client", daemon=True
         )
@@ -68,24 +61,25 @@ class ModelSessionStream:
         if not self.is_own:
             return  # the lock may be held by a thread that a fork does not have
         with self._lock:
-            is_first, self._is_closing = not self._is_closing, True
+            is_first = not self._session.is_closed
+            self._session.close()
         if is_first:
             with contextlib.suppress(RlmeshError):  # it is closed below, whatever the peer does
                 self._ask(lambda ids: [self._dialect.close(ids)], _CLOSE_TIMEOUT_S, is_last=True)
-        self._fail(self._closed())
+        self._fail(self._session.closed())
         self._stream.close()
         self._reader.join(_CLOSE_TIMEOUT_S)
 
     def _ask(self, make: Make, timeout_s: float, *, is_last: bool) -> ModelReply:
         self._process.require()
         with self._lock:
-            self._require_usable(is_last=is_last)
+            self._session.require_open(to_close=is_last)
             first, *rest = make(self._request_ids)
             future = self._send(first)
         told = self._result(first, future, timeout_s)
         for request in rest:
             with self._lock:
-                self._require_usable(is_last=is_last)
+                self._session.require_open(to_close=is_last)
                 future = self._send(request)
             told = self._result(request, future, timeout_s)
         return told
@@ -106,31 +100,8 @@ class ModelSessionStream:
                 self._futures.pop(request.request_id, None)
             raise timeout_error(timeout_s, self._address) from None
         if told.failure is not None:
-            raise self._error(told.failure)
+            raise self._session.error_of(told.failure)
         return told
-
-    def _require_usable(self, *, is_last: bool) -> None:
-        if self._is_closing and not is_last:
-            raise self._closed()
-        if self._failure is not None:
-            raise self._failure
-        # Nothing but the request to close follows an error that ends the session.
-        if self._end is not None and not is_last:
-            raise EndpointLostError(
-                f"the session ended with an error ({self._end}); close it and open a new one",
-                self._address,
-            ) from self._end
-
-    def _closed(self) -> EndpointClosedError:
-        return EndpointClosedError("the session is closed", self._address)
-
-    def _error(self, failed: ModelFailed) -> RemoteModelError:
-        error = RemoteModelError(
-            failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
-        )
-        if not failed.is_recoverable:
-            self._end = self._end or error
-        return error
 
     def _read(self) -> None:
         try:
@@ -145,9 +116,7 @@ class ModelSessionStream:
 
     def _fail(self, error: RlmeshError) -> None:
         with self._lock:
-            if self._is_closing:
-                error = self._closed()  # the server ends the stream sooner than we hear "closed"
-            self._failure = self._failure or error
+            error = self._session.lose(error)
             futures, self._futures = list(self._futures.values()), {}
         for future in futures:
             future.set_exception(error)

@@ -343,7 +343,7 @@ class SessionWorker:
         """Return the failure of a request that took longer than its limit.
 
         The log tells also where that was, and the limit that a user of our clients has set: they
-        leave the endpoint less than that, see ``client.env_session_stream.endpoint_timeout_ms``.
+        leave the endpoint less than that, see ``protocol.client_session.endpoint_timeout_ms``.
         """
         failure = Failure(FailureKind.TIMEOUT, f"{message} {timeout_ms} ms")
         num_lanes = self.process.contract.num_envs if self.process is not None else 1

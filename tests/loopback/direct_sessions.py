@@ -40,7 +40,7 @@ def has_direct_connection(client: EnvClient) -> bool:
 
 
 def num_messages(client: EnvClient) -> int:
-    return client._session_stream.num_sent
+    return client._session.num_sent
 
 
 def array(result: ResetResult | StepResult) -> NDArray[Any]:

@@ -525,9 +525,7 @@ def test_a_step_whose_line_is_cut_before_it_is_answered_is_executed_once(transpo
             assert direct is not None
             direct.close()
             receiving = pool.submit(client.receive_step, step)
-            assert eventually(
-                lambda: num_messages(client) == client._session_stream.num_received + 1
-            )
+            assert eventually(lambda: num_messages(client) == client._session.num_received + 1)
             os.kill(pid, signal.SIGCONT)
             receiving.result(30.0)
             assert client.call("count") == (2,)

@@ -16,8 +16,8 @@ from gymnasium import spaces
 
 from rlmesh_ray import EnvServer, RemoteEnv, RemoteVectorEnv
 from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.env_session_stream import endpoint_timeout_ms
 from rlmesh_ray.errors import RemoteEnvError
+from rlmesh_ray.protocol.client_session import endpoint_timeout_ms
 from rlmesh_ray.server.log_format import FORMAT_VARIABLE
 from rlmesh_ray.testing.envs import Fault, FaultyEnv
 

@@ -1,0 +1,275 @@
+"""What a client may send in one session, and what the replies mean. Sans-I/O.
+
+``client/env_session_stream.py`` and ``client/model_session_stream.py`` move the bytes and wait for
+them; what they may do is decided here:
+
+* An error that the endpoint does not call recoverable ends the session (edition 2026.06, "Timeouts
+  and Errors"). So do a reply that breaks the protocol, and an exception in the middle of a request
+  (Ctrl-C): whether that was executed is unknown, and its reply would be taken for the next one's.
+* A session that has ended takes nothing but Close.
+* What the endpoint does not offer (a reset of some lanes, a call) is refused before it is sent.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from rlmesh_ray.errors import (
+    ConfigurationError,
+    EndpointClosedError,
+    EndpointLostError,
+    LocalProtocolError,
+    RemoteEnvError,
+    RemoteModelError,
+    RemoteProtocolError,
+    RlmeshError,
+)
+from rlmesh_ray.protocol import capabilities as names
+from rlmesh_ray.protocol.handshake import quoted
+from rlmesh_ray.protocol.messages import (
+    Configured,
+    EnvFailed,
+    EnvResponse,
+    ModelFailed,
+    Rendered,
+    ResetDone,
+    StepDone,
+)
+from rlmesh_ray.protocol.outcomes import NOT_STARTED
+
+ResponseT = TypeVar("ResponseT", Configured, ResetDone, StepDone, Rendered)
+
+
+def endpoint_timeout_ms(timeout_s: float) -> int:
+    """Return the endpoint's share of a client's timeout: its error arrives before that is over."""
+    return max(1, int(timeout_s * 900))
+
+
+def with_client_timeout(message: str, timeout_ms: int, timeout_s: float) -> str:
+    """Return an endpoint's error message with the timeout that the user has set.
+
+    Args:
+        message: Names the timeout that the endpoint was given, where it is about that.
+        timeout_ms: The timeout that the endpoint was given.
+        timeout_s: The timeout that the user has set; 0: the endpoint was given none.
+    """
+    if not timeout_s:
+        return message
+    return re.sub(rf"\b{timeout_ms} ms\b", f"{timeout_s:g} s", message)
+
+
+class _ClientSession:
+    """Whether a session may still be used.
+
+    Args:
+        address: The endpoint's address, for error messages.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._is_closed = False
+        self._end: RlmeshError | None = None
+
+    def require_open(self) -> None:
+        """Make sure that a request may be sent.
+
+        Raises:
+            EndpointClosedError: The session was closed.
+            EndpointLostError: An error has ended it.
+        """
+        if self._is_closed:
+            raise self.closed()
+        if self._end is not None:
+            raise EndpointLostError(
+                f"the session ended with an error ({self._end}); close it and open a new one",
+                self._address,
+            ) from self._end
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Refuse all further requests; the session is about to be closed."""
+        self._is_closed = True
+
+    def closed(self) -> EndpointClosedError:
+        """Return the error of a request after ``close``."""
+        return EndpointClosedError("the session is closed", self._address)
+
+    def fail(self, error: RlmeshError) -> None:
+        """Refuse all further requests, because of ``error``; the first error counts."""
+        self._end = self._end or error
+
+
+class EnvClientSession(_ClientSession):
+    """Requests and replies of one session with an EnvService; replies come in the requests' order.
+
+    Args:
+        num_lanes: Width of the session's vector.
+        capabilities: The capabilities that the endpoint offers.
+        address: The endpoint's address, for error messages.
+    """
+
+    def __init__(self, num_lanes: int, capabilities: Mapping[str, str], address: str) -> None:
+        super().__init__(address)
+        self._all_lanes = tuple(range(num_lanes))
+        self._capabilities = capabilities
+        self.num_sent = 0
+        """Number of requests sent on the Join stream."""
+        self.num_received = 0
+        """Number of replies; after the first one the endpoint knows the session."""
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether the reply to a request on the Join stream is still to come."""
+        return self.num_sent > self.num_received
+
+    def lanes_to_reset(self, lanes: Sequence[int]) -> tuple[int, ...]:
+        """Return the lanes that a Reset names: none where all are meant, as every peer knows.
+
+        Raises:
+            ConfigurationError: The endpoint cannot reset single lanes.
+        """
+        if tuple(lanes) == self._all_lanes:
+            return ()
+        if lanes and names.PARTIAL_RESET not in self._capabilities:
+            raise ConfigurationError(
+                f"{self._address} resets all of its {len(self._all_lanes)} lanes or none (it does "
+                f"not offer {names.PARTIAL_RESET}); reset them all, or have it serve 1 lane"
+            )
+        return tuple(lanes)
+
+    def require_call(self, name: str) -> bool:
+        """Make sure that a method of the environments may be called now.
+
+        Args:
+            name: Name of the method or attribute.
+
+        Returns:
+            Whether the endpoint knows the session already. If not, a request must go first: the
+            call must not arrive before the Join.
+
+        Raises:
+            ConfigurationError: The endpoint's operator has not allowed it, or it has no calls.
+            LocalProtocolError: The first request of the session has not been answered yet.
+        """
+        remedy = (
+            f"have its operator allow it: EnvServer(..., allow_calls=({name!r},)), "
+            f"rlmesh-ray serve-env --allow-call {name}"
+        )
+        allowed = self._capabilities.get(names.LANE_CALLS)
+        if allowed is None:
+            raise ConfigurationError(
+                f"{self._address} lets clients call nothing in its environments (it does not offer "
+                f"{names.LANE_CALLS}); {remedy}"
+            )
+        if name not in allowed.split(","):
+            raise ConfigurationError(
+                f"{self._address} does not let clients call {name!r} in its environments, only "
+                f"{allowed}; {remedy}"
+            )
+        if self.num_sent and not self.num_received:
+            raise LocalProtocolError("receive the answer to the first request before a call")
+        return bool(self.num_received)
+
+    def accept(
+        self, response: EnvResponse, request_id: str, kind: type[ResponseT], timeout_s: float = 0.0
+    ) -> ResponseT:
+        """Return a reply that is the one to its request.
+
+        Args:
+            response: The reply, from the Join stream or a direct connection.
+            request_id: Id of the request.
+            kind: Type that the reply must have.
+            timeout_s: The timeout that the user has set, if the endpoint was given one.
+
+        Raises:
+            RemoteEnvError: The endpoint replied with an error.
+            RemoteProtocolError: The reply breaks the protocol.
+        """
+        if response.request_id != request_id:
+            raise self.broken(
+                f"the answer is for request {quoted(response.request_id)!r}", request_id
+            )
+        if isinstance(response, EnvFailed):
+            raise self._error(response, timeout_s)
+        if not isinstance(response, kind):
+            name = type(response).__name__
+            raise self.broken(f"{name} does not answer this request", request_id)
+        return response
+
+    def broken(self, reason: str, request_id: str) -> RemoteProtocolError:
+        """Return the error of a reply that breaks the protocol, which ends the session."""
+        error = RemoteProtocolError(reason, request_id)
+        self.fail(error)
+        return error
+
+    def fail_if_interrupted(self, error: BaseException) -> None:
+        """End the session if ``error`` is none of ours: it came in the middle of a request."""
+        if not isinstance(error, RlmeshError):
+            why = f"{type(error).__name__} came in the middle of a request"
+            self.fail(EndpointLostError(why, self._address))
+
+    def _error(self, failed: EnvFailed, timeout_s: float) -> RemoteEnvError:
+        error = RemoteEnvError(
+            failed.code.name,
+            with_client_timeout(failed.message, endpoint_timeout_ms(timeout_s), timeout_s),
+            failed.is_recoverable,
+            failed.debug_info,
+            failed.interrupted_episodes,
+        )
+        if not failed.is_recoverable:
+            self.fail(error)
+        return error
+
+
+def is_still_starting(error: RemoteEnvError) -> bool:
+    """Tell whether the request was refused because the environment has not started yet."""
+    return error.code == "TIMEOUT" and error.message.startswith(NOT_STARTED)
+
+
+def never_started(error: RemoteEnvError, timeout_s: float) -> RemoteEnvError:
+    """Return the error of an environment that has not started within ``start_timeout_s``."""
+    message = f"{NOT_STARTED} {timeout_s:g} s; mend what is slow there, or raise start_timeout_s"
+    return RemoteEnvError(
+        error.code,
+        message,
+        error.is_recoverable,
+        error.debug_info,
+        error.interrupted_episodes,
+    )
+
+
+class ModelClientSession(_ClientSession):
+    """Requests and replies of one session with a ModelService; open until lost or closed."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._lost: RlmeshError | None = None
+
+    def require_open(self, *, to_close: bool = False) -> None:
+        """Make sure that a request may be sent; ``to_close``: the one that closes the session."""
+        if self._lost is not None and (to_close or not self.is_closed):
+            raise self._lost
+        if not to_close:
+            super().require_open()
+
+    def lose(self, error: RlmeshError) -> RlmeshError:
+        """Note that the stream has ended; return the error of the requests that wait for a reply.
+
+        The server ends the stream sooner than the reply to Close arrives: then it is no loss.
+        """
+        error = self.closed() if self.is_closed else error
+        self._lost = self._lost or error
+        return error
+
+    def error_of(self, failed: ModelFailed) -> RemoteModelError:
+        """Return the error that a reply is; one that is not recoverable ends the session."""
+        error = RemoteModelError(
+            failed.code.name, failed.message, failed.is_recoverable, failed.debug_info
+        )
+        if not failed.is_recoverable:
+            self.fail(error)
+        return error
