@@ -73,7 +73,7 @@ def test_the_package_of_each_dialect_has_the_modules_that_its_line_promises(
     if dialect.client_scheme:
         promised.append(("client.lane_client", "LANE_CLIENT"))
     if dialect.runner_scheme:
-        promised.append(("runner.configure", "configure_listener"))
+        promised.append(("runner.configure", dialect.configure))
 
     assert promised
     for module, name in promised:
