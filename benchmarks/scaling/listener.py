@@ -29,7 +29,7 @@ class Placed:
     runners_s: float
     """How long it took to start the runners, until each had sampled its first steps."""
     one_by_one: str | None
-    """Why lanes are not treated as arrays; None: they are."""
+    """Why runners do not take the fast path; None: they do."""
 
 
 @dataclass(frozen=True, slots=True)

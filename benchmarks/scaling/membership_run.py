@@ -26,7 +26,7 @@ from rlmesh_ray.actors.env_fleet import EnvFleet
 from rlmesh_ray.errors import EndpointLostError
 from rlmesh_ray.rllib.config.configure import configure
 from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.runner.session_group import GroupBatch
+from rlmesh_ray.rllib.runner.slot import SlotPhase, SlotResult
 from rlmesh_ray.rllib.runner.slot_state import SlotState
 
 _PATIENCE_S = 100.0
@@ -60,15 +60,17 @@ class WatchedRunner(RLMeshEnvRunner):
     _back_s: dict[int, float]
     """When they gave their first step."""
 
-    def _add_resets(self, lanes: SlotState, arrived: GroupBatch) -> None:
-        super()._add_resets(lanes, arrived)
-        if self._renewed is not None:
-            self._renewed.update(lanes.sessions)
-
-    def _add_steps(self, lanes: SlotState, arrived: GroupBatch) -> None:
-        super()._add_steps(lanes, arrived)
+    def _process(self, state: SlotState, result: SlotResult) -> None:
+        was_stepping = state.slot.phase is SlotPhase.STEPPING
+        super()._process(state, result)
+        if result.batch is None:
+            return
+        if not was_stepping:
+            if self._renewed is not None:
+                self._renewed.update(state.sessions)
+            return
         now_s = time.monotonic()
-        for session in lanes.sessions:
+        for session in state.sessions:
             if self._where is not None:
                 self._where[session] = endpoint = self._assignments.endpoint_of(session)
                 self._since_s.setdefault(endpoint, time.time())

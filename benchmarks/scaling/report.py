@@ -51,7 +51,7 @@ def caveats(
         own = [each for each in placed if each.case == case]
         found += _of_place(setup, own)
     ways = {each.one_by_one for each in placed if each.one_by_one is not None}
-    found += [f"runners treat lanes one by one, since {why}" for why in sorted(ways)]
+    found += [f"runners do not take the fast path: {why}" for why in sorted(ways)]
     return found
 
 

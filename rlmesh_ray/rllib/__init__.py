@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from rlmesh_ray.rllib.config.configure import configure
-from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner
-from rlmesh_ray.rllib.runner.multi_agent_env_runner import RLMeshMultiAgentEnvRunner
+from rlmesh_ray.rllib.runner.env_runner import RLMeshEnvRunner, RLMeshMultiAgentEnvRunner
 from rlmesh_ray.rllib.weights.publisher import WeightPublisher, publish_weights
 
 if TYPE_CHECKING:

@@ -214,12 +214,12 @@ def test_a_runner_that_is_the_limit_is_told() -> None:
     assert any("is the limit itself" in doubt and ONE.case in doubt for doubt in found)
 
 
-def test_lanes_that_go_one_by_one_are_told() -> None:
+def test_runners_that_do_not_take_the_fast_path_are_reported() -> None:
     plan = ScalingPlan(endpoints=(1,), nodes=(1,))
 
     found = caveats([replace(PLACED, one_by_one="there is no module")], [MEASURED], plan)
 
-    assert found == ["runners treat lanes one by one, since there is no module"]
+    assert found == ["runners do not take the fast path: there is no module"]
 
 
 def test_the_load_before_and_the_place_of_endpoints_are_shown() -> None:

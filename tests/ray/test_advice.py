@@ -44,8 +44,8 @@ from rlmesh_ray.rllib.config.presets import algorithm_config
 from rlmesh_ray.rllib.config.rollout_plan import FixedAddressResolver, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import choose_runner
 from rlmesh_ray.rllib.config.session_layout import SessionLayout
-from rlmesh_ray.rllib.fast_path.array_episodes import LANES_AS_ARRAYS
-from rlmesh_ray.rllib.fast_path.eligibility import config_ineligibility
+from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
+from rlmesh_ray.rllib.runner.env_runner import LANES_AS_ARRAYS
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -579,7 +579,7 @@ def test_a_space_that_the_user_has_set_must_be_the_endpoints() -> None:
     require_spaces(config, choose_runner(config, contract()))
 
 
-# --- how lanes are treated ------------------------------------------------------------------
+# --- the fast path ----------------------------------------------------------------------------
 
 
 class Silent(RLlibCallback):
@@ -654,11 +654,11 @@ def test_spaces_that_are_no_arrays_are_named() -> None:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what has been logged about lanes since the last call; all of it at INFO."""
+    """Return what has been logged about the fast path since the last call, all of it at INFO."""
     caplog.set_level(logging.INFO, logger="rlmesh_ray.rllib")
 
     def new() -> list[str]:
-        records = [record for record in caplog.records if " treat" in record.getMessage()]
+        records = [record for record in caplog.records if "fast path" in record.getMessage()]
         caplog.clear()
         assert {record.levelno for record in records} <= {logging.INFO}
         return [record.getMessage() for record in records]
@@ -667,24 +667,26 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_driver_and_runner_tell_how_lanes_are_treated(told: Callable[[], list[str]]) -> None:
+def test_driver_and_runner_log_whether_they_take_the_fast_path(
+    told: Callable[[], list[str]],
+) -> None:
     with EnvServer("CartPole-v1", num_envs=2) as server:
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
-        assert told() == ["runners will treat lanes as arrays, as far as this config tells by now"]
+        assert told() == ["runners will take the fast path, as far as this config can tell by now"]
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
         assert runner.fast_path_disabled_reason == "nothing has been sampled yet"
 
         runner.sample(num_timesteps=4)
         runner.sample(num_timesteps=4)
 
-        assert told() == ["worker 0: lanes are treated as arrays"]
+        assert told() == ["worker 0: the fast path is on"]
         assert runner.fast_path_disabled_reason is None
         assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 1.0
 
         runner.sample(num_timesteps=4, random_actions=True, force_reset=True)
 
         why = "actions are drawn at random"
-        assert told() == [f"worker 0: lanes are treated one by one, since {why}"]
+        assert told() == [f"worker 0: the fast path is off: {why}"]
         assert runner.fast_path_disabled_reason == why
         assert runner.get_metrics()[LANES_AS_ARRAYS].peek() == 0.0
         runner.stop()
@@ -696,7 +698,7 @@ def test_a_runner_knows_what_was_set_after_configure(told: Callable[[], list[str
         config = configure(PPOConfig().env_runners(num_env_runners=0), server.address)
         config.callbacks(Watching)
         assert [sentence.split(",")[0] for sentence in told()] == [
-            "runners will treat lanes as arrays"
+            "runners will take the fast path"
         ]
 
         runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
@@ -704,8 +706,26 @@ def test_a_runner_knows_what_was_set_after_configure(told: Callable[[], list[str
         runner.stop()
         configure(config, server.address)
 
-    why = "since Watching has a callback on_episode_step"
+    why = "Watching has a callback on_episode_step"
     assert told() == [
-        f"worker 0: lanes are treated one by one, {why}",
-        f"runners will treat lanes one by one, as RLlib's own runner does, {why}",
+        f"worker 0: the fast path is off: {why}",
+        f"runners will not take the fast path: {why}",
+    ]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_fast_path_can_be_turned_off(told: Callable[[], list[str]]) -> None:
+    with EnvServer("CartPole-v1", num_envs=2) as server:
+        config = PPOConfig().env_runners(num_env_runners=0)
+        configure(config, server.address, fast_path=False)
+        runner = RLMeshEnvRunner(config=config, worker_index=0, num_workers=0)
+        runner.sample(num_timesteps=4)
+        metrics = runner.get_metrics()
+        runner.stop()
+
+    assert runner.fast_path_disabled_reason == FAST_PATH_IS_OFF
+    assert metrics[LANES_AS_ARRAYS].peek() == 0.0
+    assert told() == [
+        f"runners will not take the fast path: {FAST_PATH_IS_OFF}",
+        f"worker 0: the fast path is off: {FAST_PATH_IS_OFF}",
     ]

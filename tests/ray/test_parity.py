@@ -6,7 +6,7 @@ outputs, endings, cuts and lookbacks; then their spaces, metrics and states.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -242,6 +242,7 @@ class Case:
     changes: tuple[Callable[[AlgorithmConfig], Any], ...] = (model(),)
     algorithm: type[AlgorithmConfig] = PPOConfig
     batch_mode: str = "truncate_episodes"
+    fast_path: bool = True
 
     def config(self) -> AlgorithmConfig:
         config = self.algorithm().debugging(seed=7)
@@ -394,7 +395,7 @@ RARE_CASES: dict[str, Case] = {
 }
 
 
-AS_ARRAYS = {
+ON_THE_FAST_PATH = {
     "bytes",
     "Dict observations without some of their keys",
     "Dict of everything",
@@ -427,7 +428,7 @@ AS_ARRAYS = {
     "SAC",
     "unbounded observations",
 }
-"""Cases whose lanes are treated as arrays from the first step to the last."""
+"""Cases that take the fast path from the first step to the last."""
 
 
 def samples(runner: SingleAgentEnvRunner) -> list[list[SingleAgentEpisode]]:
@@ -498,7 +499,7 @@ def both() -> Iterator[Callable[[Case], tuple[Any, Callable[[], Any]]]]:
         def ours() -> Any:
             server = EnvServer(env, num_envs=LANES).start()
             opened.append(server)
-            config = configure(case.config(), server.address)
+            config = configure(case.config(), server.address, fast_path=case.fast_path)
             opened.append(RLMeshEnvRunner(config=config, worker_index=0, num_workers=0))
             return opened[-1]
 
@@ -511,7 +512,12 @@ def both() -> Iterator[Callable[[Case], tuple[Any, Callable[[], Any]]]]:
         each.stop()
 
 
-def assert_same(case: Case, both: Callable[[Case], tuple[Any, Callable[[], Any]]]) -> None:
+def assert_same(
+    case: Case,
+    both: Callable[[Case], tuple[Any, Callable[[], Any]]],
+    *,
+    takes_fast_path: bool,
+) -> None:
     theirs, build_ours = both(case)
     weights = numbers(theirs.module.get_state())
     expected = samples(theirs)
@@ -527,27 +533,31 @@ def assert_same(case: Case, both: Callable[[Case], tuple[Any, Callable[[], Any]]
     assert_identical(counted(ours.get_metrics()), expected_metrics, "metrics")
     assert_identical(numbers(ours.get_state()), numbers(theirs.get_state()), "state")
     assert ours.get_spaces() == theirs.get_spaces()
-    # The last sample of all has drawn its actions at random.
-    assert_whatever_can_go_as_arrays_does(case, ours)
+    # The last of these samples has drawn its actions at random; in this one outputs change.
+    ours.sample(num_timesteps=8 * LANES, force_reset=True)
+    reason = ours.fast_path_disabled_reason
+    assert (reason is None) == takes_fast_path, reason
 
 
-def assert_whatever_can_go_as_arrays_does(case: Case, ours: Any) -> None:
-    ours.sample(num_timesteps=8 * LANES, force_reset=True)  # in which what changes does so
-    can = [name for name, each in {**CASES, **RARE_CASES}.items() if each is case]
-    assert (ours.fast_path_disabled_reason is None) == (can[0] in AS_ARRAYS), (
-        ours.fast_path_disabled_reason
-    )
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_episodes_are_rllibs_own(case: Case, both: Any) -> None:
-    assert_same(case, both)
+@pytest.mark.parametrize("name", CASES)
+def test_episodes_are_rllibs_own(name: str, both: Any) -> None:
+    assert_same(CASES[name], both, takes_fast_path=name in ON_THE_FAST_PATH)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", RARE_CASES.values(), ids=RARE_CASES.keys())
-def test_episodes_are_rllibs_own_in_rarer_cases(case: Case, both: Any) -> None:
-    assert_same(case, both)
+@pytest.mark.parametrize("name", RARE_CASES)
+def test_episodes_are_rllibs_own_in_rarer_cases(name: str, both: Any) -> None:
+    assert_same(RARE_CASES[name], both, takes_fast_path=name in ON_THE_FAST_PATH)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["defaults, whole episodes", pytest.param("nested observations", marks=pytest.mark.slow)],
+)
+def test_without_the_fast_path_episodes_are_rllibs_own_as_well(name: str, both: Any) -> None:
+    assert name in ON_THE_FAST_PATH
+
+    assert_same(replace(CASES[name], fast_path=False), both, takes_fast_path=False)
 
 
 class Recorder(RLlibCallback):

@@ -38,14 +38,15 @@ _ACTED_ON = {
     Columns.STATE_OUT,
 }
 
-_DEFAULT_ENV_TO_MODULE = (
+DEFAULT_ENV_TO_MODULE = (
     to_module.AddObservationsFromEpisodesToBatch,
     to_module.AddTimeDimToBatchAndZeroPad,
     to_module.AddStatesFromEpisodesToBatch,
     to_module.BatchIndividualItems,
     to_module.NumpyToTensor,
 )
-_DEFAULT_MODULE_TO_ENV = (
+"""The connectors of RLlib's default env-to-module pipeline for one agent, in their order."""
+DEFAULT_MODULE_TO_ENV = (
     to_env.GetActions,
     to_env.TensorToNumpy,
     to_env.UnBatchToIndividualItems,
@@ -53,6 +54,7 @@ _DEFAULT_MODULE_TO_ENV = (
     to_env.NormalizeAndClipActions,
     to_env.ListifyDataForVectorEnv,
 )
+"""The connectors of RLlib's default module-to-env pipeline for one agent, in their order."""
 
 
 class InferenceResult(NamedTuple):
@@ -100,13 +102,14 @@ def allows_arrays(parts: CheckpointParts) -> bool:
     """Whether arrays may go past the episodes, with the same result."""
     return (
         not parts.module.is_stateful()
-        and _types(parts.env_to_module.connectors) == _DEFAULT_ENV_TO_MODULE
-        and _types(parts.module_to_env.connectors) == _DEFAULT_MODULE_TO_ENV
+        and connector_types(parts.env_to_module) == DEFAULT_ENV_TO_MODULE
+        and connector_types(parts.module_to_env) == DEFAULT_MODULE_TO_ENV
     )
 
 
-def _types(pieces: Sequence[Any]) -> tuple[type, ...]:
-    return tuple(type(piece) for piece in pieces)
+def connector_types(pipeline: Any) -> tuple[type, ...]:
+    """Return the types of a pipeline's connectors, in their order."""
+    return tuple(type(piece) for piece in getattr(pipeline, "connectors", ()))
 
 
 class ArrayInference:

@@ -35,7 +35,7 @@ from rlmesh_ray.rllib.config.learner_threads import thread_warnings
 from rlmesh_ray.rllib.config.rollout_plan import PLAN_KEY, Access, RolloutPlan
 from rlmesh_ray.rllib.config.runner_choice import RunnerChoice, choose_runner
 from rlmesh_ray.rllib.config.session_layout import RunnerSpec, assign_sessions
-from rlmesh_ray.rllib.fast_path.eligibility import config_ineligibility
+from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, config_ineligibility
 from rlmesh_ray.rllib.runner.sample_recording import require_recordable
 from rlmesh_ray.rllib.runner.session_recovery import raise_for_broken_environment
 
@@ -58,6 +58,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S,
     edition_text: str | None = None,
     lockstep: bool = False,
+    fast_path: bool = True,
     dm_env_rpc: DialectSettings | None = None,
 ) -> ConfigT:
     """Let ``config`` sample from endpoints; everything else in it stays as it is.
@@ -72,13 +73,14 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     local runner, with ``num_env_runners=0``, takes every endpoint). Evaluation runners open
     sessions of their own, in the same number, unless ``evaluation_config`` says otherwise.
 
-    Where nothing looks at single episodes between two steps (connectors other than
-    FlattenObservations, callbacks on episodes, a module with a state), runners treat all lanes as
-    arrays, which gives the same samples in a fraction of the time. Whether this config lets them,
-    and what does not, is logged here at INFO.
-    What is set afterwards counts, too: so a runner logs likewise what it really does, has the
-    reason in ``RLMeshEnvRunner.fast_path_disabled_reason``, and reports 1.0 or 0.0 as the metric
-    ``lanes_as_arrays`` beside its other ones.
+    Runners take the fast path where they can: they process all lanes of a session as arrays, which
+    gives the same episodes in a fraction of the time. They cannot where single episodes are needed
+    between two steps (connectors other than FlattenObservations, callbacks on episodes, a module
+    with a state); then they take RLlib's per-item path. Whether this config allows the fast path,
+    or why not, is logged here at INFO. Settings that are made afterwards count, too: each runner
+    logs what it does, has the reason in ``RLMeshEnvRunner.fast_path_disabled_reason``, and reports
+    1.0 or 0.0 as the metric ``lanes_as_arrays`` beside its other ones. ``fast_path=False`` turns
+    the fast path off.
 
     Where Ray runs already, what the config's actors and the fleets in ``env`` need is compared
     with what the cluster has, since RLlib waits without a word for actors that find no room. What
@@ -128,6 +130,8 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
             gives the same episodes each time. Otherwise each session goes on as soon as its own
             answer is there: faster, but which session brings how many of a batch's steps then
             depends on the moment. A runner with one session is reproducible in either case.
+        fast_path: Whether runners take the fast path where they can. With False they always take
+            RLlib's per-item path: for comparison, or to rule the fast path out as a cause.
         dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): what to
             create and to join there, with which lanes, and how to read what they tell.
 
@@ -178,6 +182,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         access=endpoints.access,
         step_timeout_s=step_timeout_s,
         lockstep=lockstep,
+        fast_path=fast_path,
         plan_id=secrets.token_hex(4),
     )
     choice = choose_runner(config, contract)
@@ -193,19 +198,23 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     ]
     for sentence in warned:
         warnings.warn(sentence, ConfigurationWarning, stacklevel=2)
-    _log_fast_path_eligibility(config, choice)
+    _log_fast_path_eligibility(config, choice, fast_path=fast_path)
     endpoints.keep()
     return config
 
 
-def _log_fast_path_eligibility(config: AlgorithmConfig, choice: RunnerChoice) -> None:
-    why: str | None = "there are several agents"
-    if not choice.is_multi_agent:
-        why = config_ineligibility(config, choice.observation_space, choice.action_space)
-    if why:
-        _LOG.info("runners will treat lanes one by one, as RLlib's own runner does, since %s", why)
+def _log_fast_path_eligibility(
+    config: AlgorithmConfig, choice: RunnerChoice, *, fast_path: bool
+) -> None:
+    reason: str | None = FAST_PATH_IS_OFF
+    if choice.is_multi_agent:
+        reason = "there are several agents"
+    elif fast_path:
+        reason = config_ineligibility(config, choice.observation_space, choice.action_space)
+    if reason:
+        _LOG.info("runners will not take the fast path: %s", reason)
     else:
-        _LOG.info("runners will treat lanes as arrays, as far as this config tells by now")
+        _LOG.info("runners will take the fast path, as far as this config can tell by now")
 
 
 def _apply(config: AlgorithmConfig, plan: RolloutPlan, choice: RunnerChoice) -> None:

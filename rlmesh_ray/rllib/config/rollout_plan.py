@@ -170,6 +170,8 @@ class RolloutPlan:
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S
     lockstep: bool = False
     """Whether the sessions of a runner are stepped together."""
+    fast_path: bool = True
+    """Whether runners take the fast path where they can; False: RLlib's per-item path."""
     plan_id: str = ""
     """Begins the names of its sessions."""
 

@@ -1,4 +1,4 @@
-"""Whether a runner's lanes can be treated as arrays: only where nobody could tell."""
+"""When a runner can take the fast path: only where the episodes are the same as RLlib's own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,48 +7,20 @@ import gymnasium
 import tree
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.connectors.common.add_observations_from_episodes_to_batch import (
-    AddObservationsFromEpisodesToBatch,
-)
-from ray.rllib.connectors.common.add_states_from_episodes_to_batch import (
-    AddStatesFromEpisodesToBatch,
-)
-from ray.rllib.connectors.common.add_time_dim_to_batch_and_zero_pad import (
-    AddTimeDimToBatchAndZeroPad,
-)
-from ray.rllib.connectors.common.batch_individual_items import BatchIndividualItems
 from ray.rllib.connectors.common.flatten_observations import FlattenObservations
-from ray.rllib.connectors.common.numpy_to_tensor import NumpyToTensor
-from ray.rllib.connectors.common.tensor_to_numpy import TensorToNumpy
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
-from ray.rllib.connectors.module_to_env import (
-    GetActions,
-    ListifyDataForVectorEnv,
-    ModuleToEnvPipeline,
-    NormalizeAndClipActions,
-    RemoveSingleTsTimeRankFromBatch,
-    UnBatchToIndividualItems,
-)
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
+from rlmesh_ray.models.rllib.inference import (
+    DEFAULT_ENV_TO_MODULE,
+    DEFAULT_MODULE_TO_ENV,
+    connector_types,
+)
 from rlmesh_ray.rllib.config.tune_params import is_tune_param
 
-_TO_MODULE = (
-    AddObservationsFromEpisodesToBatch,
-    AddTimeDimToBatchAndZeroPad,
-    AddStatesFromEpisodesToBatch,
-    BatchIndividualItems,
-    NumpyToTensor,
-)
-_FLATTENING = (FlattenObservations, *_TO_MODULE)
-_TO_ENV = (
-    GetActions,
-    TensorToNumpy,
-    UnBatchToIndividualItems,
-    RemoveSingleTsTimeRankFromBatch,
-    NormalizeAndClipActions,
-    ListifyDataForVectorEnv,
-)
-_PIPELINES = (EnvToModulePipeline, ModuleToEnvPipeline)
+FAST_PATH_IS_OFF = "configure(fast_path=False) turned it off"
+"""The reason why a runner whose plan says so does not take the fast path."""
+
 _EXCEPTIONS = {
     "env_to_module": ", unless it gives FlattenObservations alone",
     "module_to_env": "",
@@ -67,15 +39,15 @@ _ACTIONS = (
     gymnasium.spaces.MultiBinary,
 )
 _FLATTENED = _ACTIONS
-"""What FlattenObservations makes one array of, in a batch as for single lanes."""
+"""Spaces of which FlattenObservations makes one array, of a batch as of single lanes."""
 
 Space = gymnasium.Space[Any]
 
 
 def ineligibility(runner: Any) -> str | None:
-    """Return why a SingleAgentEnvRunner's lanes cannot be treated as arrays; None: they can.
+    """Return why a SingleAgentEnvRunner cannot take the fast path; None: it can.
 
-    Everything that would see single episodes between two steps is one, since there are none.
+    The fast path has no single episodes between two steps, so nothing may read or write them there.
     """
     if runner.module is None:
         return "there is no module"
@@ -92,14 +64,15 @@ def ineligibility(runner: Any) -> str | None:
 
 
 def config_ineligibility(config: AlgorithmConfig, observation: Space, action: Space) -> str | None:
-    """Return what in a config makes ``ineligibility`` say no, before there is a runner.
+    """Return the ``ineligibility`` that follows from a config alone, before there is a runner.
 
-    What a module of the user's keeps, and what his connectors come to, only runners find out.
+    Whether a module of the user's has a state, and which connectors a function of the user's makes,
+    is known in the runner only.
 
     Args:
         config: As it is now.
-        observation: Space of one lane.
-        action: Likewise.
+        observation: Observation space of one lane.
+        action: Action space of one lane.
     """
     if not is_tune_param(config, "_model_config", "_rl_module_spec"):
         spec, settings = config._rl_module_spec, config.model_config
@@ -123,7 +96,7 @@ def config_ineligibility(config: AlgorithmConfig, observation: Space, action: Sp
 
 
 def flattener_of(runner: Any) -> FlattenObservations | None:
-    """Return what flattens observations before all else in a runner's pipeline, if it does so."""
+    """Return the FlattenObservations that is the first connector of a runner; None: it is not."""
     first = runner._env_to_module.connectors[0]
     return first if type(first) is FlattenObservations else None
 
@@ -137,9 +110,9 @@ def _observations(runner: Any) -> str | None:
     for space in tree.flatten(flattener._input_obs_base_struct):
         if isinstance(space, gymnasium.spaces.Discrete) and space.start != 0:
             return f"FlattenObservations encodes other values than those of {space}"
-        why = _no_arrays(space, _FLATTENED)
-        if why:
-            return why
+        reason = _no_arrays(space, _FLATTENED)
+        if reason:
+            return reason
     return None
 
 
@@ -150,16 +123,24 @@ def _no_arrays(space: Space, kinds: Sequence[type[Space]]) -> str | None:
 
 
 def _custom_connector(runner: Any) -> str | None:
-    for kind, pipeline, default, other in (
-        ("env_to_module", runner._env_to_module, _TO_MODULE, _FLATTENING),
-        ("module_to_env", runner._module_to_env, _TO_ENV, _TO_ENV),
+    flattening = (FlattenObservations, *DEFAULT_ENV_TO_MODULE)
+    for kind, pipeline, pipeline_type, allowed in (
+        (
+            "env_to_module",
+            runner._env_to_module,
+            EnvToModulePipeline,
+            (DEFAULT_ENV_TO_MODULE, flattening),
+        ),
+        ("module_to_env", runner._module_to_env, ModuleToEnvPipeline, (DEFAULT_MODULE_TO_ENV,)),
     ):
-        own = tuple(type(piece) for piece in getattr(pipeline, "connectors", ()))
-        if type(pipeline) not in _PIPELINES:
+        if type(pipeline) is not pipeline_type:
             return f"{type(pipeline).__name__} is not RLlib's own"
-        if own not in (default, other):
-            others = sorted({piece.__name__ for piece in own} - {one.__name__ for one in other})
-            named = f": it has {', '.join(others)}" if others else ""
+        own = connector_types(pipeline)
+        if own not in allowed:
+            custom = sorted(
+                {each.__name__ for each in own} - {each.__name__ for each in allowed[-1]}
+            )
+            named = f": it has {', '.join(custom)}" if custom else ""
             return f"the {kind} pipeline is not RLlib's default{named}"
     return None
 

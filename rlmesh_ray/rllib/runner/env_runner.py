@@ -1,18 +1,98 @@
-"""RLMeshEnvRunner: RLlib's SingleAgentEnvRunner, with its lanes behind endpoints."""
+"""RLMeshEnvRunner and RLMeshMultiAgentEnvRunner: RLlib's env runners, with lanes at endpoints."""
 
-from rlmesh_ray.rllib.fast_path.array_episodes import ArrayEpisodes
+import logging
+from typing import Any
+
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rlmesh_ray.errors import ConfigurationError
+from rlmesh_ray.rllib.fast_path.eligibility import FAST_PATH_IS_OFF, ineligibility
+from rlmesh_ray.rllib.fast_path.fast_path import FastPath
+from rlmesh_ray.rllib.runner.multi_agent_env import MultiAgentRunnerEnv, MultiAgentSessionGroup
+from rlmesh_ray.rllib.runner.multi_agent_path import MultiAgentPath
 from rlmesh_ray.rllib.runner.runner_env import RunnerEnv
-from rlmesh_ray.rllib.runner.sample_recording import RecordingEnvRunner
-from rlmesh_ray.rllib.runner.session_group import SessionGroup
+from rlmesh_ray.rllib.runner.sample_recording import NO_SEVERAL_AGENTS, RecordingEnvRunner
+from rlmesh_ray.rllib.runner.sampling_path import SamplingPath
+from rlmesh_ray.rllib.runner.session_group import SingleAgentSessionGroup
+from rlmesh_ray.rllib.runner.session_setup import plan_of
+from rlmesh_ray.rllib.runner.single_agent_path import SingleAgentPath
+from rlmesh_ray.rllib.runner.slot_runner import SlotRunner
+
+_LOG = logging.getLogger(__name__)
+
+LANES_AS_ARRAYS = "lanes_as_arrays"
+"""Metric: 1.0 where a runner takes the fast path, 0.0 where it takes RLlib's per-item path."""
 
 
-class RLMeshEnvRunner(RecordingEnvRunner, ArrayEpisodes):
-    """Samples from endpoints whose lanes hold one agent each; failures are ``SlotRunner``'s matter.
+class RLMeshEnvRunner(SlotRunner, RecordingEnvRunner):
+    """Samples from endpoints whose lanes hold one agent each; see ``SlotRunner`` for failures.
 
     ``rlmesh_ray.rllib.configure`` puts it into an AlgorithmConfig. The episodes, connectors,
     callbacks and metrics are RLlib's own, and so are the files where ``offline_data(output=...)``
     is set.
+
+    It takes the fast path, unless there is an ``ineligibility``. That is checked in each call of
+    ``sample``, and the module's output in each step; the fast path begins with new episodes only.
+    Changes are logged, and each call is counted (``LANES_AS_ARRAYS``).
     """
 
-    group_class = SessionGroup
+    group_class = SingleAgentSessionGroup
     env_class = RunnerEnv
+    path_class = SingleAgentPath
+
+    fast_path_disabled_reason: str | None = "nothing has been sampled yet"
+    """Why the runner takes RLlib's per-item path; None: it takes the fast path."""
+
+    def _sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
+        episodes = super()._sample(**kwargs)
+        num_steps = self._call.budget.timesteps
+        if num_steps:
+            self._log_env_steps(self._metrics_num_env_steps_sampled, num_steps)
+        self._increase_sampled_metrics(num_steps, len(self._call.returned))
+        is_fast = self.fast_path_disabled_reason is None
+        self.metrics.log_value(LANES_AS_ARRAYS, float(is_fast), window=1)
+        return episodes
+
+    def _choose_path(self) -> None:
+        reason = self._fast_path_ineligibility()
+        self._take_path(SingleAgentPath(self) if reason else FastPath(self), reason)
+
+    def _fast_path_ineligibility(self) -> str | None:
+        """Return why this call of ``sample`` cannot take the fast path; None: it can."""
+        if not plan_of(self.config).fast_path:
+            return FAST_PATH_IS_OFF
+        if self._call.random_actions:
+            return "actions are drawn at random"
+        return ineligibility(self)
+
+    def _take_path(self, path: SamplingPath, fast_path_disabled_reason: str | None) -> None:
+        """Sample by ``path`` from now on, and log a change."""
+        self._path = path
+        if fast_path_disabled_reason == self.fast_path_disabled_reason:
+            return
+        self.fast_path_disabled_reason = fast_path_disabled_reason
+        state = f"off: {fast_path_disabled_reason}" if fast_path_disabled_reason else "on"
+        _LOG.info("worker %s: the fast path is %s", self.worker_index, state)
+
+
+class RLMeshMultiAgentEnvRunner(SlotRunner, MultiAgentEnvRunner):
+    """Samples from endpoints whose lanes hold several agents each; see ``SlotRunner`` for failures.
+
+    ``rlmesh_ray.rllib.configure`` puts it into an AlgorithmConfig, whose ``multi_agent`` maps
+    agents to policies. The episodes, connectors, callbacks and metrics are RLlib's own.
+    """
+
+    group_class = MultiAgentSessionGroup
+    env_class = MultiAgentRunnerEnv
+    path_class = MultiAgentPath
+
+    def make_env(self) -> None:
+        """Open this runner's sessions; see ``SlotRunner``.
+
+        Raises:
+            ConfigurationError: Also where the config sets ``offline_data(output=...)``.
+        """
+        if self.config.output:  # set after ``configure``, which refuses it, too
+            raise ConfigurationError(NO_SEVERAL_AGENTS)
+        super().make_env()

@@ -9,19 +9,14 @@ from gymnasium.spaces import Dict
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
-from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.multi_agent_columns import AgentColumns
 from rlmesh_ray.rllib.runner.multi_agent_contract import AgentSpec, agents_of_lane
-from rlmesh_ray.rllib.runner.next_step_session import (
-    NextStepSession,
-    SessionBatch,
-    all_discarded,
-    last_signal,
-)
-from rlmesh_ray.rllib.runner.runner_env import LaneCall
-from rlmesh_ray.spaces.columns import concatenate, split
+from rlmesh_ray.rllib.runner.next_step_session import NextStepSession, SessionBatch
+from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls
+from rlmesh_ray.rllib.runner.session_group import SessionGroup
 from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
+from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 
 ByAgent = list[dict[AgentId, Any]]
@@ -60,123 +55,72 @@ class AgentBatch:
     """See ``SessionBatch``."""
 
 
-class MultiAgentSessionGroup:
-    """Steps its sessions at once: every request leaves before the first answer is awaited.
+class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
+    """A group whose lanes hold several agents each.
 
     It resets itself as RLlib's SyncVectorMultiAgentEnv does: the step after the end of a whole
     environment's episode ignores the actions and gives the first observations of the next one.
-    Dicts by agent are in the order of ``possible_agents``, whatever order the environment gave.
+    Dicts by agent are in the order of ``possible_agents``, whichever order the environment gave.
+
+    Actions are one dict by agent for each lane, of the agents that were observed last and have not
+    ended.
 
     Args:
-        sessions: Open; at least one; ``close`` closes them.
-        contract: Theirs.
+        sessions: At least one open session; ``close`` closes them.
+        contract: The contract of their endpoints.
 
     Raises:
         ContractMismatchError: The contract describes no multi-agent environment.
     """
 
     def __init__(self, sessions: Sequence[NextStepSession], contract: EnvContract) -> None:
-        self._sessions = list(sessions)
+        super().__init__(sessions)
         agents = agents_of_lane(contract)
-        self._columns = AgentColumns(agents)
-        self.num_envs = sum(session.num_lanes for session in self._sessions)
+        self._agents = AgentColumns(agents)
         self._acting = np.zeros((self.num_envs, len(agents)), np.bool_)
         self._is_over = np.zeros(self.num_envs, np.bool_)
 
     def reset(
         self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
     ) -> AgentBatch:
-        """Start new episodes everywhere.
-
-        Args:
-            seeds: Empty, or one a lane.
-            options: Handed to the environments.
-
-        Raises:
-            RemoteEnvError: An environment raised or timed out; the group is good for nothing
-                but ``close`` then.
-            EndpointError: A session broke; likewise.
-        """
+        """See ``SessionGroup``."""
         self._acting[...] = False
-        batches = []
-        first = 0
-        for session in self._sessions:
-            batches.append(session.reset(seeds[first : first + session.num_lanes], options))
-            first += session.num_lanes
-        return self._taken(batches)
+        self._is_over[...] = False
+        return super().reset(seeds, options)
 
-    def send(self, actions: Sequence[Mapping[AgentId, Any]]) -> None:
-        """Let the agents act that were observed last and have not ended.
+    def _columns(self, actions: Sequence[Mapping[AgentId, Any]]) -> list[Column]:
+        return self._agents.actions(actions, self._acting, self._is_over)
 
-        Args:
-            actions: One entry a lane, each by agent; those of ended lanes are ignored.
-
-        Raises:
-            ConformanceError: ``actions`` are not those of these agents, or do not fit their
-                spaces; nothing was sent.
-            EndpointError: A session is broken.
-        """
-        columns = self._columns.actions(actions, self._acting, self._is_over)
-        widths = [session.num_lanes for session in self._sessions]
-        for session, own in zip(self._sessions, split(columns, widths), strict=True):
-            session.send(own)
-
-    def receive(self) -> AgentBatch:
-        """Return what the actions that were sent have led to.
-
-        Raises:
-            RemoteEnvError: As with ``reset``.
-            EndpointError: As with ``reset``.
-        """
-        restarted = np.flatnonzero(self._is_over).tolist()
-        taken = self._taken([session.receive() for session in self._sessions])
-        for lane in restarted:
-            taken.rewards[lane] = self._columns.for_all(0.0)
-            for flags in (taken.terminated, taken.truncated):
-                flags[lane] = {**self._columns.for_all(False), ALL_AGENTS: False}
-        return taken
-
-    def wakeup(self) -> WakeupDescriptors | None:
-        """Return what tells that ``receive`` has little to wait for; None: nothing does."""
-        return last_signal(self._sessions)
-
-    def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
-        """Call into every lane, session by session; see ``EnvClient.call``."""
-        return tuple(one for session in self._sessions for one in session.call(name, arguments))
-
-    def close(self) -> None:
-        """End the sessions."""
-        for session in self._sessions:
-            session.close()
-
-    def _taken(self, batches: Sequence[SessionBatch]) -> AgentBatch:
-        """Read what all sessions gave, and note who acts next."""
-        terminated = np.concatenate([batch.terminated for batch in batches])
-        truncated = np.concatenate([batch.truncated for batch in batches])
-        columns = concatenate([batch.observation for batch in batches])
-        dicts = self._columns.dicts(columns, terminated, truncated, self._acting)
-        self._acting, self._is_over = dicts.acting, terminated | truncated
-        infos = [self._columns.infos(info) for batch in batches for info in batch.infos]
-        return AgentBatch(
+    def _result(self, batch: SessionBatch) -> AgentBatch:
+        """Convert the result of all lanes, and note which agents act next."""
+        terminated, truncated = batch.terminated, batch.truncated
+        dicts = self._agents.dicts(batch.observation, terminated, truncated, self._acting)
+        result = AgentBatch(
             dicts.observations,
             dicts.rewards,
             dicts.terminated,
             dicts.truncated,
-            infos,
-            all_discarded(batches),
+            [self._agents.infos(info) for info in batch.infos],
+            batch.discarded,
         )
+        for lane in np.flatnonzero(self._is_over).tolist():  # a new episode has begun there
+            result.rewards[lane] = self._agents.for_all(0.0)
+            for flags in (result.terminated, result.truncated):
+                flags[lane] = {**self._agents.for_all(False), ALL_AGENTS: False}
+        self._acting, self._is_over = dicts.acting, terminated | truncated
+        return result
 
 
-class MultiAgentRunnerEnv(VectorMultiAgentEnv):
-    """What RLlib and its callbacks see as the environment of a runner: spaces and width.
+class MultiAgentRunnerEnv(LaneCalls, VectorMultiAgentEnv):
+    """The spaces of a runner's agents, and the number of its lanes.
 
-    It cannot be stepped: the runner steps the lanes of each session when they are ready.
+    It has no ``step``: the runner steps the lanes of each session when they are ready.
 
     Args:
-        contract: Of every endpoint.
+        contract: The contract of every endpoint.
         num_envs: Lanes of all sessions together.
         close: Ends the sessions.
-        call: Calls an attribute, by name and with arguments, in every lane.
+        call: Calls an attribute in every lane.
 
     Raises:
         ContractMismatchError: The contract describes no multi-agent environment.
@@ -185,27 +129,13 @@ class MultiAgentRunnerEnv(VectorMultiAgentEnv):
     def __init__(
         self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
     ) -> None:
-        super().__init__()
-        directory = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
+        super().__init__(close, call)
+        lane = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
         self.num_envs = num_envs
-        self.envs = [directory] * num_envs
+        self.envs = [lane] * num_envs
         self.render_mode = contract.render_mode or None
         self.metadata = {**contract.metadata, "autoreset_mode": "next_step"}
-        self.single_observation_spaces = directory.observation_spaces
-        self.single_action_spaces = directory.action_spaces
-        self.single_observation_space = Dict(directory.observation_spaces)
-        self.single_action_space = Dict(directory.action_spaces)
-        self._close = close
-        self._call = call
-
-    def call(self, name: str, *args: Any) -> tuple[Any, ...]:
-        """Call a method of every lane's environment; see ``RunnerEnv.call``."""
-        return self._call(name, args)
-
-    def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return an attribute of every lane's environment; as in gymnasium, methods are called."""
-        return self._call(name, ())
-
-    def close_extras(self, **_kwargs: Any) -> None:
-        """End the sessions; ``close`` calls this."""
-        self._close()
+        self.single_observation_spaces = lane.observation_spaces
+        self.single_action_spaces = lane.action_spaces
+        self.single_observation_space = Dict(lane.observation_spaces)
+        self.single_action_space = Dict(lane.action_spaces)

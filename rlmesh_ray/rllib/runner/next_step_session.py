@@ -218,19 +218,3 @@ def _unusable(rewards: NDArray[np.float64]) -> dict[int, str]:
 def _row(part: Any, num_lanes: int) -> NDArray[Any]:
     array = np.asarray(part)
     return np.broadcast_to(array, (num_lanes, *array.shape))
-
-
-def last_signal(sessions: Sequence[NextStepSession]) -> WakeupDescriptors | None:
-    """Return what tells that the last of ``sessions`` has answered; None: nothing does."""
-    signals = [session.wakeup() for session in sessions]
-    return None if None in signals else signals[-1]
-
-
-def all_discarded(batches: Sequence[SessionBatch]) -> dict[int, str]:
-    """Return the ``discarded`` of sessions whose lanes are counted one after the other."""
-    discarded: dict[int, str] = {}
-    first = 0
-    for batch in batches:
-        discarded |= {first + lane: cause for lane, cause in batch.discarded.items()}
-        first += len(batch.rewards)
-    return discarded

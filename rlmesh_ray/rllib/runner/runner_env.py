@@ -1,4 +1,4 @@
-"""What RLlib and its callbacks see as the environment of a runner."""
+"""The environment of a runner, as RLlib and its callbacks see it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,46 +10,26 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 
 LaneCall = Callable[[str, tuple[object, ...]], tuple[Any, ...]]
-"""Calls an attribute, by name and with arguments, in every lane; one result a lane."""
+"""Calls an attribute, by name and with arguments, in every lane; one result for each lane."""
 
 
-class RunnerEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
-    """The spaces and the width of a runner's lanes.
-
-    It cannot be stepped: the runner steps the lanes of each session when they are ready.
+class LaneCalls:
+    """The methods of a vector environment that reach into its lanes.
 
     Args:
-        contract: Of every endpoint.
-        num_envs: Lanes of all sessions together.
         close: Ends the sessions.
-        call: Calls an attribute, by name and with arguments, in every lane.
+        call: Calls an attribute in every lane.
     """
 
-    def __init__(
-        self,
-        contract: EnvContract,
-        num_envs: int,
-        close: Callable[[], None],
-        call: LaneCall,
-    ) -> None:
-        self.num_envs = num_envs
-        self.render_mode = contract.render_mode or None
-        self.metadata = {
-            **contract.metadata,
-            "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP,
-        }
-        self.single_observation_space = to_gymnasium(contract.observation_space)
-        self.single_action_space = to_gymnasium(contract.action_space)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+    def __init__(self, close: Callable[[], None], call: LaneCall) -> None:
         self._close = close
         self._call = call
 
     def call(self, name: str, *args: Any) -> tuple[Any, ...]:
         """Call a method of every lane's environment, if the endpoints allow it.
 
-        As gymnasium's vectors do, and between steps: see ``EnvClient.call``. Lanes that are away
-        get what was called with arguments when they are back, and give None.
+        It works as in gymnasium's vector environments, and between steps: see ``EnvClient.call``.
+        Lanes whose session is lost return None; a call with arguments is repeated in the new one.
         """
         return self._call(name, args)
 
@@ -60,3 +40,31 @@ class RunnerEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def close_extras(self, **_kwargs: Any) -> None:
         """End the sessions; ``close`` calls this."""
         self._close()
+
+
+class RunnerEnv(LaneCalls, gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """The spaces and the number of a runner's lanes.
+
+    It has no ``step``: the runner steps the lanes of each session when they are ready.
+
+    Args:
+        contract: The contract of every endpoint.
+        num_envs: Lanes of all sessions together.
+        close: Ends the sessions.
+        call: Calls an attribute in every lane.
+    """
+
+    def __init__(
+        self, contract: EnvContract, num_envs: int, close: Callable[[], None], call: LaneCall
+    ) -> None:
+        super().__init__(close, call)
+        self.num_envs = num_envs
+        self.render_mode = contract.render_mode or None
+        self.metadata = {
+            **contract.metadata,
+            "autoreset_mode": gymnasium.vector.AutoresetMode.NEXT_STEP,
+        }
+        self.single_observation_space = to_gymnasium(contract.observation_space)
+        self.single_action_space = to_gymnasium(contract.action_space)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)

@@ -1,69 +1,54 @@
-"""The lanes of several sessions that are stepped together."""
+"""Several sessions that are stepped together: their lanes, one after the other."""
 
+import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.rllib.runner.lane_infos import joined
-from rlmesh_ray.rllib.runner.next_step_session import (
-    NextStepSession,
-    SessionBatch,
-    all_discarded,
-    last_signal,
-)
+from rlmesh_ray.rllib.runner.next_step_session import NextStepSession, SessionBatch
 from rlmesh_ray.spaces.batch import Column, leaves, unflatten
 from rlmesh_ray.spaces.columns import concatenate, split
 from rlmesh_ray.spaces.conformance import coerce_batch
 from rlmesh_ray.spaces.contract import EnvContract
 
-
-@dataclass(frozen=True, slots=True)
-class GroupBatch:
-    """What all lanes of a group gave; one entry a lane everywhere."""
-
-    observation: Any
-    """As gymnasium's vector environments give it. It owns its memory: RLlib's episodes keep views
-    of it."""
-    rewards: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-    truncated: NDArray[np.bool_]
-    infos: Sequence[dict[str, Any]]
-    discarded: Mapping[int, str] = field(default_factory=dict)
-    """See ``SessionBatch``."""
+BatchT = TypeVar("BatchT")
 
 
-class SessionGroup:
+class SessionGroup(abc.ABC, Generic[BatchT]):
     """Steps its sessions at once: every request leaves before the first answer is awaited.
 
+    A subclass defines the form of actions and results.
+
     Args:
-        sessions: Open; at least one; ``close`` closes them.
-        contract: Theirs.
+        sessions: At least one open session; ``close`` closes them.
     """
 
-    def __init__(self, sessions: Sequence[NextStepSession], contract: EnvContract) -> None:
+    def __init__(self, sessions: Sequence[NextStepSession]) -> None:
         self._sessions = list(sessions)
-        self._contract = contract
-        parts = leaves(contract.action_space)
-        self._action = parts[0] if len(parts) == 1 and not parts[0].path else None
-        """None: an action has several parts."""
         self.num_envs = sum(session.num_lanes for session in self._sessions)
 
-    def reset(
-        self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None
-    ) -> GroupBatch:
+    @abc.abstractmethod
+    def _columns(self, actions: Any) -> list[Column]:
+        """Return the columns of a batch of actions over all lanes."""
+
+    @abc.abstractmethod
+    def _result(self, batch: SessionBatch) -> BatchT:
+        """Return the result of all lanes in the group's form."""
+
+    def reset(self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None) -> BatchT:
         """Start new episodes everywhere.
 
         Args:
-            seeds: Empty, or one a lane.
-            options: Handed to the environments.
+            seeds: Empty, or one for each lane.
+            options: Passed to the environments.
 
         Raises:
-            RemoteEnvError: An environment raised or timed out; the group is good for nothing
-                but ``close`` then.
+            RemoteEnvError: An environment raised or timed out; the group can only be closed then.
             EndpointError: A session broke; likewise.
         """
         batches = []
@@ -71,10 +56,13 @@ class SessionGroup:
         for session in self._sessions:
             batches.append(session.reset(seeds[first : first + session.num_lanes], options))
             first += session.num_lanes
-        return self._join(batches)
+        return self._result(_joined(batches))
 
     def send(self, actions: Any) -> None:
-        """Apply one action a lane; ``receive`` returns the result.
+        """Apply one action in each lane; ``receive`` returns the result.
+
+        Args:
+            actions: One for each lane; those of ended lanes are ignored.
 
         Raises:
             ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
@@ -88,31 +76,19 @@ class SessionGroup:
         for session, own in zip(self._sessions, split(columns, widths), strict=True):
             session.send(own)
 
-    def _columns(self, actions: Any) -> list[Column]:
-        leaf = self._action
-        if (
-            leaf is not None
-            and leaf.dtype is not None
-            and isinstance(actions, np.ndarray)
-            and actions.shape == (self.num_envs, *leaf.shape)
-            and np.can_cast(actions.dtype, leaf.dtype)
-        ):
-            # RLlib's integers are of 32 bits: each of them fits, nobody needs to look.
-            return [actions.astype(leaf.dtype, copy=False)]
-        return coerce_batch(self._contract.action_space, actions, self.num_envs)
-
-    def receive(self) -> GroupBatch:
-        """Return what the actions that were sent have led to.
+    def receive(self) -> BatchT:
+        """Return the result of the actions that were sent.
 
         Raises:
             RemoteEnvError: As with ``reset``.
             EndpointError: As with ``reset``.
         """
-        return self._join([session.receive() for session in self._sessions])
+        return self._result(_joined([session.receive() for session in self._sessions]))
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return what tells that ``receive`` has little to wait for; None: nothing does."""
-        return last_signal(self._sessions)
+        """Return what becomes readable when the last session has answered; None: nothing does."""
+        signals = [session.wakeup() for session in self._sessions]
+        return None if None in signals else signals[-1]
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane, session by session; see ``EnvClient.call``."""
@@ -123,24 +99,75 @@ class SessionGroup:
         for session in self._sessions:
             session.close()
 
-    def _join(self, batches: Sequence[SessionBatch]) -> GroupBatch:
-        space = self._contract.observation_space
-        if len(batches) == 1:
-            [one] = batches
-            observation = unflatten(space, one.observation)
-            return GroupBatch(
-                observation,
-                one.rewards,
-                one.terminated,
-                one.truncated,
-                one.infos,
-                one.discarded,
-            )
+
+def _joined(batches: Sequence[SessionBatch]) -> SessionBatch:
+    """Return the results of several sessions as one; their lanes are numbered one by one."""
+    if len(batches) == 1:
+        return batches[0]
+    discarded: dict[int, str] = {}
+    first = 0
+    for batch in batches:
+        discarded |= {first + lane: cause for lane, cause in batch.discarded.items()}
+        first += len(batch.rewards)
+    return SessionBatch(
+        concatenate([batch.observation for batch in batches]),
+        np.concatenate([batch.rewards for batch in batches]),
+        np.concatenate([batch.terminated for batch in batches]),
+        np.concatenate([batch.truncated for batch in batches]),
+        joined([batch.infos for batch in batches]),
+        discarded,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """The result of a step or reset in all lanes of a group; one entry a lane everywhere."""
+
+    observation: Any
+    """In the form of gymnasium's vector environments. It owns its memory: RLlib's episodes keep
+    views of it."""
+    rewards: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    infos: Sequence[dict[str, Any]]
+    discarded: Mapping[int, str] = field(default_factory=dict)
+    """See ``SessionBatch``."""
+
+
+class SingleAgentSessionGroup(SessionGroup[GroupBatch]):
+    """A group whose lanes hold one agent each.
+
+    Args:
+        sessions: At least one open session; ``close`` closes them.
+        contract: The contract of their endpoints.
+    """
+
+    def __init__(self, sessions: Sequence[NextStepSession], contract: EnvContract) -> None:
+        super().__init__(sessions)
+        self._contract = contract
+        parts = leaves(contract.action_space)
+        self._action = parts[0] if len(parts) == 1 and not parts[0].path else None
+        """None: an action has several parts."""
+
+    def _columns(self, actions: Any) -> list[Column]:
+        leaf = self._action
+        if (
+            leaf is not None
+            and leaf.dtype is not None
+            and isinstance(actions, np.ndarray)
+            and actions.shape == (self.num_envs, *leaf.shape)
+            and np.can_cast(actions.dtype, leaf.dtype)
+        ):
+            # RLlib's integers have 32 bits: each of them fits, and needs no check.
+            return [actions.astype(leaf.dtype, copy=False)]
+        return coerce_batch(self._contract.action_space, actions, self.num_envs)
+
+    def _result(self, batch: SessionBatch) -> GroupBatch:
         return GroupBatch(
-            unflatten(space, concatenate([batch.observation for batch in batches])),
-            np.concatenate([batch.rewards for batch in batches]),
-            np.concatenate([batch.terminated for batch in batches]),
-            np.concatenate([batch.truncated for batch in batches]),
-            joined([batch.infos for batch in batches]),
-            all_discarded(batches),
+            unflatten(self._contract.observation_space, batch.observation),
+            batch.rewards,
+            batch.terminated,
+            batch.truncated,
+            batch.infos,
+            batch.discarded,
         )

@@ -1,19 +1,22 @@
-"""How a runner samples from slots: each is stepped, lost and opened again by itself.
+"""The sampling loop of this package's env runners: each slot is stepped, lost and reopened alone.
 
-RLlib has two EnvRunners, for one agent and for several; this is what both are here. What differs
-between them is in ``lane_episodes`` and ``agent_episodes``.
+RLlib has one EnvRunner for lanes with one agent and one for lanes with several; this loop is the
+same in both. What differs is in the ``SamplingPath`` that the runner holds.
 """
 
-import abc
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from ray.rllib.utils.metrics import RLMODULE_INFERENCE_TIMER
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.env.env_runner import EnvRunner
 
+from rlmesh_ray.errors import RemoteEnvError
 from rlmesh_ray.rllib.runner.completion_queue import CompletionQueue
-from rlmesh_ray.rllib.runner.sample_budget import SampleBudget
+from rlmesh_ray.rllib.runner.sample_call import SampleBudget, SampleCall
+from rlmesh_ray.rllib.runner.sampling_path import PerItemPath, SamplingPath
+from rlmesh_ray.rllib.runner.session_assignments import SessionAssignments
 from rlmesh_ray.rllib.runner.session_recovery import SessionRecovery
 from rlmesh_ray.rllib.runner.session_setup import (
     announce_environment,
@@ -26,39 +29,52 @@ from rlmesh_ray.rllib.runner.slot import SlotGroup, SlotPhase, SlotResult
 from rlmesh_ray.rllib.runner.slot_state import SlotState, call_slots, close_slots, slots_of
 
 _PART_OF_SAMPLE_TIMEOUT = 0.5
-"""How long ``sample`` waits for endpoints that are all away, before it returns what it has."""
+"""How long ``sample`` waits while all endpoints are away, before it returns what it has."""
 
 
-class SlotRunner(SessionRecovery):
+class SlotRunner(EnvRunner):
     """Samples from endpoints instead of environments in this process.
 
     The sessions of a runner are independent of each other: each is stepped as soon as its own
-    answer is there. With a single session everything happens in the order of RLlib's own runner.
+    answer has arrived. With a single session everything happens in the order of RLlib's own runner.
 
-    When a session breaks, its running episodes end where they stand, as truncated, with the cause
-    in their last info (``truncate.INTERRUPTED_KEY``), and are returned with the others; they count
-    neither as episodes nor in their mean return. A new session is opened, at the endpoint's new
-    address if it has restarted, while the other sessions go on. Where all endpoints are away,
-    ``sample`` returns what it has after half of ``sample_timeout_s``. An error leaves it only when
-    an environment has failed ten times without finishing an episode, when all endpoints have been
-    away for two minutes, or when another try would be pointless; RLlib ends the actor then.
+    When a session breaks, its running episodes end as truncated, with the cause in their last info
+    (``truncation.INTERRUPTED_KEY``), and are returned with the others; they count neither as
+    episodes nor in their mean return. A new session is opened, at the endpoint's new address if it
+    has restarted, while the other sessions go on. Where all endpoints are away, ``sample`` returns
+    what it has after half of ``sample_timeout_s``. It raises only when an environment has failed
+    ten times without finishing an episode, when all endpoints have been away for two minutes, or
+    when another attempt would be pointless; RLlib ends the actor then.
 
-    A session that its directory asks to move, since the fleet grows or shrinks, is opened elsewhere
-    when ``sample`` ends. Its episodes are cut in the same way, but that is no failure.
+    A session that the registry asks to move, since the fleet grows or shrinks, is opened elsewhere
+    when ``sample`` ends. Its episodes are truncated in the same way, but that is no failure.
     """
 
     group_class: ClassVar[Callable[..., SlotGroup]]
     """Makes one group of open sessions and their contract."""
     env_class: ClassVar[Callable[..., Any]]
     """Makes what RLlib sees as the environment; see ``RunnerEnv``."""
+    path_class: ClassVar[type[PerItemPath]]
+    """RLlib's per-item path for these lanes."""
+
+    first_failure = ""
+    """The first failure that truncated episodes of this runner, and its lanes; empty: none has."""
+    broken_environment: RemoteEnvError | None = None
+    """Why the last call of ``sample`` gave up; see ``raise_for_broken_environment``."""
 
     env: Any
     num_envs: int
+    _ongoing_episodes: list[Any]
+    _assignments: SessionAssignments
     _completions: CompletionQueue[SlotResult]
-    _explore: bool
-    _random_actions: bool
-    _deadline_s: float | None
-    _returned: list[Any]
+    _call: SampleCall
+    """The current call of ``sample``, or the last one."""
+
+    def __init__(self, *, config: AlgorithmConfig, **kwargs: Any) -> None:
+        self._slots: Sequence[SlotState] = ()
+        self._path: SamplingPath = type(self).path_class(self)
+        self._recovery = SessionRecovery(self)
+        super().__init__(config=config, **kwargs)
 
     def make_env(self) -> None:
         """Open this runner's sessions.
@@ -94,42 +110,20 @@ class SlotRunner(SessionRecovery):
         self._slots = slots
         announce_environment(self)
 
-    # --- what differs with the number of agents -----------------------------------------
+    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``func`` with this runner, as RLlib's runners do.
 
-    @abc.abstractmethod
-    def _act(self, state: SlotState) -> None:
-        """Choose actions for a slot's lanes and send them off."""
+        RLlib ends a runner that raises, after a minute, and starts another one in its place. That
+        does not repair an environment: the error of a broken one is raised to the caller instead.
+        """
+        try:
+            return super().apply(_let_escape(func), *args, **kwargs)
+        except _EscapingError as caught:
+            raise caught.error from None
 
-    def _act_on(self, idle: Sequence[SlotState]) -> None:
-        """Choose and send actions for slots that wait for them, as long as the quota is open."""
-        for state in idle:
-            if self._budget.is_open:
-                self._act(state)
-
-    @abc.abstractmethod
-    def _add_resets(self, state: SlotState, batch: Any) -> None:
-        """Begin the episodes of a slot whose lanes have all been reset."""
-
-    @abc.abstractmethod
-    def _add_steps(self, state: SlotState, batch: Any) -> None:
-        """Continue the episodes of a slot; those that have ended begin anew with the next step."""
-
-    @abc.abstractmethod
-    def _cut_ongoing(self) -> list[Any]:
-        """Return the chunks of the running episodes; the next call of ``sample`` goes on there."""
-
-    def _work_ahead(self) -> bool:
-        """Do a little of what ``_settle`` would do later; False: there was nothing to do."""
-        return False
-
-    def _settle(self) -> None:
-        """Complete what is to be returned, where that has not been done step by step."""
-
-    @abc.abstractmethod
-    def _log_sampled(self) -> None:
-        """Count what a call of ``sample`` has brought, where that has not been done yet."""
-
-    # --- the loop ----------------------------------------------------------------------
+    def _choose_path(self) -> None:
+        """Choose the strategy for new episodes in all lanes."""
+        self._path = type(self).path_class(self)
 
     def _sample(
         self,
@@ -141,122 +135,127 @@ class SlotRunner(SessionRecovery):
         force_reset: bool = False,
     ) -> list[Any]:
         """Sample as RLlib's own runner does, each session at its own pace."""
-        self._explore, self._random_actions = explore, random_actions
+        budget = SampleBudget(num_timesteps, num_episodes)
+        self._call = SampleCall(budget, explore, random_actions, self._sample_deadline_s())
         self.broken_environment = None
-        self._budget = SampleBudget(num_timesteps, num_episodes)
-        self._returned, self._interrupted = [], []
-        self._deadline_s = self._sample_deadline_s()
         try:
             if force_reset or num_episodes is not None or self._needs_initial_reset:
+                self._choose_path()
                 self._reset_envs_and_episodes(explore)
+            else:
+                self._path.resume()
             self._fill_budget()
-            self._move_sessions()
+            self._recovery.move_sessions()
+            ongoing = self._path.conclude(continues=num_timesteps is not None)
         except BaseException:
-            # Somewhere between two steps, a callback's error perhaps: nobody could go on there.
+            # Perhaps a callback's error between two steps: the episodes cannot continue there.
             self._needs_initial_reset = True
             raise
+        finally:
+            self._path.finish()
         if num_episodes is not None:
             self._needs_initial_reset = True
-        self._settle()
-        self._done_episodes_for_metrics.extend(self._returned)
-        ongoing = self._cut_ongoing() if num_timesteps is not None else []
-        self._log_sampled()
-        return self._returned + self._interrupted + ongoing
+        self._done_episodes_for_metrics.extend(self._call.returned)
+        return self._call.returned + self._call.interrupted + ongoing
 
     def _fill_budget(self) -> None:
-        while not self._budget.is_full:
-            self._act_on([state for state in self._slots if state.slot.phase is SlotPhase.IDLE])
-            if not self._take_arrivals():
+        while not self._call.budget.is_full:
+            self._path.act_on(
+                [state for state in self._slots if state.slot.phase is SlotPhase.IDLE]
+            )
+            if not self._take_results():
                 break
 
-    def _take_arrivals(self) -> bool:
-        """Wait for what arrives next, and take what else is there: it can share a forward pass.
+    def _take_results(self) -> bool:
+        """Wait for the next result, and take those that have arrived by then, too.
 
-        False: it is no use to wait any longer.
+        So their slots can share a forward pass. False: waiting longer is pointless.
         """
-        while self._take_arrival():
-            if self._budget.is_full or not self._completions.is_ready:
+        while self._take_result():
+            if self._call.budget.is_full or not self._completions.is_ready:
                 return True
         return False
 
     def _reset_envs(self, episodes: list[Any], shared_data: dict[str, Any], explore: bool) -> None:
-        """Start new episodes in all lanes; those of lost sessions start when they are back."""
+        """Start new episodes in all lanes; those of lost sessions start once these are reopened."""
         for lane in range(self.num_envs):
             self._new_episode(lane, episodes)
         self._ongoing_episodes_for_metrics.clear()
         seed = self._seed if self._needs_initial_reset else None
         for state in self._slots:
             state.shared_data = {}
-            state.num_in_flight = 0  # nobody waits any more for what is on its way
+            state.num_in_flight = 0  # the results of steps in flight are ignored
             if state.slot.phase is not SlotPhase.OPENING:
                 seeds = () if seed is None else [seed + lane for lane in state.slot.lanes]
                 state.slot.reset(seeds, None)
         while any(state.slot.phase is SlotPhase.RESETTING for state in self._slots):
-            if not self._take_arrival():
+            if not self._take_result():
                 break
 
     def _sample_deadline_s(self) -> float | None:
-        # Nobody waits for the local runner with a watch in hand.
+        # RLlib has no time limit for the local runner.
         limit_s = self.config.sample_timeout_s
         if not self.worker_index or limit_s is None:
             return None
         return time.monotonic() + _PART_OF_SAMPLE_TIMEOUT * float(limit_s)
 
-    def _take_arrival(self) -> bool:
-        """Work on what arrives next; return False when it is no use to wait any longer."""
-        self._assignments.request_rebalance()  # costs no time: steps are on their way
+    def _take_result(self) -> bool:
+        """Wait for the next result and process it; return False where waiting is pointless."""
+        self._assignments.request_rebalance()  # costs no time: steps are in flight
         timeout_s = None
-        if self._deadline_s is not None and self._are_all_away:
-            timeout_s = self._deadline_s - time.monotonic()
+        if self._call.deadline_s is not None and self._are_all_away:
+            timeout_s = self._call.deadline_s - time.monotonic()
             if timeout_s <= 0:
                 return False
-        arrival = self._completions.take(timeout_s, self._work_ahead)
-        if arrival is None:
+        result = self._completions.take(timeout_s, self._path.work_ahead)
+        if result is None:
             return False
-        if arrival.slot.is_current(arrival):
-            state = next(state for state in self._slots if state.slot is arrival.slot)
-            self._work_on(state, arrival)
+        if result.slot.is_current(result):
+            state = next(state for state in self._slots if state.slot is result.slot)
+            self._process(state, result)
         return True
 
     @property
     def _are_all_away(self) -> bool:
         return all(state.slot.phase is SlotPhase.OPENING for state in self._slots)
 
-    def _work_on(self, state: SlotState, arrival: SlotResult) -> None:
-        slot, phase = state.slot, state.slot.phase
-        self._budget.in_flight -= state.num_in_flight
+    def _process(self, state: SlotState, result: SlotResult) -> None:
+        slot, phase, budget = state.slot, state.slot.phase, self._call.budget
+        budget.in_flight -= state.num_in_flight
         state.num_in_flight = 0
-        if arrival.batch is None:
-            assert arrival.error is not None
-            self._reopen(state, arrival.error)
+        if result.batch is None:
+            assert result.error is not None
+            self._recovery.reopen(state, result.error)
             return
         slot.phase = SlotPhase.IDLE
-        if phase is SlotPhase.STEPPING:
-            num_before, num_over = self._budget.timesteps, self._budget.episodes
-            self._add_steps(state, arrival.batch)
-            if self._budget.timesteps > num_before:
-                slot.retry.succeeded()
-            if self._budget.episodes > num_over:
-                slot.retry.finished_episode()
-            if arrival.batch.discarded:
-                self._count_discarded(state, arrival.batch.discarded)
-        else:
-            self._add_resets(state, arrival.batch)
+        if phase is not SlotPhase.STEPPING:
+            self._path.add_resets(state, result.batch)
+            return
+        timesteps, episodes = budget.timesteps, budget.episodes
+        self._path.add_steps(state, result.batch)
+        if budget.timesteps > timesteps:
+            slot.retry.succeeded()
+        if budget.episodes > episodes:
+            slot.retry.finished_episode()
+        if result.batch.discarded:
+            self._recovery.count_discarded(state, result.batch.discarded)
 
-    def _ask(self, state: SlotState, actions: Any, num_timesteps: int) -> None:
-        """Send actions off, which are to bring ``num_timesteps``."""
-        state.num_in_flight = num_timesteps
-        self._budget.in_flight += num_timesteps
-        state.slot.step(actions)
-        self._log_env_steps(self._metrics_num_try_env_step, 1)
 
-    def _forward(self, to_module: Any, sampled: int) -> Any:
-        """Run the module; ``sampled`` environment steps have come in this call so far."""
-        with self.metrics.log_time(RLMODULE_INFERENCE_TIMER):
-            if not self._explore:
-                return self.module.forward_inference(to_module)
-            num_runners = self.config.num_env_runners or 1
-            per_runner = self.num_env_steps_sampled_lifetime // num_runners
-            return self.module.forward_exploration(
-                to_module, t=(per_runner + sampled) * num_runners
-            )
+class _EscapingError(BaseException):
+    """Carries the error of a broken environment past RLlib's handler of any ``Exception``."""
+
+    def __init__(self, error: RemoteEnvError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _let_escape(func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(runner: SlotRunner, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(runner, *args, **kwargs)
+        except RemoteEnvError as error:
+            if error is runner.broken_environment:
+                raise _EscapingError(error) from error
+            raise
+
+    return call
