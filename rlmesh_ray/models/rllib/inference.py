@@ -1,6 +1,6 @@
 """How an RLlib policy acts: on whole arrays where that comes to the same, else on episodes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -55,6 +55,7 @@ DEFAULT_MODULE_TO_ENV = (
     to_env.ListifyDataForVectorEnv,
 )
 """The connectors of RLlib's default module-to-env pipeline for one agent, in their order."""
+_FITTING = DEFAULT_MODULE_TO_ENV.index(to_env.NormalizeAndClipActions)
 
 
 class InferenceResult(NamedTuple):
@@ -112,49 +113,83 @@ def connector_types(pipeline: Any) -> tuple[type, ...]:
     return tuple(type(piece) for piece in getattr(pipeline, "connectors", ()))
 
 
-class ArrayInference:
-    """RLlib's default connectors round a module without state, on whole arrays.
+class ArrayConnectors:
+    """RLlib's default connectors on whole arrays: the same results without a loop over lanes.
 
-    Only for what ``allows_arrays``; the connectors that take a batch apart and put it together
-    again are left out, and what is left is done with fewer looks where it comes to the same.
+    The connectors that take a batch apart and put it together again are left out.
+
+    Args:
+        env_to_module: A pipeline that ends with ``DEFAULT_ENV_TO_MODULE``.
+        module_to_env: A pipeline that is ``DEFAULT_MODULE_TO_ENV``.
+        module: The RLModule between them, without a state.
+        action_space: Action space of one lane.
+    """
+
+    def __init__(
+        self, env_to_module: Any, module_to_env: Any, module: Any, action_space: Any
+    ) -> None:
+        self._device = env_to_module.connectors[-1]._device
+        self._sampler = ActionSampler(module, module_to_env.connectors[0]._get_actions)
+        fitting = module_to_env.connectors[_FITTING]
+        self._action_struct = get_base_struct_from_space(action_space)
+        # RLlib looks for a Box in each batch, and leaves all other actions as they are.
+        spec = from_gymnasium(action_space)
+        self._is_never_fitted = not isinstance(spec, (BoxSpec, DictSpec, TupleSpec))
+        self._fit: Any = None
+        if fitting.normalize_actions:
+            self._fit = unsquash_action
+        elif fitting.clip_actions:
+            self._fit = clip_action
+
+    def to_module(self, observations: Any) -> dict[str, Any]:
+        """Return the forward pass's input; it may share the memory of ``observations``."""
+        return batch_of(observations, self._device)
+
+    def add_actions(self, output: dict[str, Any], *, explore: bool) -> None:
+        """Add actions to the module's output, unless it has them; see ``ActionSampler``."""
+        self._sampler.add_to(output, explore=explore)
+
+    def actions_for_env(self, arrays: Mapping[str, Any]) -> Any:
+        """Return the actions for the environment: unsquashed or clipped, if RLlib does so.
+
+        Args:
+            arrays: The module's output with its actions; see ``as_arrays``.
+        """
+        actions = arrays[Columns.ACTIONS]
+        if self._fit is None:
+            return arrays.get(Columns.ACTIONS_FOR_ENV, actions)
+        if self._is_never_fitted and type(actions) is np.ndarray:
+            return actions
+        return self._fit(actions, self._action_struct)
+
+
+class ArrayInference:
+    """A module without state between RLlib's default connectors, on whole arrays.
+
+    Args:
+        parts: What the checkpoint holds; see ``allows_arrays``.
+        run: Runs its module.
     """
 
     def __init__(self, parts: CheckpointParts, run: ModuleRunner) -> None:
         self._run = run
-        self._device = parts.env_to_module.connectors[-1]._device
-        get_actions = parts.module_to_env.connectors[0]._get_actions
-        self._drawing = ActionSampler(parts.module, get_actions)
-        final = parts.module_to_env.connectors[4]
-        self._action_struct = get_base_struct_from_space(parts.spaces[1])
-        # RLlib looks for a Box in each batch, and leaves all other actions as they are.
-        spec = from_gymnasium(parts.spaces[1])
-        self._is_never_fitted = not isinstance(spec, (BoxSpec, DictSpec, TupleSpec))
-        self._fit: Any = None
-        if final.normalize_actions:
-            self._fit = unsquash_action
-        elif final.clip_actions:
-            self._fit = clip_action
+        self._connectors = ArrayConnectors(
+            parts.env_to_module, parts.module_to_env, parts.module, parts.spaces[1]
+        )
 
     def act(self, rows: Rows) -> InferenceResult:
         """See ``RllibInference``."""
         given = rows.observations
         is_array = isinstance(given, np.ndarray)
         observations = _writable(given) if is_array else map_structure(_writable, given)
-        outputs, is_nan = self._run(batch_of(observations, self._device))
-        self._drawing.add_to(outputs, explore=self._run.explore)
+        outputs, is_nan = self._run(self._connectors.to_module(observations))
+        self._connectors.add_actions(outputs, explore=self._run.explore)
         kept = {Columns.ACTIONS, Columns.ACTIONS_FOR_ENV} & outputs.keys()
         arrays = as_arrays({key: outputs[key] for key in kept})
-        if self._fit is None:
-            return InferenceResult(
-                arrays.get(Columns.ACTIONS_FOR_ENV, arrays[Columns.ACTIONS]), is_nan
-            )
-        actions = arrays[Columns.ACTIONS]
-        if self._is_never_fitted and type(actions) is np.ndarray:
-            return InferenceResult(actions, is_nan)
-        return InferenceResult(self._fit(actions, self._action_struct), is_nan)
+        return InferenceResult(self._connectors.actions_for_env(arrays), is_nan)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Nothing is remembered."""
+        """Do nothing: this keeps no state of lanes."""
 
 
 def _writable(column: Any) -> Any:

@@ -131,7 +131,7 @@ class FastPath(SamplingPath):
 
     def add_resets(self, state: SlotState, batch: GroupBatch) -> None:
         """See ``SamplingPath``."""
-        observation = self._pipeline.kept(batch.observation)
+        observation = self._pipeline.flattened(batch.observation)
         self._buffers[state.slot] = EpisodeBuffer(
             observation,
             batch.infos,
@@ -148,7 +148,7 @@ class FastPath(SamplingPath):
         discarded = batch.discarded
         num_lost = sum(not buffer.is_over[lane] for lane in discarded)
         budget.timesteps += self._num_running(state) - num_lost
-        observation = self._pipeline.kept(batch.observation)
+        observation = self._pipeline.flattened(batch.observation)
         buffer.add(
             observation,
             batch.rewards,
