@@ -1,7 +1,7 @@
-"""Few batch sizes instead of many, for graphs that are compiled or captured once a size.
+"""Batch buckets: a few batch sizes, for graphs that are compiled or captured once for each size.
 
-A batch is padded up to the next bucket. One that is larger than the largest bucket runs as
-several, the last of them padded: rounding it up would make sizes without end.
+A batch is padded up to the next bucket. A batch that is larger than the largest bucket runs as
+several, the last of them padded: rounding it up would make an unlimited number of sizes.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from rlmesh_ray.errors import ConfigurationError
 
 
 class PaddedBatch(NamedTuple):
-    """What runs at once."""
+    """A part of a batch that runs at once."""
 
     rows: slice
-    """Of the batch; with a start and a stop."""
+    """Its rows in the batch; with a start and a stop."""
     size: int
-    """Rows that the module sees: those of the batch first, then padding."""
+    """Number of rows that the module gets: those of the batch first, then padding."""
 
     @property
     def num_rows(self) -> int:
-        """Rows that are not padding."""
+        """Number of rows that are not padding."""
         return int(self.rows.stop - self.rows.start)
 
 
@@ -37,12 +37,12 @@ class BatchBuckets:
 
     def __init__(self, sizes: Sequence[int] = ()) -> None:
         self.sizes = tuple(sizes)
-        """As given."""
-        # bool is an int, and no size.
+        """The row counts."""
+        # bool is an int, but not a size.
         are_sizes = all(type(size) is int and size > 0 for size in self.sizes)
         if not are_sizes or any(low >= high for low, high in pairwise(self.sizes)):
             raise ConfigurationError(
-                f"buckets={list(self.sizes)} are no ascending row counts; such as [1, 8, 64, 512]"
+                f"buckets={list(self.sizes)} must be ascending row counts, such as [1, 8, 64, 512]"
             )
 
     def parts(self, num_rows: int) -> list[PaddedBatch]:

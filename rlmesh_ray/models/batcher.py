@@ -1,12 +1,11 @@
-"""Which waiting predictions run together: work-conserving, first come first served.
+"""The batcher: which waiting predictions run together; work-conserving, first come first served.
 
-Rule 1: whenever the device is free and anything waits, a batch goes out. What arrives while it is
-busy goes with the next one. Nothing ever waits for company, not even for a route that is about to
-ask: so there are no timers here, and the clock serves the statistics alone.
-Rule 2: the batch belongs to the item that has waited longest: it takes the others of its group
-in arrival order, up to ``max_rows``, and stops at the first that does not fit.
-Rule 3: a batch holds at most one item of a route, and never one that another of the same route
-is waiting before.
+Rule 1: whenever the device is free and an item waits, a batch starts. Items that arrive while it is
+busy go with the next one. No item waits for others to arrive: so there are no timers here, and the
+clock serves the statistics alone.
+Rule 2: a batch begins with the item that has waited longest; further items of its group join it in
+arrival order, up to ``max_rows``, until the first that does not fit.
+Rule 3: a batch holds at most one item of a route, the one that has waited longest.
 """
 
 from collections.abc import Hashable
@@ -22,7 +21,7 @@ DEFAULT_MAX_ROWS = 1024
 
 @dataclass(slots=True, eq=False)
 class QueuedPrediction(Generic[T]):
-    """One prediction that waits. Items are told apart by identity."""
+    """One prediction that waits. Items are compared by identity."""
 
     group: Hashable
     """Items of one group can run in one batch."""
@@ -34,27 +33,27 @@ class QueuedPrediction(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BatcherStatistics:
-    """What has happened since the batcher was made, and what waits now."""
+    """Counters since the batcher was made, and the present queue."""
 
     items_waiting: int
     rows_waiting: int
     is_busy: bool
-    """Whether a batch is out; a served policy: whether it is at work."""
+    """Whether a batch is running."""
     batches: int
-    """Handed out, the running one included; likewise the next two."""
+    """Number of batches, the running one included; likewise the next two."""
     items: int
     rows: int
     cancelled: int
-    """Items that were taken back before they ran."""
+    """Items that were cancelled before they ran."""
     waited_s: float
-    """Time between arrival and batch, summed over all items that were handed out."""
+    """Time between arrival and start, summed over all items that have started."""
     longest_wait_s: float
     busy_s: float
-    """Time that finished batches took."""
+    """Total time of finished batches."""
 
 
 class Batcher(Generic[T]):
-    """Gathers items while the device is busy, and hands them out when it is free.
+    """Queues items while the device is busy, and forms the next batch when it is free.
 
     Args:
         max_rows: Most rows in a batch of more than one item.
@@ -90,14 +89,14 @@ class Batcher(Generic[T]):
         self._waiting[item] = now_s
 
     def cancel(self, item: QueuedPrediction[T]) -> bool:
-        """Take an item back; False when it does not wait (it runs, or is done)."""
+        """Remove an item from the queue; False: it does not wait (it runs, or is done)."""
         if self._waiting.pop(item, None) is None:
             return False
         self._cancelled += 1
         return True
 
     def next_batch(self, now_s: float) -> tuple[QueuedPrediction[T], ...]:
-        """Return what to run now; empty while a batch is out, or when nothing waits.
+        """Return the batch to run now; empty while one is running, or when no item waits.
 
         The device counts as busy until ``done``.
         """
@@ -115,22 +114,22 @@ class Batcher(Generic[T]):
         return tuple(batch)
 
     def done(self, now_s: float) -> None:
-        """Say that the batch has ended, well or badly: the device is free.
+        """Note that the batch has ended, successfully or not: the device is free.
 
         Raises:
-            ValueError: No batch is out.
+            ValueError: No batch is running.
         """
         if self._busy_since_s is None:
-            raise ValueError("no batch is out")
+            raise ValueError("no batch is running")
         self._busy_s += now_s - self._busy_since_s
         self._busy_since_s = None
 
     def passed_by(self, num_rows: int, took_s: float) -> None:
-        """Count a batch of one item that was run without having waited here.
+        """Count a batch of one item that ran without having been queued.
 
         Args:
-            num_rows: Of the item.
-            took_s: From its beginning to its end.
+            num_rows: Rows of the item.
+            took_s: Seconds from its start to its end.
         """
         self._batches += 1
         self._items += 1
@@ -159,7 +158,7 @@ class Batcher(Generic[T]):
         for item in queue:
             if item.route_key in routes:
                 continue
-            # Also a route whose item stays behind: its later ones must not overtake it.
+            # Also where this item is not taken: later ones of its route must not overtake it.
             routes.add(item.route_key)
             if item.group != first.group:
                 continue

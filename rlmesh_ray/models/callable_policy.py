@@ -9,11 +9,11 @@ from rlmesh_ray.spaces.contract import EnvContract
 
 
 class CallablePolicy:
-    """Asks a function: a batch of observations in, a batch of actions out.
+    """Calls a function: a batch of observations in, a batch of actions out.
 
     Args:
-        function: Takes observations of N lanes and returns N actions, both batched as gymnasium's
-            vector environments do it. The arrays it gets may be read-only.
+        function: Takes observations of N lanes and returns N actions, both batched in the form of
+            gymnasium's vector environments. The arrays that it gets may be read-only.
     """
 
     traits = PolicyTraits(is_repeatable=True, checks_concurrently=True, kind="function")
@@ -22,10 +22,10 @@ class CallablePolicy:
         self._function = function
 
     def check_contract(self, contract: EnvContract) -> None:
-        """Accept every contract: what a function can act on is known when it runs."""
+        """Accept every contract: whether a function can act on it shows when it runs."""
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """Return what the function returns.
+        """Return the function's actions.
 
         Raises:
             PolicyError: The function raised; its own error is the cause.
@@ -38,4 +38,4 @@ class CallablePolicy:
             ) from error
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Do nothing: a function remembers nothing here."""
+        """Do nothing: a function has no state of lanes."""

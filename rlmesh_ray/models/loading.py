@@ -1,8 +1,8 @@
-"""Policies from what an operator names or hands in.
+"""Loading of policies: from a checkpoint or factory that the operator names, or from an object.
 
 **Loading runs code**: RLlib checkpoints are unpickled, programs of torch are executed, a factory
-is called. Nothing here is ever to be fed with a name or a path from the network. RLlib checkpoints
-are the only thing that is unpickled (see ``program_files``); a factory does what it likes.
+is called. So a name or path must never come from the network. RLlib checkpoints are the only files
+that are unpickled (see ``torch.exported_programs``); a factory may run any code.
 """
 
 import importlib
@@ -26,14 +26,14 @@ _URL = re.compile(r"[A-Za-z][\w+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """How a policy that runs on torch is to run."""
+    """Options of policies that run on torch."""
 
     device: str | None = None
     buckets: Sequence[int] = ()
     compile: bool = False
 
     def refuse_for(self, kind: str) -> None:
-        """Raise unless nothing was asked for that only torch policies can do."""
+        """Raise if an option is set: only torch policies have them."""
         asked = {
             "device": self.device not in (None, "cpu"),
             "buckets": bool(self.buckets),
@@ -43,12 +43,12 @@ class _Options:
         if names:
             raise ConfigurationError(
                 f"{' and '.join(names)} cannot be used with {kind}, which runs its own code: leave "
-                "them out, and do the like there"
+                "them out, and set the same in that code"
             )
 
 
 def as_policy(policy: object, *, buckets: Sequence[int] = (), compile: bool = False) -> Policy:
-    """Make a policy of what the operator hands in.
+    """Return an object as a policy.
 
     Args:
         policy: A ``Policy``, which is returned as it is, a ``torch.nn.Module`` (with memory, if it
@@ -58,7 +58,7 @@ def as_policy(policy: object, *, buckets: Sequence[int] = (), compile: bool = Fa
         compile: See ``TorchPolicy``; for modules only.
 
     Raises:
-        ConfigurationError: It is something else, or cannot use an option.
+        ConfigurationError: It has another type, or cannot use an option.
     """
     return _as_policy(policy, _Options(None, tuple(buckets), compile))
 
@@ -78,15 +78,15 @@ def load_policy(
             file, a torch.export file, or ``module:factory``: the module is imported from the
             current folder or the Python path, and ``factory()`` returns what ``as_policy`` takes.
         explore: Whether to sample actions instead of taking the likeliest; for RLlib only.
-        device: Where torch runs, such as ``"cuda:0"``; None: the CPU, or where a factory has put
-            its module.
+        device: The device of the module, such as ``"cuda:0"``; None: the CPU, or the device to
+            which a factory has moved its module.
         buckets: See ``TorchPolicy``; not for functions.
         compile: See ``TorchPolicy``; not for functions, nor for TorchScript.
 
     Raises:
-        ConfigurationError: The name leads nowhere, or to something else, or the policy cannot use
-            an option; says what to do.
-        PolicyError: The policy is there, and loading it failed.
+        ConfigurationError: The name does not exist, or is not that of a policy, or the policy
+            cannot use an option; the message has the remedy.
+        PolicyError: The policy exists, and loading it failed.
     """
     path = Path(checkpoint).expanduser()
     options = _Options(device, tuple(buckets), compile)
@@ -108,7 +108,7 @@ def load_policy(
 def _as_policy(policy: object, options: _Options) -> Policy:
     if isinstance(policy, type):
         raise ConfigurationError(
-            f"the policy is the class {policy.__name__} itself; hand in an instance of it"
+            f"the policy is the class {policy.__name__} itself; give an instance of it"
         )
     if isinstance(policy, Policy):
         options.refuse_for(f"a {type(policy).__name__}")
@@ -122,9 +122,9 @@ def _as_policy(policy: object, options: _Options) -> Policy:
         return CallablePolicy(policy)
     hint = ""
     if isinstance(policy, str | Path):
-        hint = "; rlmesh_ray.models.loading.load_policy makes one of a checkpoint's name"
+        hint = "; rlmesh_ray.models.loading.load_policy loads one by a checkpoint's name"
     raise ConfigurationError(
-        f"a {type(policy).__name__} is no policy: hand in a function (batch of observations in, "
+        f"a {type(policy).__name__} is not a policy: give a function (batch of observations in, "
         f"batch of actions out), a torch.nn.Module, or an object with the methods of Policy{hint}"
     )
 
@@ -147,10 +147,10 @@ def _torch_policy(module: Any, options: _Options) -> Policy:
 
 
 def _from_folder(folder: Path, explore: bool, options: _Options) -> Policy:
-    # Connectors belong to the policy: a module inside a checkpoint is no checkpoint.
+    # Connectors belong to the policy: a module inside a checkpoint is not a policy.
     is_module_alone = _holds_rl_module(folder) and _outer_checkpoint(folder) is None
     if not (folder / _RLLIB_METADATA).is_file() and not is_module_alone:
-        raise ConfigurationError(f"{folder} is no RLlib checkpoint: {_what_instead(folder)}")
+        raise ConfigurationError(f"{folder} is not an RLlib checkpoint: {_remedy_for(folder)}")
     try:
         from rlmesh_ray.models.rllib.policy import RllibPolicy
     except ModuleNotFoundError as error:
@@ -173,19 +173,19 @@ def _outer_checkpoint(folder: Path) -> Path | None:
 
 
 def _holds_rl_module(folder: Path) -> bool:
-    """Whether RLModule.save_to_path (or MultiRLModule's) wrote the folder."""
+    """Return whether RLModule.save_to_path (or MultiRLModule's) wrote the folder."""
     return (folder / "class_and_ctor_args.pkl").is_file() and any(folder.glob("module_state.*"))
 
 
-def _what_instead(folder: Path) -> str:
-    """Say which folder was probably meant."""
+def _remedy_for(folder: Path) -> str:
+    """Return why a folder cannot be loaded, and which one was probably meant."""
     for pattern, kind in (("*", "a Tune trial"), ("*/*", "a Tune experiment")):
         inner = sorted(folder.glob(f"{pattern}/{_RLLIB_METADATA}"))
         if inner:
-            return f"it holds checkpoints, as {kind} does; name one of them: {inner[-1].parent}"
+            return f"it is {kind}, which has checkpoints; name one of them: {inner[-1].parent}"
     outer = _outer_checkpoint(folder)
     if outer is not None:
-        return f"it is a part of one; name the whole: {outer}"
+        return f"it is a part of one; name the whole folder: {outer}"
     return (
         f"it has no {_RLLIB_METADATA}; name the folder that Algorithm.save_to_path, "
         "RLModule.save_to_path or a Tune checkpoint wrote"
@@ -210,7 +210,7 @@ def _from_factory(name: str, options: _Options) -> Policy:
     try:
         made = factory()
     except (Exception, SystemExit) as error:
-        # The operator's own code: whatever it raises is the news, also where it wants to exit.
+        # The operator's own code may raise any error, and may call sys.exit.
         raise PolicyError(
             f"{name}() raised {type(error).__name__}: {error} (it is called without arguments, "
             "and returns the policy)"
@@ -225,7 +225,7 @@ def _import_module(module_name: str, name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         # A console script has its own folder there instead, and the operator's code may import
-        # its neighbours later on.
+        # other modules from this folder later.
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:

@@ -1,4 +1,4 @@
-"""Rows for which a module's output is not a number. Nobody may act on them; the others do."""
+"""NaN in a module's output: the rows that have it are refused, the other rows are answered."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,7 @@ from rlmesh_ray.spaces.spec import (
 )
 
 IsNan = NDArray[np.bool_]
-"""One a row: whether there is NaN in it, ``(N,) bool``."""
+"""Whether a row has NaN in it, ``(N,) bool``."""
 
 
 def nan_rows(outputs: Iterable[torch.Tensor]) -> IsNan | None:
@@ -50,24 +50,24 @@ def zeroed(output: torch.Tensor, is_nan: IsNan) -> torch.Tensor:
 
 
 def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
-    """Return the actions with some that are in no space in these rows.
+    """Return the actions with values outside the action space in the rows that have NaN.
 
-    Whoever checks the actions refuses those rows, and no others.
+    The server's check of actions refuses those rows, and no others.
 
     Args:
         spec: The action space.
-        actions: Batched, for N rows.
-        is_nan: Which of the rows.
+        actions: A batch of actions for N rows.
+        is_nan: Whether a row has NaN.
 
     Raises:
-        PolicyError: There are no other rows, or all actions of the dtype are in the space.
+        PolicyError: All rows have NaN, or all values of the dtype are in the space.
     """
     if is_nan.all():
         raise PolicyError("the module's output has NaN in it; are its weights sound?")
     try:
         columns = coerce_batch(spec, actions, len(is_nan))
     except ConformanceError:
-        # They fit in no row, and are refused as they are.
+        # The actions do not fit the space in any row, and are refused unchanged.
         return actions
     outside = [_outside(leaf) for leaf in leaves(spec)]
     if all(value is None for value in outside):
@@ -79,7 +79,7 @@ def refusable(spec: SpaceSpec, actions: object, is_nan: IsNan) -> object:
 
 
 def _outside(leaf: Leaf) -> float | None:
-    """Return what no action of the leaf is; None: its dtype holds nothing like it."""
+    """Return a value outside the leaf's space; None: its dtype has none."""
     match leaf.spec:
         case DiscreteSpec(n=n, start=start):
             return start + n
@@ -94,6 +94,6 @@ def _marked(column: Column, outside: float | None, is_nan: IsNan) -> Any:
     if outside is None:
         return column
     marked = np.array(column)
-    # Where -1 cannot be held it becomes the dtype's largest number.
+    # In an unsigned dtype -1 becomes the largest number.
     marked[is_nan] = np.array(outside).astype(marked.dtype)
     return marked

@@ -1,4 +1,4 @@
-"""What a ModelServer runs: a policy, in values instead of bytes."""
+"""The interface of a policy that a ModelServer runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ class RouteRows(NamedTuple):
     """One route's part of a batch."""
 
     route_key: str
-    """Names the route; unique over all sessions of the server."""
+    """Key of the route, unique over all sessions of the server."""
     slots: Sequence[PredictSlot]
-    """One a row, in the order of the rows."""
+    """One for each row, in the order of the rows."""
 
 
 class Rows(NamedTuple):
-    """A batch of observations and whose they are."""
+    """A batch of observations, and the routes and lanes that they belong to."""
 
     observations: object
-    """N lanes, as gymnasium's vector environments give them (array, dict, tuple, ...).
+    """Of N lanes, in the form of gymnasium's vector environments (array, dict, tuple, ...).
 
-    Arrays may be read-only. Nobody writes to them later, so a policy may keep them.
+    Arrays may be read-only. They are never changed later, so a policy may keep them.
     """
     routes: Sequence[RouteRows]
     """In the order of the rows: the first route's rows come first. N slots in all."""
@@ -37,31 +37,31 @@ class Rows(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses actions, and may remember something about every lane.
+    """Chooses actions, and may keep a state for every lane.
 
     All methods are called one after the other, and from one thread, unless its ``PolicyTraits``
-    allow more. A lane is known by its route's key and its index. Its episode begins anew when a
-    slot says ``reset``, or names another episode than before; names may be empty (foreign clients,
-    and every episode that an autoreset has begun), and an empty name says nothing.
-    ``slots.SlotStates`` keeps state by these rules.
+    allow more. A lane is identified by its route's key and its index. It begins a new episode when
+    a slot has ``reset`` set, or another episode id than before; an empty id (of clients of other
+    projects, and after an autoreset) does not count as another one. ``recurrent.SlotStates`` keeps
+    states by these rules.
     """
 
     def check_contract(self, contract: EnvContract) -> None:
-        """Say whether the policy can act in an environment; called before its first rows.
+        """Check that the policy can act in an environment; called before its first rows.
 
         It is called once for the routes of all environments that have the same id, spaces and
         width, and may be called again at any time.
 
         Raises:
-            ContractMismatchError: It cannot, because the spaces are not those it knows.
+            ContractMismatchError: It cannot, because it needs other spaces.
         """
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """Choose one action a row.
+        """Choose one action for each row.
 
         Args:
-            contract: Of the rows' routes; they agree in its spaces, not in its width.
-            rows: What to act on. A lane occurs once.
+            contract: The contract of the rows' routes, which have its spaces, but other widths.
+            rows: The observations. A lane occurs once.
 
         Returns:
             Actions for N lanes, batched like the observations. The caller coerces dtypes and
@@ -72,42 +72,40 @@ class Policy(Protocol):
         """
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free what is remembered about one lane of a route, or about the whole route (None).
+        """Free the state of one lane of a route, or of the whole route (None), if there is any.
 
-        A route that is forgotten never comes again: the next one has another key.
-
-        Does nothing when nothing is remembered.
+        The key of a route that is forgotten is never used again.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyTraits:
-    """What a server may assume of a policy, which has them as its attribute ``traits``."""
+    """Properties of a policy that a server may rely on; the policy's attribute ``traits``."""
 
     is_repeatable: bool = False
-    """A ``predict`` that raised has changed nothing. So it is asked again for each route alone, and
-    only the one fails whose rows it cannot bear; otherwise a whole batch does."""
+    """A ``predict`` that raised has changed nothing. So it is called again for each route alone,
+    and only the route with the offending rows fails; otherwise the whole batch fails."""
     only_computes: bool = False
     """It waits for nothing but this machine's processors, and never loops without end. So a server
     may run it in its serving loop, while it is quick; if it hangs after all, so does the endpoint.
-    Otherwise it always runs in a thread of its own. The policies here claim it only where the
-    code that runs is torch's or RLlib's; a policy of your own may claim it."""
+    Otherwise it always runs in a separate thread. The policies of this package set it only where
+    all code that runs is torch's or RLlib's; other policies may set it."""
     observation_space: SpaceSpec | None = None
-    """Of one lane: the only one that the policy acts on; None: it takes several, or cannot tell.
-    A server takes no larger messages than batches of it need."""
+    """The only observation space of a lane that the policy accepts; None: several, or unknown.
+    A server accepts no larger messages than batches of it need."""
     action_space: SpaceSpec | None = None
-    """Of one lane, likewise."""
+    """The action space of a lane, likewise."""
     kind: str = ""
-    """What the policy is, for people, such as ``"TorchScript"``; empty: the name of its class."""
+    """The kind of policy, for display, such as ``"TorchScript"``; empty: the name of its class."""
     algorithm: str = ""
-    """What has trained it, such as ``"PPO"``; empty: not known."""
+    """The algorithm that trained it, such as ``"PPO"``; empty: unknown."""
     checks_concurrently: bool = False
     """``check_contract`` may be called in another thread than ``predict``, also while that runs.
     If not, the first route for an environment of a new kind waits for the running batch."""
 
 
 def traits_of(policy: Policy) -> PolicyTraits:
-    """Return the policy's own traits; nothing is assumed of one that has none."""
+    """Return the policy's traits; the defaults for a policy without traits."""
     traits = getattr(policy, "traits", None)
     return traits if isinstance(traits, PolicyTraits) else PolicyTraits()
 
@@ -123,10 +121,10 @@ class UpdatablePolicy(Protocol):
         """Return a copy of the weights, in the form that ``set_weights`` takes."""
 
     def set_weights(self, weights: object) -> None:
-        """Act with other weights from now on; what is remembered about lanes stays.
+        """Replace the weights; the states of lanes stay.
 
         Args:
-            weights: All of them, in the policy's own form.
+            weights: All weights, in the policy's own form.
 
         Raises:
             PolicyError: They do not fit the policy; nothing has changed.

@@ -1,4 +1,4 @@
-"""Whose code a module runs: that of torch and RLlib ends by itself, anybody else's may wait."""
+"""Whether a module runs only code of torch and RLlib, which never waits or loops without end."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 _KNOWN = ("torch.", "ray.rllib.")
-# In TorchScript: what need not end, and what leads to code that is not looked at here.
+# In TorchScript: nodes that may not end, and nodes that call code which is not checked here.
 _UNKNOWN_KINDS = frozenset(
     {
         "prim::Loop",
@@ -23,20 +23,20 @@ _KNOWN_TARGETS = ("torch._ops.aten", "_operator")
 
 
 def only_computes(module: torch.nn.Module, device: torch.device) -> bool:
-    """Tell whether a module's forward pass waits for nothing but this machine's processors.
+    """Return whether a module's forward pass waits for nothing but this machine's processors.
 
-    That is known of layers of torch and RLlib, whatever they are nested in, without hooks or
-    functions of somebody else, and of programs of TorchScript and torch.export without loops.
+    That holds for layers of torch and RLlib, nested in any way, without hooks or functions of other
+    code, and for programs of TorchScript and torch.export without loops.
 
     Args:
         module: Any module, not compiled by torch.compile (which waits for a compiler).
-        device: Where it runs; another device than the CPU is waited for.
+        device: The module's device; False for any but the CPU, for which a pass would wait.
     """
     return device.type == "cpu" and _is_known_module(module)
 
 
 def is_trusted(code: object) -> bool:
-    """Tell whether a class or a function is one of torch or RLlib."""
+    """Return whether a class or a function is part of torch or RLlib."""
     return str(getattr(code, "__module__", "")).startswith(_KNOWN)
 
 
@@ -46,7 +46,7 @@ def _is_known_module(module: torch.nn.Module) -> bool:
     if isinstance(module, torch.fx.GraphModule) and not _is_known_graph(module.graph):
         return False
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    # Such as a forward that was put in place of the class's own, or an activation.
+    # Such as a forward that replaces that of the class, or an activation.
     given = [value for value in vars(module).values() if callable(value)]
     return all(map(is_trusted, (type(module), *hooks, *given))) and all(
         map(_is_known_module, module.children())

@@ -1,4 +1,4 @@
-"""Sampling with a local runner, without an algorithm: to see how fast that is."""
+"""Sampling with a local runner, without an algorithm, to measure its rate."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ def sampling(address: str, num_envs: int, *, seed: int) -> Iterator[Callable[[],
     Ray must run. The module is PPO's default one for the spaces of the environment.
 
     Args:
-        address: Of the endpoint.
-        num_envs: Lanes of the runner; a multiple of the endpoint's.
-        seed: Of the module and the environments.
+        address: Address of the endpoint.
+        num_envs: Lanes of the runner; a multiple of the endpoint's width.
+        seed: Seed of the module and the environments.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as on a runner's actor
@@ -32,7 +32,7 @@ def sampling(address: str, num_envs: int, *, seed: int) -> Iterator[Callable[[],
 
     def sample() -> int:
         episodes = runner.sample(num_timesteps=_STEPS * num_envs)
-        runner.get_metrics()  # the runner keeps all episodes until then
+        runner.get_metrics()  # the runner keeps all episodes until this call
         return sum(map(len, episodes))
 
     try:

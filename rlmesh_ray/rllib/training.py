@@ -1,4 +1,4 @@
-"""train(): run an algorithm to a goal, and tell how it goes."""
+"""train(): run an algorithm until a goal is reached, and report its progress."""
 
 import math
 import time
@@ -21,33 +21,32 @@ from ray.rllib.utils.metrics import (
 from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.runner.session_recovery import NUM_EPISODES_INTERRUPTED_LIFETIME
 
-_ASK_S = 10.0
+_ASK_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where a training stands after an iteration."""
+    """The progress of a training after an iteration."""
 
     iteration: int
-    """From 1."""
+    """Number of the iteration, from 1."""
     env_steps: int
-    """Sampled since the beginning."""
+    """Steps sampled since the beginning."""
     env_steps_per_s: float
-    """In this iteration, learning included."""
+    """Rate in this iteration, learning included."""
     return_mean: float
-    """Over the episodes of the latest iterations that hold 32 of them; nan until one has ended.
+    """Mean over the episodes of the latest iterations that hold 32; NaN until one has ended.
 
     RLlib's own figure is that of a single iteration, which may be one lucky episode.
     """
     episodes: int
-    """Ended since the beginning."""
+    """Episodes ended since the beginning."""
     wall_s: float
-    """Since the beginning."""
+    """Seconds since the beginning."""
     sessions_lost: int
-    """Since the beginning; with each, running episodes were cut short, and new ones begun."""
+    """Sessions lost since the beginning; each loss truncates the running episodes."""
     first_failure: str = ""
-    """What first cut episodes short in one of the runners, and in which lanes; empty: nothing has.
-    """
+    """The first failure that truncated episodes of a runner, and its lanes; empty: none has."""
 
 
 def train(  # noqa: PLR0913  # the public surface; every option stands alone
@@ -62,20 +61,20 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
 ) -> Iterator[TrainingProgress]:
     """Train until the first goal is reached; yield after each iteration.
 
-    The algorithm is stopped when the iteration over this ends, also when it is abandoned. A
-    checkpoint is written when a goal has been reached, or when ``is_interrupted`` has said so,
-    before the last progress is yielded.
+    The algorithm is stopped when the iterator ends or is closed. A checkpoint is written when a
+    goal has been reached, or ``is_interrupted`` has returned True, before the last progress is
+    yielded.
 
     Args:
-        config: Configured for endpoints, or not.
-        stop_return: Mean return to reach.
-        stop_iters: Iterations to do.
-        stop_timesteps: Env steps to sample.
-        checkpoint_dir: Where to write the algorithm's checkpoint; None: nowhere.
-        torch_threads: Of this process, in which the local learner and runner work. More than
-            one pays only for large networks: a small one was seen 40 times slower with two
-            threads than with one, on two cores that had other work to do.
-        is_interrupted: Asked after each iteration; True ends the training as a goal does, with a
+        config: Any AlgorithmConfig, whether it samples from endpoints or not.
+        stop_return: Goal: mean return.
+        stop_iters: Goal: number of iterations.
+        stop_timesteps: Goal: number of sampled env steps.
+        checkpoint_dir: Folder for the algorithm's checkpoint; None: no checkpoint.
+        torch_threads: Number of torch's threads in this process, which has the local learner and
+            runner. More than one pays only for large networks: a small one was 40 times slower with
+            two threads than with one, on two busy cores.
+        is_interrupted: Called after each iteration; True ends the training as a goal does, with a
             checkpoint.
 
     Raises:
@@ -117,15 +116,15 @@ def train(  # noqa: PLR0913  # the public surface; every option stands alone
 def learning_curve(
     progress: Sequence[TrainingProgress], path: str | Path, *, title: str, goal: float | None = None
 ) -> None:
-    """Draw mean return over env steps into a PNG.
+    """Draw mean return over env steps into a PNG file.
 
     Args:
-        progress: At least one.
-        path: Of the PNG; its folder must exist.
-        title: Stands above the curve.
-        goal: A return to mark; None for none.
+        progress: At least one point.
+        path: Path of the PNG; its folder must exist.
+        title: Title of the figure.
+        goal: A return to mark; None: no mark.
     """
-    # Drawn without pyplot, which would keep global state and look for a screen.
+    # Without pyplot, which has global state and needs a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -159,7 +158,7 @@ class _RecentReturns:
         self._iterations: deque[tuple[int, float]] = deque()
 
     def add(self, num_episodes: int, return_mean: float) -> float:
-        """Take an iteration; return the mean, nan as long as no episode has ended."""
+        """Add an iteration; return the mean, NaN as long as no episode has ended."""
         if num_episodes > 0:
             self._iterations.append((num_episodes, return_mean))
         total = sum(count for count, _ in self._iterations)
@@ -171,17 +170,17 @@ class _RecentReturns:
 
 
 def _first_failure(algorithm: Any, result: dict[str, Any]) -> str:
-    """Return what first cut episodes short in one of the runners; empty: nothing has."""
+    """Return the first failure that truncated episodes of a runner; empty: none has."""
     if not result.get(ENV_RUNNER_RESULTS, {}).get(NUM_EPISODES_INTERRUPTED_LIFETIME):
         return ""
     causes = algorithm.env_runner_group.foreach_env_runner(
-        _first_failure_of, healthy_only=True, timeout_seconds=_ASK_S
+        _first_failure_of, healthy_only=True, timeout_seconds=_ASK_TIMEOUT_S
     )
     return next(filter(None, causes), "")
 
 
 def _first_failure_of(runner: Any) -> str:
-    return getattr(runner, "first_failure", "")  # not every runner is ours
+    return getattr(runner, "first_failure", "")  # RLlib's own runners have none
 
 
 def _progress(

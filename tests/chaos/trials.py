@@ -336,7 +336,7 @@ FAULTS = {
         "a fleet gets an endpoint, then drains it (`EnvFleet.scale`); nothing may fail",
         ["runner"],
         [SHARED_MEMORY],
-        "to leave endpoint",
+        "moved away from endpoint",
     ),
     "rolling_restart": Fault(
         30,
@@ -344,7 +344,7 @@ FAULTS = {
         "nothing may fail",
         ["runner"],
         [SHARED_MEMORY],
-        "to leave endpoint",
+        "moved away from endpoint",
     ),
     "restart_replicas": Fault(
         30,

@@ -90,8 +90,8 @@ def test_what_is_no_source_of_environments_is_refused(env: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "env", "words"),
     [
-        (PPOConfig, "h:1", r"PPOConfig is a class, and no config; give PPOConfig\(\)"),
-        ({}, "h:1", r"\{\} is no AlgorithmConfig of RLlib; give one, such as PPOConfig\(\)"),
+        (PPOConfig, "h:1", r"PPOConfig is a class, not a config; give PPOConfig\(\)"),
+        ({}, "h:1", r"\{\} is not an AlgorithmConfig of RLlib; give one, such as PPOConfig\(\)"),
         ("h:1", PPOConfig(), r"the arguments are swapped: write configure\(config, env\)"),
     ],
 )
@@ -224,7 +224,9 @@ def full_fleet() -> Iterator[EnvFleet]:
 
 
 def test_runners_that_never_find_room_beside_the_fleet_are_refused(full_fleet: EnvFleet) -> None:
-    with pytest.raises(ConfigurationError, match=r"wait for ever.* need 17 CPU, .* are 16") as told:
+    with pytest.raises(
+        ConfigurationError, match=r"wait without end.* need 17 CPU, .* are 16"
+    ) as told:
         configure(ppo().env_runners(num_env_runners=16), full_fleet)
 
     assert "env_runners(num_env_runners=15) fits" in str(told.value)

@@ -476,7 +476,7 @@ def test_an_actor_takes_no_version_that_clients_could_not_read(actor: Any, versi
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"device": "tpu"}, "device=tpu is none that policies run on; here are"),
+        ({"device": "tpu"}, "device=tpu cannot run policies; available are"),
         ({"torch_threads": 0}, "torch_threads=0 must be a whole number"),
         ({"address": "nowhere"}, "is not an address"),
         ({"buckets": [0]}, "buckets"),

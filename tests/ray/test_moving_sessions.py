@@ -72,7 +72,7 @@ def test_a_session_moves_without_a_transition_lost_doubled_or_stitched(
     (cut,) = (chunk for chunk in chunks if chunk.is_done)
     assert cut in first
     assert (cut.is_truncated, cut.is_terminated) == (True, False)
-    assert "leave endpoint 0" in cut.get_infos(-1)[INTERRUPTED_KEY]
+    assert "moved away from endpoint 0" in cut.get_infos(-1)[INTERRUPTED_KEY]
     assert "1 session(s) leave endpoint 0" in caplog.text
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert num_moved(runner) == 1
@@ -218,7 +218,9 @@ def test_a_session_of_several_agents_moves_likewise(fleets: Callable[..., Fleet]
 
     (cut,) = (chunk for chunk in chunks if chunk.is_done)
     assert (cut.is_truncated, cut.is_terminated) == (True, False)
-    assert "leave endpoint 0" in cut.agent_episodes["first"].get_infos(-1)[INTERRUPTED_KEY]
+    assert (
+        "moved away from endpoint 0" in cut.agent_episodes["first"].get_infos(-1)[INTERRUPTED_KEY]
+    )
     by_episode: dict[str, list[float]] = {}
     for chunk in chunks:
         seen = chunk.agent_episodes["first"].get_observations()[:, 0].tolist()

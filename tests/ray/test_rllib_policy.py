@@ -589,7 +589,7 @@ def test_a_checkpoint_that_reads_rewards_is_warned_about(
 
     load_policy(str(run.checkpoint))
 
-    assert "trained on previous rewards, which the wire does not carry" in caplog.text
+    assert "trained on previous rewards, which clients do not send" in caplog.text
 
 
 def test_a_damaged_checkpoint_of_this_ray_is_said_to_be_damaged(
@@ -611,7 +611,7 @@ def test_a_checkpoint_that_needs_code_that_is_not_here_says_so(
     # A pickle of absent_policy.Net.
     (module / "class_and_ctor_args.pkl").write_bytes(b"cabsent_policy\nNet\n.")
 
-    with pytest.raises(PolicyError, match="needs Python modules that are not here"):
+    with pytest.raises(PolicyError, match="needs Python modules that are missing"):
         load_policy(str(checkpoint))
 
 
@@ -892,7 +892,7 @@ def test_nothing_grows_with_episodes_routes_and_clients(
 def test_checkpoints_of_other_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
 
-    with pytest.raises(ConfigurationError, match="holds no RLModule"):
+    with pytest.raises(ConfigurationError, match="has no RLModule"):
         load_policy(str(tmp_path))
 
     for module in ("walker", "runner"):

@@ -210,7 +210,7 @@ def test_a_target_that_cannot_be_reached_does_not_end_the_training(
 
 
 def test_what_cannot_be_given_weights_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="int: name a ModelFleet"):
+    with pytest.raises(ConfigurationError, match="int: give a ModelFleet"):
         publish_weights(ppo(), 5)
     with pytest.raises(ConfigurationError, match="at least 1"):
         publish_weights(ppo(), "fleet", every_n_iterations=0)

@@ -1,9 +1,9 @@
-"""Actions out of what a module gives, drawn as RLlib's GetActions draws them.
+"""Sampling of actions from a module's output, with the results of RLlib's GetActions.
 
-RLlib's distributions and torch's below them cost more than the numbers that they draw. For the
-two that RLlib's default modules use, the same operations are done here on the same tensors in the
-same order: so the results are the same, and so is the generator's state. Everything else is left
-to RLlib.
+RLlib's distributions, and torch's below them, cost more than drawing the numbers. For the two that
+RLlib's default modules use, the same operations are done here on the same tensors in the same
+order: so the results are the same, and so is the generator's state. Other distributions are left to
+RLlib.
 """
 
 import math
@@ -21,7 +21,7 @@ from ray.rllib.utils.numpy import convert_to_numpy
 
 SampledActions = torch.Tensor | NDArray[Any]
 Draw = Callable[[torch.Tensor], tuple[SampledActions, SampledActions]]
-"""From a distribution's inputs, one row a lane, to actions and their logarithmic probability."""
+"""From a distribution's inputs, one row for each lane, to actions and their log probabilities."""
 
 _LOG_SQRT_TAU = math.log(math.sqrt(2 * math.pi))
 _ALSO_NUMPYS = (torch.float32, torch.float64)
@@ -39,7 +39,7 @@ class ActionSampler:
 
     Args:
         module: A TorchRLModule.
-        get_actions: RLlib's own way: the method of its connector.
+        get_actions: The method of RLlib's connector, for other distributions.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class ActionSampler:
     ) -> None:
         self._module = module
         self._get_actions = get_actions
-        # What the user has overridden is asked by RLlib, as often as RLlib does.
+        # Overridden methods are called by RLlib, as often as RLlib does.
         self._has_usual_kinds = all(
             getattr(type(module), name) is getattr(TorchRLModule, name) and name not in vars(module)
             for name in _KIND_OF_DISTRIBUTION
         )
 
     def add_to(self, output: dict[str, Any], *, explore: bool) -> None:
-        """Add actions, and their logarithmic probability, unless the module has given them."""
+        """Add actions, and their log probabilities, unless the module's output has them."""
         draw = self._draw(output, explore)
         if draw is None:
             self._get_actions(output, self._module, explore)
@@ -79,12 +79,12 @@ class ActionSampler:
 
 
 def _categorical(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
-    """As torch's Categorical of logits."""
+    """Draw as torch's Categorical of logits does."""
     if logits.is_cpu and logits.dtype in _ALSO_NUMPYS and _is_done_alike():
         normalized = _normalized(logits)
         chosen = _drawn(torch.softmax(normalized, dim=-1))
         logp = normalized.numpy()[_rows(len(chosen)), chosen]
-        # Else there was more than finite numbers and -inf: that is left to torch.
+        # Else there were other numbers than finite ones and -inf: torch handles them below.
         if math.isfinite(logp.dot(logp)):
             return chosen, logp
     normalized = logits - logits.logsumexp(dim=-1, keepdim=True)
@@ -95,8 +95,8 @@ def _categorical(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
 def _normalized(logits: torch.Tensor) -> torch.Tensor:
     """Subtract the logarithm of the sum of exponentials; NaN where a row's largest is infinite.
 
-    As ``torch.logsumexp`` does after it has looked for infinite numbers: for so few numbers in half
-    the time.
+    ``torch.logsumexp`` does the same after a check for infinite numbers, which takes as long for so
+    few numbers.
     """
     largest = logits.amax(dim=-1, keepdim=True)
     total = (logits - largest).exp_().sum(dim=-1, keepdim=True)
@@ -106,9 +106,10 @@ def _normalized(logits: torch.Tensor) -> torch.Tensor:
 def _drawn(
     probabilities: torch.Tensor, generator: torch.Generator | None = None
 ) -> NDArray[np.int64]:
-    """Draw an index a row as torch.multinomial does after it has looked at each number.
+    """Draw an index for each row as torch.multinomial does, without its check of each number.
 
-    What NumPy does to the last bit alike it does here: for so few numbers in half the time.
+    NumPy does the operations with results that are the same to the last bit: for so few numbers in
+    half the time.
     """
     times = torch.empty_like(probabilities).exponential_(1, generator=generator).numpy()
     indices: NDArray[np.int64] = np.divide(probabilities.numpy(), times, out=times).argmax(axis=1)
@@ -122,21 +123,21 @@ def _rows(count: int) -> NDArray[np.int64]:
 
 @cache
 def _is_done_alike() -> bool:
-    """Tell whether this version of torch does the same, and draws as often from its generator."""
-    # Whatever the program has made torch's defaults.
+    """Return whether this version of torch draws the same, and as often from its generator."""
+    # The dtype and device are given, since a program may change torch's defaults.
     logits = torch.linspace(-3.0, 3.0, 96, dtype=torch.float32, device="cpu").reshape(32, 3)
     if not torch.equal(_normalized(logits), logits - logits.logsumexp(dim=-1, keepdim=True)):
         return False
     probabilities = torch.softmax(logits, dim=-1)
-    ours, theirs = (torch.Generator("cpu").manual_seed(7) for _ in range(2))
-    expected = torch.multinomial(probabilities, 1, True, generator=theirs).squeeze(-1).numpy()
-    return np.array_equal(_drawn(probabilities, ours), expected) and torch.equal(
-        ours.get_state(), theirs.get_state()
+    own, torchs = (torch.Generator("cpu").manual_seed(7) for _ in range(2))
+    expected = torch.multinomial(probabilities, 1, True, generator=torchs).squeeze(-1).numpy()
+    return np.array_equal(_drawn(probabilities, own), expected) and torch.equal(
+        own.get_state(), torchs.get_state()
     )
 
 
 def _diagonal_gaussian(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As RLlib's TorchDiagGaussian, which is torch's Normal, summed over the last axis."""
+    """Draw as RLlib's TorchDiagGaussian, which is torch's Normal, summed over the last axis."""
     mean, log_deviation = inputs.chunk(2, dim=-1)
     deviation = log_deviation.exp()
     actions = torch.normal(mean, deviation)
@@ -151,13 +152,13 @@ _DRAWS: dict[type[Any], Draw] = {
 
 
 def _likeliest_choice(logits: torch.Tensor) -> tuple[SampledActions, SampledActions]:
-    """As RLlib's TorchDeterministic of the largest, which gives no probability but zeros."""
+    """Choose as RLlib's TorchDeterministic of the largest logit, whose log probability is zero."""
     actions = logits.argmax(dim=-1)
     return actions, torch.zeros_like(actions)
 
 
 def _mean(inputs: torch.Tensor) -> tuple[SampledActions, SampledActions]:
-    """As RLlib's TorchDeterministic of a Gaussian's mean; its zeros have the mean's shape."""
+    """Choose as RLlib's TorchDeterministic of a Gaussian's mean; the zeros have its shape."""
     mean, log_deviation = inputs.chunk(2, dim=-1)
     if mean.shape != log_deviation.shape:
         _ = mean + log_deviation  # raises if they do not fit, as RLlib's distribution does
@@ -171,7 +172,7 @@ _LIKELIEST: dict[type[Any], Draw] = {
 
 
 def as_arrays(output: dict[str, Any]) -> dict[str, Any]:
-    """Return what a module gave as RLlib's TensorToNumpy does, floats and integers of 32 bits.
+    """Return a module's output as RLlib's TensorToNumpy does, with floats and integers of 32 bits.
 
     Arrays own their memory: a compiled module may write to the same tensors again.
     """

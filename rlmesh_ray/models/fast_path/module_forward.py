@@ -1,7 +1,7 @@
-"""An RLModule's forward pass, without what torch and RLlib do round it each time.
+"""The forward pass of an RLModule without the overhead of torch and RLlib.
 
-RLlib switches every part of the module to evaluation and back, twice for each forward pass, and
-torch looks for hooks at each part. With small networks that takes longer than the network.
+RLlib switches every part of the module to evaluation mode and back, twice for each forward pass,
+and torch checks each part for hooks. With small networks that takes longer than the network.
 """
 
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ def batch_of(observations: Any, device: Any) -> dict[str, Any]:
     """Return a forward pass's input, as RLlib's NumpyToTensor makes it.
 
     Args:
-        observations: Batched; an array may be shared by the tensor.
-        device: Of the connector; None for the CPU.
+        observations: A batch; the tensor may share the memory of an array.
+        device: The connector's device; None: the CPU.
     """
     if (
         type(observations) is np.ndarray
@@ -55,13 +55,13 @@ def _is_cpu(device: Any) -> bool:
 
 
 class FastForward:
-    """The forward pass of a module that nobody looks at between two passes.
+    """The forward pass of a module whose training mode does not matter between two passes.
 
-    It leaves the module in evaluation mode; whoever has called it last calls ``module.train()``
-    if it was in training mode before, as RLlib does each time.
+    It leaves the module in evaluation mode. After the last pass the caller calls ``module.train()``
+    if the module was in training mode before, as RLlib does after each pass.
 
     Args:
-        module: A TorchRLModule; what it consists of stays the same.
+        module: A TorchRLModule; its parts must not be replaced.
     """
 
     def __init__(self, module: Any) -> None:
@@ -72,7 +72,7 @@ class FastForward:
         self._is_switched_as_usual = _is_switched_as_usual(module)
 
     def explore(self, batch: dict[str, Any], t: int) -> dict[str, Any]:
-        """Do what ``module.forward_exploration`` does."""
+        """Return the result of ``module.forward_exploration``."""
         if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_exploration
@@ -83,7 +83,7 @@ class FastForward:
         return output
 
     def infer(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Do what ``module.forward_inference`` does."""
+        """Return the result of ``module.forward_inference``."""
         if self._layers is not None and not any(self._hooks):
             return _straight(self._layers, batch)
         forward = self._module.forward_inference
@@ -97,20 +97,20 @@ class FastForward:
         return FastForward, (self._module,)
 
     def _evaluate(self) -> None:
-        # A forward pass may have switched a part of the module, for its dropout perhaps.
+        # A forward pass may have switched a part of the module, perhaps for its dropout.
         if not _is_evaluating(self._module):
             self._module.eval()
 
 
 def _is_switched_as_usual(module: Any) -> bool:
-    """Tell whether nothing but its mode is changed round the module's forward pass."""
+    """Return whether RLlib changes nothing but the module's mode around a forward pass."""
     return _has_rllibs(module, TorchRLModule, "forward_exploration", "forward_inference") and all(
         _has_rllibs(part, nn.Module, "train", "eval") for part in parts_of(module)
     )
 
 
 def _has_rllibs(module: Any, kind: type[Any], *names: str) -> bool:
-    """Tell whether a module has not got methods of its own in place of those of ``kind``."""
+    """Return whether these methods of a module are those of ``kind``, not overridden."""
     return all(
         getattr(type(module), name) is getattr(kind, name) and name not in vars(module)
         for name in names
@@ -135,10 +135,10 @@ def _straight(layers: Sequence[Layer], batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layers_of(module: Any) -> list[Layer] | None:
-    """Return what an RLlib default module's actor does, one after the other; None: not known.
+    """Return the layers of an RLlib default module's actor; None: it is another module.
 
-    That is the module of PPO, IMPALA and APPO, with dense layers and without hooks. Its critic,
-    if it is there at all, changes nothing about the actions.
+    The default module is that of PPO, IMPALA and APPO, with dense layers and without hooks. Its
+    critic, if there is one, has no influence on the actions.
     """
     if not (
         _has_rllibs(module, TorchRLModule, "forward_exploration", "forward_inference")
@@ -153,7 +153,7 @@ def _layers_of(module: Any) -> list[Layer] | None:
     if type(actor) is not TorchMLPEncoder:
         return None
     if type(actor.net) is not TorchMLP or type(module.pi.net) is not TorchMLP:
-        return None  # somebody has put another network there
+        return None  # the network was replaced
     known = (*_HEADS, TorchActorCriticEncoder, TorchMLP, TorchMLPEncoder)
     if not is_sequential(encoder, *known) or not is_sequential(module.pi, *known):
         return None

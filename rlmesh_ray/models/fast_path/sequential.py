@@ -1,6 +1,6 @@
-"""The layers of a network, one after the other, where to call them is all that the network does.
+"""Calling the layers of a sequential network directly, one after the other.
 
-torch looks for hooks at each part of a network. With small networks that takes longer than some of
+torch checks each part of a network for hooks. With small networks that takes longer than some of
 the layers.
 """
 
@@ -15,10 +15,10 @@ from torch.nn.modules import module as torch_module
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# Those for all modules of the process. Where torch keeps them under other names, nobody knows
-# whether there are any.
+# The hooks for all modules of the process. Where torch has other names for them, it is unknown
+# whether there are any: the dict is not empty then.
 _GLOBAL_HOOKS = tuple(getattr(torch_module, f"_global{name}", {0: None}) for name in _HOOKS)
-# They do the same in training and in evaluation, and change nothing.
+# Layers that do the same in training and in evaluation mode, and have no state.
 _LAYERS = (
     nn.Linear,
     nn.LayerNorm,
@@ -36,10 +36,10 @@ _LAYERS = (
 
 
 class SequentialFastPath:
-    """Calls the layers of a plain network, or the network itself while somebody listens to it.
+    """Calls the layers of a sequential network, or the network itself while it has hooks.
 
     Args:
-        network: Plain, see ``is_sequential``; what it consists of stays the same.
+        network: A network that ``is_sequential``; its parts must not be replaced.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -48,7 +48,7 @@ class SequentialFastPath:
         self._hooks = hooks_on(network)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Do what calling the network does."""
+        """Return the result of calling the network."""
         if len(inputs) != 1 or any(self._hooks):
             return self._network(*inputs)
         (values,) = inputs
@@ -61,7 +61,7 @@ class SequentialFastPath:
 
 
 def layers_in(network: nn.Module) -> Iterator[Layer]:
-    """Yield what the layers of a plain network do, in order; see ``is_sequential``."""
+    """Yield the layers of a sequential network as functions, in order; see ``is_sequential``."""
     if isinstance(network, nn.Sequential):
         for part in network:
             yield from layers_in(part)
@@ -74,13 +74,13 @@ def layers_in(network: nn.Module) -> Iterator[Layer]:
 
 
 def _linear(layer: nn.Linear) -> Layer:
-    # torch looks an attribute that is a parameter up in three places, in Python.
+    # torch looks up an attribute that is a parameter in three places, in Python.
     parameters, linear = layer._parameters, F.linear
 
     def call(values: torch.Tensor) -> torch.Tensor:
         try:
             weight, bias = parameters["weight"], parameters["bias"]
-        except KeyError:  # somebody computes it from other parameters now
+        except KeyError:  # it is computed from other parameters now
             return layer.forward(values)
         return linear(values, weight, bias)  # type: ignore[arg-type]  # a weight is never None
 
@@ -88,25 +88,25 @@ def _linear(layer: nn.Linear) -> Layer:
 
 
 def hooks_on(*networks: nn.Module) -> tuple[dict[int, Any], ...]:
-    """Return where torch keeps the hooks that passes through plain networks would call.
+    """Return the dicts of hooks that a pass through sequential networks would call.
 
-    To be looked at before each pass: somebody may register one at any time.
+    To be checked before each pass: a hook may be registered at any time.
     """
     own = (getattr(part, name) for one in networks for part in parts_of(one) for name in _HOOKS)
     return (*own, *_GLOBAL_HOOKS)
 
 
 def parts_of(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the network and its parts, whatever its class has made of ``modules``."""
+    """Yield the network and its parts, even if its class overrides ``modules``."""
     return nn.Module.modules(network)
 
 
 def is_sequential(network: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Tell whether to call each part is to call its class's ``forward``, with known code.
+    """Return whether calling the network only calls the ``forward`` of known classes in sequence.
 
     Args:
-        network: With all its parts.
-        kinds: What else is known, beside torch's own layers and rows of them.
+        network: The network.
+        kinds: Known classes besides torch's own layers and Sequential.
     """
     known = (*_LAYERS, nn.Sequential, *kinds)
     return not any(_GLOBAL_HOOKS) and all(_is_plain(part, known) for part in parts_of(network))

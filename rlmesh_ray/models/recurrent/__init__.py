@@ -1,1 +1,1 @@
-"""Policies with memory: one state for the running episode of each lane."""
+"""Recurrent policies: one state for the running episode of each lane."""

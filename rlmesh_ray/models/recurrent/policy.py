@@ -1,4 +1,4 @@
-"""A policy that is a torch module with memory."""
+"""A policy that is a recurrent torch module."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,27 +17,26 @@ from rlmesh_ray.spaces.contract import EnvContract
 
 
 class RecurrentTorchPolicy:
-    """Runs a module that passes a state on from step to step, one for each lane's episode.
+    """Runs a module with a recurrent state, one for each lane's episode.
 
     The module has two methods::
 
-        initial_state() -> state                          # of one lane, without batch dimension
+        initial_state() -> state                          # for one lane, without batch dimension
         forward(observations, state) -> (outputs, state)  # both states batched, N rows
 
     A state is a tensor, or a dict or tuple of tensors (nested as well). ``forward`` gets and
     returns it with one batch dimension first, in the structure, shapes and dtypes of
-    ``initial_state`` (an LSTM of torch wants layers first: transpose). Observations and outputs
+    ``initial_state`` (an LSTM of torch needs layers first: transpose). Observations and outputs
     are those of ``TorchPolicy``. A state must not depend on other rows than its own.
 
     Args:
-        module: It is switched to evaluation mode.
+        module: The module; it is switched to evaluation mode.
         device: See ``TorchPolicy``.
-        buckets: See ``TorchPolicy``; rows of padding have states of zeros, which are thrown away.
+        buckets: See ``TorchPolicy``; rows of padding have states of zeros, which are dropped.
         compile: See ``TorchPolicy``.
 
     Raises:
-        ConfigurationError: See ``torch_module.TorchModule``; or ``initial_state`` returns no
-            state.
+        ConfigurationError: See ``TorchModule``; or ``initial_state`` returns no state.
         PolicyError: ``initial_state`` raised.
     """
 
@@ -60,12 +59,12 @@ class RecurrentTorchPolicy:
         self._lanes = SlotStates(self._table.allocate, self._table.release)
 
     def check_contract(self, contract: EnvContract) -> None:
-        """Run the module on zeros: one row or two, or each size that is to be compiled.
+        """Run the module on zeros: one row or two, or each size that has to be compiled.
 
         Raises:
-            ContractMismatchError: The module does not take the contract's observations, or
-                returns other states than it begins with, or its output is nothing that the
-                action space could take.
+            ContractMismatchError: The module does not accept the contract's observations, or
+                returns states that differ from the initial one in form, or its output cannot be
+                actions of the action space.
         """
         for part in self._module.trial_parts(contract.num_envs):
             observations = zero_observations(contract, part.num_rows)
@@ -81,14 +80,15 @@ class RecurrentTorchPolicy:
                 self._table.release(row)
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """Choose the greedy actions, in one forward pass a part, and keep the new states.
+        """Choose the greedy actions, in one forward pass for each part, and keep the new states.
+
+        The states of a route stay unchanged if the output for one of its rows has NaN in it.
 
         Raises:
-            PolicyError: A lane occurs twice, the module raised, or its output is not what the
-                class promises. The lanes' states are what they were; so are those of a route for
-                one of whose rows there is NaN in the output, which nobody will act on.
+            PolicyError: A lane occurs twice, the module raised, or its output has another form. All
+                lanes' states are unchanged.
         """
-        form = action_layout(contract.action_space)
+        layout = action_layout(contract.action_space)
         lanes = self._lanes.of(rows)
         actions, changes = [], []
         is_refused = np.zeros(len(lanes), np.bool_)
@@ -97,17 +97,17 @@ class RecurrentTorchPolicy:
             result, after = self._run(
                 self._module.tensors(rows.observations, part), self._table.gather(index)
             )
-            actions.append(form.actions(result, part))
-            is_nan = nan_rows(output.tensor for output in form.outputs(result, part.size))
+            actions.append(layout.actions(result, part))
+            is_nan = nan_rows(output.tensor for output in layout.outputs(result, part.size))
             if is_nan is not None:
                 is_refused[part.rows] = is_nan[: part.num_rows]
             changes.append((part, index, self._table.kept(after, part)))
         if is_refused.any():
             _spread(is_refused, rows)
-        # Only now: a part that fails leaves the states of the others as they were, too.
+        # Only now: if a part fails, the states of all parts must stay unchanged.
         for part, index, states in changes:
             self._keep(index, states, is_refused[part.rows])
-        return form.joined(actions)
+        return layout.joined(actions)
 
     def _keep(self, index: torch.Tensor, states: Sequence[torch.Tensor], is_refused: IsNan) -> None:
         if is_refused.any():
@@ -127,7 +127,7 @@ class RecurrentTorchPolicy:
         """Replace all weights in place; running episodes keep their states.
 
         Raises:
-            PolicyError: A name, shape or dtype is not the module's; nothing has changed.
+            PolicyError: A name, shape or dtype differs from the module's; nothing has changed.
         """
         self._module.set_weights(weights)
 
@@ -151,7 +151,7 @@ class RecurrentTorchPolicy:
 
 
 def _spread(is_refused: IsNan, rows: Rows) -> None:
-    """Mark all rows of a request of which one is refused: it is answered as a whole."""
+    """Mark all rows of each request that has a refused row: it is answered as a whole."""
     first = 0
     for route in rows.routes:
         own = is_refused[first : first + len(route.slots)]

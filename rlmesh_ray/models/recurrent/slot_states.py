@@ -1,4 +1,4 @@
-"""What a policy remembers, lane by lane."""
+"""The states that a policy keeps for lanes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SlotStates(Generic[S]):
     """One state for the running episode of every lane.
 
     Args:
-        fresh: Makes the state that an episode begins with.
+        fresh: Makes the initial state of an episode.
         freed: Called with each state that is dropped.
     """
 
@@ -36,7 +36,7 @@ class SlotStates(Generic[S]):
         return sum(len(lanes) for lanes in self._routes.values())
 
     def of(self, rows: Rows) -> list[S]:
-        """Return one state a row, made afresh where an episode begins.
+        """Return one state for each row; a new one where an episode begins.
 
         Raises:
             PolicyError: A lane occurs twice, so that the order of its rows is unknown; nothing
@@ -54,7 +54,7 @@ class SlotStates(Generic[S]):
         return states
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Drop the state of one lane, or of the whole route; unknown ones are none."""
+        """Drop the state of one lane, or of the whole route (None), if there is any."""
         lanes = self._routes.get(route_key, {})
         for index in list(lanes) if env_index is None else [env_index]:
             if index in lanes:

@@ -1,4 +1,4 @@
-"""The states of many lanes as tensors, one row a lane, so that a batch is gathered at once."""
+"""The states of many lanes in tensors, one row for each lane, so that batches gather at once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from rlmesh_ray.errors import ConfigurationError, PolicyError
 from rlmesh_ray.models.batch_buckets import PaddedBatch
 from rlmesh_ray.models.torch.module import describe
 
-# What padding reads. Nobody writes to it.
+# The row that padding reads. It is never written.
 _PADDING_ROW = 0
 _FIRST_CAPACITY = 16
 
@@ -18,16 +18,16 @@ _FIRST_CAPACITY = 16
 class StateTable:
     """Holds states of one structure.
 
-    The tables have as many rows as there were lanes at the same time, at most twice; rows that
-    are released are used again, and when all of them are, the memory is given back.
+    The tables have at most twice as many rows as there were lanes at the same time; released rows
+    are used again, and when all of them are released, the memory is freed.
 
     Args:
-        initial: Returns the state that an episode begins with: a tensor, or a dict or tuple of
-            such, without a batch dimension.
-        device: Where the states are kept.
+        initial: Returns the initial state of an episode: a tensor, or a dict or tuple of such,
+            without a batch dimension.
+        device: The device of the states.
 
     Raises:
-        ConfigurationError: ``initial`` returns something else.
+        ConfigurationError: ``initial`` returns another type.
     """
 
     def __init__(self, initial: Callable[[], Any], device: torch.device) -> None:
@@ -47,18 +47,18 @@ class StateTable:
         return row
 
     def release(self, row: int) -> None:
-        """Take a row back."""
+        """Free a row."""
         self._released.append(row)
-        is_last = len(self._released) == self._num_rows - 1  # but for that of the padding
+        is_last = len(self._released) == self._num_rows - 1  # apart from the padding's
         if is_last and len(self._tables[0]) > _FIRST_CAPACITY:
             self._begin()
 
     def index(self, rows: Sequence[int], part: PaddedBatch) -> torch.Tensor:
-        """Return where the part's rows lie, ``(part.size,) int64``; all of its padding is one row.
+        """Return the index of a part's rows, ``(part.size,) int64``; all of its padding is one row.
 
         Args:
-            rows: Of the whole batch, from ``allocate``.
-            part: Of the batch.
+            rows: The rows of the whole batch, from ``allocate``.
+            part: The part of the batch.
         """
         index = np.full(part.size, _PADDING_ROW, np.int64)
         index[: part.num_rows] = rows[part.rows]
@@ -71,10 +71,10 @@ class StateTable:
         return _nested(self._like, gathered)
 
     def kept(self, states: Any, part: PaddedBatch) -> list[torch.Tensor]:
-        """Copy what the module returned for a part, in a form that ``scatter`` takes.
+        """Copy the module's new states of a part, as the argument for ``scatter``.
 
         Raises:
-            PolicyError: It has not the structure, shapes and dtypes of the initial state.
+            PolicyError: The structure, shapes or dtypes are not those of the initial state.
         """
         try:
             found = _leaves(states) if _alike(self._like, states) else []
@@ -87,16 +87,16 @@ class StateTable:
                 f"initial_state() of one lane is {describe(self._like)}; put one batch dimension "
                 "first, and keep its structure and dtypes"
             )
-        # The next run may overwrite what this one returned.
+        # The next run may overwrite the output of this one.
         return [leaf[: part.num_rows].clone() for leaf in found]
 
     def scatter(self, index: torch.Tensor, states: Sequence[torch.Tensor]) -> None:
-        """Put back what ``kept`` returned for the part of an index; padding goes nowhere."""
+        """Store the result of ``kept`` for the part of an index, without its padding."""
         for table, leaf in zip(self._tables, states, strict=True):
             table.index_copy_(0, index[: len(leaf)], leaf)
 
     def _begin(self) -> None:
-        """Have no lanes, and little room."""
+        """Make small tables without lanes."""
         self._tables = [
             torch.zeros((_FIRST_CAPACITY, *leaf.shape), dtype=leaf.dtype, device=self._device)
             for leaf in _leaves(self._like)
@@ -139,7 +139,7 @@ def _leaves(state: Any) -> list[torch.Tensor]:
 
 
 def _alike(like: Any, state: Any) -> bool:
-    """Whether the structures are the same; a dict's keys in the same order, too."""
+    """Return whether the structures are equal, including the order of a dict's keys."""
     if isinstance(like, torch.Tensor):
         return isinstance(state, torch.Tensor)
     if isinstance(like, Mapping):

@@ -1,14 +1,14 @@
-"""Loading RLlib checkpoints: what an RLlib EnvRunner runs, each piece with its saved state.
+"""Loading of RLlib checkpoints: the parts that an RLlib EnvRunner runs, with their saved states.
 
-That is the env-to-module pipeline, the RLModule and the module-to-env pipeline. No Ray is
+They are the env-to-module pipeline, the RLModule and the module-to-env pipeline. Ray is not
 started.
 
-A folder that an RLModule alone was saved to has no connectors. It gets those that RLlib gives a
-module by default for its spaces (actions in a Box are unsquashed, none are clipped): right for
-a module that was trained with them, that is, without connectors or such settings of its own.
+A folder of an RLModule alone has no connectors. The module gets RLlib's default connectors for its
+spaces (actions in a Box are unsquashed, none are clipped): right for a module that was trained with
+them, that is, without custom connectors and with RLlib's default settings for actions.
 
-**Loading a checkpoint unpickles it, that is, it runs code**: load only what you trust, from paths
-that the operator names, never from a path that came over the network.
+**Loading a checkpoint unpickles it, that is, it runs code**: load only checkpoints that you trust,
+from paths that the operator names, never from a path that came over the network.
 """
 
 import json
@@ -31,23 +31,23 @@ from rlmesh_ray.errors import ConfigurationError, PolicyError
 
 logger = logging.getLogger(__name__)
 
-# Of an Algorithm, and of an RLModule.
+# The metadata files of an Algorithm, and of an RLModule.
 _METADATA = ("rllib_checkpoint.json", "metadata.json")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointParts:
-    """What was in the checkpoint."""
+    """The parts of a checkpoint."""
 
     module: Any
     env_to_module: Any
     module_to_env: Any
     lookback: int
-    """Steps before the last observation that pipelines may read."""
+    """Number of steps before the last observation that pipelines may read."""
     env_steps: int
-    """Sampled in training; some modules' exploration depends on it."""
+    """Environment steps of the training; the exploration of some modules depends on it."""
     algorithm: str = ""
-    """Name of the Algorithm's class; empty: not known."""
+    """Name of the Algorithm's class; empty: unknown."""
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -56,7 +56,7 @@ class CheckpointParts:
 
 
 def pieces(parts: CheckpointParts) -> Iterator[Any]:
-    """Yield the connectors of both pipelines, those of pipelines within them too."""
+    """Yield the connectors of both pipelines, including those of nested pipelines."""
     yield from _pieces(parts.env_to_module)
     yield from _pieces(parts.module_to_env)
 
@@ -64,12 +64,12 @@ def pieces(parts: CheckpointParts) -> Iterator[Any]:
 def load_checkpoint(checkpoint: Path, device: str) -> CheckpointParts:
     """Load a single-agent checkpoint of the new API stack, ready to act.
 
-    The module is in evaluation mode; filters stand still.
+    The module is in evaluation mode; filters are not updated.
 
     Args:
         checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune), ``RLModule.save_to_path`` or
             ``MultiRLModule.save_to_path`` wrote.
-        device: Where the module runs, as torch names it.
+        device: Torch's name of the module's device.
 
     Raises:
         ConfigurationError: The folder is no such checkpoint.
@@ -126,8 +126,8 @@ def _rest_by_default(checkpoint: Path, module: Any, device: str) -> CheckpointPa
 def _check_modules(checkpoint: Path, modules_folder: Path) -> None:
     if not modules_folder.is_dir():
         raise ConfigurationError(
-            f"{checkpoint} holds no RLModule: it is incomplete, or of RLlib's old API stack; name "
-            "a folder that Algorithm.save_to_path wrote on the new one"
+            f"{checkpoint} has no RLModule: it is incomplete, or of RLlib's old API stack; name a "
+            "folder that Algorithm.save_to_path wrote on the new one"
         )
     names = _module_names(modules_folder)
     if "default_policy" not in names:
@@ -149,7 +149,7 @@ def _pipeline(folder: Path, device: str) -> Any:
     pipeline = ConnectorPipelineV2.from_checkpoint(folder)
     for piece in _pieces(pipeline):
         if isinstance(piece, to_module.NumpyToTensor):
-            # It remembers the device of the machine that trained.
+            # Its state has the device of the training.
             piece._device = device
         elif isinstance(piece, to_module.MeanStdFilter):
             piece._update_stats = False
@@ -157,7 +157,7 @@ def _pipeline(folder: Path, device: str) -> Any:
 
 
 def _pieces(pipeline: Any) -> Iterator[Any]:
-    """Yield all pieces, those of pipelines within the pipeline too."""
+    """Yield all connectors of a pipeline, including those of nested pipelines."""
     for piece in pipeline.connectors:
         if isinstance(piece, ConnectorPipelineV2):
             yield from _pieces(piece)
@@ -171,25 +171,25 @@ def _check_pieces(checkpoint: Path, parts: CheckpointParts) -> None:
             raise ConfigurationError(_multi_agent(checkpoint, "it maps agents to modules"))
         if isinstance(piece, to_module.PrevActionsPrevRewards) and piece.n_prev_rewards:
             logger.warning(
-                "%s was trained on previous rewards, which the wire does not carry: it will "
-                "act as if each had been 0.0",
+                "%s was trained on previous rewards, which clients do not send: it will act as if "
+                "each had been 0.0",
                 checkpoint,
             )
 
 
 def _constructor(checkpoint: Path) -> dict[str, Any]:
-    """Return the Algorithm's class and configuration; empty where they cannot be read here."""
+    """Return the Algorithm's class and config; empty where they cannot be unpickled here."""
     try:
         constructor: dict[str, Any] = _unpickle(checkpoint / "class_and_ctor_args.pkl")
     except (ImportError, AttributeError) as error:
-        # The configuration names the environment, which need not be installed here.
+        # The config refers to the environment, which may not be installed here.
         logger.warning("%s: its configuration cannot be read here (%s)", checkpoint, error)
         return {}
     return constructor
 
 
 def _lookback(env_to_module: Any, constructor: dict[str, Any]) -> int:
-    """How many steps back pipelines read: what training allowed them, or what they ask for."""
+    """Return how many steps back pipelines may read: the training's limit, or their options."""
     names = ("num_frames", "n_prev_actions", "n_prev_rewards")
     wanted = [getattr(piece, name, 0) for piece in _pieces(env_to_module) for name in names]
     if constructor:
@@ -217,12 +217,12 @@ def _unloadable(checkpoint: Path, error: Exception) -> PolicyError:
             f"Ray {ray.__version__} ({cause}); use the Ray version and the Python modules that it "
             "was trained with"
         )
-    # RLlib makes a bare RLModule of a class that it cannot import.
+    # RLlib makes a plain RLModule of a class that it cannot import.
     if isinstance(error, ImportError | AttributeError):
         return PolicyError(
-            f"the RLlib checkpoint {checkpoint} is damaged, or needs Python modules that are not "
-            f"here ({cause}); copy the whole folder again, or put the modules that it was trained "
-            "with on the Python path"
+            f"the RLlib checkpoint {checkpoint} is damaged, or needs Python modules that are "
+            f"missing here ({cause}); copy the whole folder again, or put the modules that it was "
+            "trained with on the Python path"
         )
     return PolicyError(
         f"the RLlib checkpoint {checkpoint} is damaged or incomplete ({cause}); copy the whole "

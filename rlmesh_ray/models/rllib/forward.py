@@ -1,4 +1,4 @@
-"""An RLModule's forward pass, in batches of few sizes."""
+"""The forward pass of an RLModule, in batches of few sizes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from rlmesh_ray.models.batch_buckets import BatchBuckets, PaddedBatch
 from rlmesh_ray.models.fast_path.module_forward import FastForward
 from rlmesh_ray.models.torch.module import compiled
 
-# By name: who serves another algorithm need not import it.
+# By name, so that DQN is imported for its own checkpoints only.
 _DQN = "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module"
 _KEPT = {"action_dist_inputs", "state_out"}
 
@@ -22,10 +22,10 @@ class BucketedForward:
     """Runs an RLModule for inference or exploration.
 
     Args:
-        module: The RLModule, on its device; what it consists of stays the same.
+        module: The RLModule, on its device; its parts must not be replaced.
         explore: Whether to run its exploration forward pass.
         buckets: Row counts that the module is run with.
-        compile: A device to compile for, or None.
+        compile: The device to compile for; None: it is not compiled.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BucketedForward:
 
         Args:
             batch: Columns of tensors (nested), one batch dimension first.
-            env_steps: What was sampled in training; some modules' exploration depends on it.
+            env_steps: Environment steps of the training; some modules' exploration depends on it.
         """
         extra = {"t": env_steps} if self._explore else {}
         if not self._buckets.sizes:
@@ -64,10 +64,10 @@ class BucketedForward:
 
 
 def _with_logits(module: Any) -> Forward | None:
-    """Return inference with logits in its outputs, where the module's own gives none; else None.
+    """Return an inference pass with logits for a module that has none in its own; else None.
 
-    DQN's returns actions only, the best by its Q-values; NaN among them would be lost. What it
-    does with them is what RLlib's connectors do with logits.
+    DQN's returns actions only, the best by its Q-values, so NaN in these would be lost. RLlib's
+    connectors choose the same actions from logits.
     """
     if type(module)._forward_inference.__module__ != _DQN:
         return None
@@ -95,7 +95,7 @@ def _padded(batch: dict[str, Any], part: PaddedBatch) -> dict[str, Any]:
 def _cut(outputs: Any, part: PaddedBatch, num_parts: int) -> dict[str, Any]:
     def cut(column: torch.Tensor) -> torch.Tensor:
         rows = column[: part.num_rows]
-        # The next part may overwrite what this one returned.
+        # The next part may overwrite the output of this one.
         return rows.clone() if num_parts > 1 else rows
 
     return {key: tree.map_structure(cut, column) for key, column in outputs.items()}

@@ -1,4 +1,4 @@
-"""How an RLlib policy acts: on whole arrays where that comes to the same, else on episodes."""
+"""Inference of a served RLlib policy: on arrays where that gives the same, else on episodes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from rlmesh_ray.spaces.spec import BoxSpec, DictSpec, TupleSpec
 
 # Episodes grow by one step a row; cutting costs as much as a few steps.
 _STEPS_BETWEEN_CUTS = 16
-# What of a module's output becomes actions, or is remembered.
+# The columns of a module's output that become actions, or state.
 _ACTED_ON = {
     Columns.ACTION_DIST_INPUTS,
     Columns.ACTIONS,
@@ -59,37 +59,37 @@ _FITTING = DEFAULT_MODULE_TO_ENV.index(to_env.NormalizeAndClipActions)
 
 
 class InferenceResult(NamedTuple):
-    """What an actor did."""
+    """The actions for a batch of rows."""
 
     actions: object
-    """Batched, one a row."""
+    """A batch, one for each row."""
     is_nan: IsNan | None
-    """Rows for which the module's output was no number: their actions mean nothing, and nothing
-    is remembered of them. None: there are no such rows."""
+    """Rows for which the module's output was NaN: their actions are invalid, and the states of
+    their lanes unchanged. None: there are no such rows."""
 
 
 class RllibInference(Protocol):
     """Acts on batches of rows."""
 
     def act(self, rows: Rows) -> InferenceResult:
-        """Choose one action a row. Whatever it raises, its lanes are what they were."""
+        """Choose one action for each row. If it raises, the states of lanes are unchanged."""
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Free what is remembered about a lane, or about all lanes of a route."""
+        """Free the state of a lane, or of all lanes of a route."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleRunner:
-    """How an actor runs the module."""
+    """Runs the module of a policy, and handles NaN in its output."""
 
     forward: BucketedForward
     weights: RllibWeights
     explore: bool
 
     def __call__(self, batch: dict[str, Any]) -> tuple[dict[str, Any], IsNan | None]:
-        """Return the module's outputs, and the rows that were NaN in them, which are zeros now.
+        """Return the module's outputs, and the rows that had NaN, which is replaced by zeros.
 
-        Nothing can be sampled for any row while there is NaN in one.
+        Sampling fails for all rows if one has NaN.
         """
         outputs = self.forward(batch, self.weights.env_steps)
         acted_on = {key: outputs[key] for key in _ACTED_ON & outputs.keys()}
@@ -100,7 +100,7 @@ class ModuleRunner:
 
 
 def allows_arrays(parts: CheckpointParts) -> bool:
-    """Whether arrays may go past the episodes, with the same result."""
+    """Return whether ``ArrayInference`` chooses the same actions as ``EpisodeInference``."""
     return (
         not parts.module.is_stateful()
         and connector_types(parts.env_to_module) == DEFAULT_ENV_TO_MODULE
@@ -193,22 +193,23 @@ class ArrayInference:
 
 
 def _writable(column: Any) -> Any:
-    """Return a copy where need be: values from the wire are read-only, which a tensor cannot be."""
+    """Return a writable array, a copy if needed: received values are read-only, unlike tensors."""
     return np.require(column, requirements=["C", "W"])
 
 
 @dataclass(slots=True)
 class _LaneEpisode:
-    """The running episode of a lane, and what the module said last."""
+    """The running episode of a lane, and the module's last output."""
 
     episode: Any
     num_kept: int | None = None
-    """Steps of the episode that have been acted on; None: not even its first observation has."""
+    """Number of its steps for which actions were chosen; None: not even for the first observation.
+    """
     action: Any = None
     outputs: dict[str, Any] = field(default_factory=dict)
 
     def advance(self, observation: Any) -> None:
-        """Add the observation to act on, and the action that led to it."""
+        """Add the next observation, and the action that led to it."""
         if not self.episode.is_reset:
             self.episode.add_env_reset(observation=observation, infos={})
         else:
@@ -221,14 +222,14 @@ class _LaneEpisode:
             )
 
     def keep(self, action: Any, outputs: dict[str, Any], lookback: int) -> None:
-        """Note how it was acted on the observation."""
+        """Store the action for the latest observation."""
         self.action, self.outputs = action, outputs
         if len(self.episode) >= _STEPS_BETWEEN_CUTS:
             self.episode = self.episode.cut(len_lookback_buffer=lookback)
         self.num_kept = len(self.episode)
 
     def undo(self) -> None:
-        """Take back an observation that was not acted on, if there is one."""
+        """Remove an observation for which no action was chosen, if there is one."""
         now = self.episode
         if self.num_kept is None:
             self.episode = _fresh_episode(now.observation_space, now.action_space)
@@ -247,7 +248,7 @@ class EpisodeInference:
         self._lanes = SlotStates(self._fresh_lane)
 
     def act(self, rows: Rows) -> InferenceResult:
-        """See ``RllibInference``; connectors with a memory of their own may have moved on.
+        """See ``RllibInference``; connectors with a state may have changed it.
 
         Raises:
             PolicyError: A lane occurs twice.
@@ -275,7 +276,7 @@ class EpisodeInference:
             for row, action in enumerate(unbatch(actions))
         ]
         is_lost = np.zeros(len(lanes), np.bool_) if is_nan is None else is_nan
-        # Nothing may be kept of a lane before all that can fail has gone well for all of them.
+        # The state of a lane is stored after all calls that can fail, for all lanes.
         for lane, of_lane, is_undone in list(zip(lanes, of_lanes, is_lost, strict=True)):
             if is_undone:
                 lane.undo()

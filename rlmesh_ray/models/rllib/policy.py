@@ -1,18 +1,18 @@
 """A policy from an RLlib checkpoint that acts as RLlib's own evaluation does.
 
-What runs is what an RLlib EnvRunner runs: the env-to-module pipeline, the RLModule and the
-module-to-env pipeline (RLlib 2.60, ``SingleAgentEnvRunner._sample`` is the model for the sequence
-of calls). ``rllib_checkpoint`` loads them.
+It runs the parts that an RLlib EnvRunner runs: the env-to-module pipeline, the RLModule and the
+module-to-env pipeline, in the order of calls of ``SingleAgentEnvRunner._sample`` (RLlib 2.60).
+``rllib.checkpoint`` loads them.
 
 Three things differ on purpose, because a server is not an evaluation:
 
-* ``explore`` is False unless asked for, whatever the training said;
-* observation filters stand still: what one client sends must not change how others are served
-  (RLlib's evaluation goes on updating them, unless they have ``update_stats=False``);
-* rewards are 0.0 and infos empty, since the wire carries neither to a model. A pipeline that
-  reads them acts on zeros; a warning is logged for RLlib's own piece that does.
+* ``explore`` is False by default, even if the training explored in evaluation;
+* observation filters are not updated: observations of one client must not change the actions for
+  other clients (RLlib's evaluation updates them, unless they have ``update_stats=False``);
+* rewards are 0.0 and infos empty, since the protocol sends neither to a model. A pipeline that
+  reads them acts on zeros; a warning is logged for RLlib's own connector that does.
 
-**Loading a checkpoint runs code**; see ``rllib_checkpoint``.
+**Loading a checkpoint runs code**; see ``rllib.checkpoint``.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium, to_gymnasium
 from rlmesh_ray.spaces.space_description import describe_difference
 from rlmesh_ray.spaces.spec import SpaceSpec
 
-# No route of a server has such a name.
+# A route key that no server uses.
 _TRIAL = "\0"
 
 
@@ -50,22 +50,22 @@ class RllibPolicy:
     """Acts as the Algorithm in a checkpoint does when it is evaluated.
 
     One forward pass serves all rows of a batch. For a module without state behind RLlib's default
-    connectors the rows stay arrays all the way, and nothing is remembered about lanes. Otherwise
-    RLlib's pipelines run on one ``SingleAgentEpisode`` for each lane, as in RLlib's EnvRunner,
-    cut short so that it does not grow.
+    connectors the rows stay arrays all the way, and there is no state of lanes. Otherwise RLlib's
+    pipelines run on one ``SingleAgentEpisode`` for each lane, as in RLlib's EnvRunner, which is cut
+    from time to time so that it does not grow.
 
     Args:
         checkpoint: Folder that ``Algorithm.save_to_path`` (or Tune), ``RLModule.save_to_path`` or
             ``MultiRLModule.save_to_path`` wrote; new API stack, single agent.
         explore: Whether to sample actions instead of taking the likeliest.
-        device: Where the module runs, as torch names it.
-        buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors see no
+        device: Torch's name of the module's device.
+        buckets: Row counts that the module is run with, see ``TorchPolicy``. Connectors get no
             padding.
         compile: Whether to run the module through ``torch.compile``; the first batch of each size
             waits for it.
 
     Raises:
-        ConfigurationError: The folder is no such checkpoint, or an option cannot be had.
+        ConfigurationError: The folder is no such checkpoint, or an option is not available.
         PolicyError: It could not be unpickled, or built.
     """
 
@@ -97,7 +97,7 @@ class RllibPolicy:
             ArrayInference(parts, run) if is_array else EpisodeInference(parts, run)
         )
         self.traits = PolicyTraits(
-            # Connectors of somebody else may move on before they fail.
+            # Custom connectors may change their state before they raise.
             is_repeatable=all(map(is_trusted, map(type, pieces(parts)))),
             only_computes=is_array
             and not compile
@@ -116,14 +116,14 @@ class RllibPolicy:
         Raises:
             ContractMismatchError: They differ.
         """
-        theirs = {
+        found = {
             "observation_space": contract.observation_space,
             "action_space": contract.action_space,
         }
         differences = [
-            f"{name}: {_difference(ours, spec)}"
-            for (name, spec), ours in zip(theirs.items(), self._spaces, strict=True)
-            if to_gymnasium(spec) != ours
+            f"{name}: {_difference(trained_on, spec)}"
+            for (name, spec), trained_on in zip(found.items(), self._spaces, strict=True)
+            if to_gymnasium(spec) != trained_on
         ]
         if differences:
             raise ContractMismatchError(
@@ -134,14 +134,13 @@ class RllibPolicy:
     def predict(self, contract: EnvContract, rows: Rows) -> object:
         """Choose actions, unsquashed and clipped as the checkpoint's pipeline does it.
 
-        A row for which the module's output has NaN in it gets an action that is outside its
-        space, which whoever checks the actions refuses for this row alone, and its lane stays
-        what it was.
+        A row for which the module's output has NaN in it gets an action outside its space, which
+        the server's check refuses for this row alone; the state of its lane is unchanged.
 
         Raises:
-            PolicyError: A lane occurs twice, a connector or the module raised, or there is NaN
-                for all rows. The rows' lanes are what they were; those whose episodes have ended
-                begin anew.
+            PolicyError: A lane occurs twice, a connector or the module raised, or all rows have
+                NaN. The states of the rows' lanes are unchanged, except that ended episodes begin
+                anew.
         """
         try:
             actions, is_nan = self._actor.act(rows)
@@ -166,19 +165,19 @@ class RllibPolicy:
     def set_weights(self, weights: object) -> None:
         """Replace the module's weights, in place, and the connectors' states.
 
-        Filters use the statistics that they are given, and still learn nothing from clients.
-        Running episodes go on.
+        Filters use the new statistics, and are still not updated by clients' observations. Running
+        episodes continue.
 
         Args:
             weights: The state of an EnvRunner; see ``RllibWeights.set``.
 
         Raises:
-            PolicyError: Something in it does not fit; nothing has changed.
+            PolicyError: A part of it does not fit; nothing has changed.
         """
         self._weights.set(weights)
 
     def _try(self) -> None:
-        """Act on one row of zeros, as a lane that nobody has."""
+        """Act on one row of zeros, of a lane that no client has."""
         spec = from_gymnasium(self._spaces[0])
         observations = unflatten(spec, empty_columns(spec, 1))
         try:
@@ -190,7 +189,7 @@ class RllibPolicy:
 
 
 def _spec_of(space: Space) -> SpaceSpec | None:
-    """Return the spec of a space; None: no contract can express it, so that no route fits."""
+    """Return the spec of a space; None: no contract can express it, so no route has it."""
     try:
         return from_gymnasium(space)
     except UnsupportedSpaceError:
@@ -207,5 +206,5 @@ def _samples_as_known(module: Any) -> bool:
     try:
         kinds = module.get_inference_action_dist_cls(), module.get_exploration_action_dist_cls()
     except (NotImplementedError, ValueError):
-        return False  # it has none, and chooses its actions itself
+        return False  # the module has none, and chooses its actions itself
     return all(map(is_trusted, kinds))

@@ -1,4 +1,4 @@
-"""New weights for an RLlib policy: its module's, and the states of its connectors.
+"""Replacing the weights of an RLlib policy: those of its module, and the states of its connectors.
 
 The form is that of an EnvRunner's state (RLlib 2.60, ``SingleAgentEnvRunner.get_state``).
 """
@@ -20,19 +20,19 @@ _ENV_STEPS = "num_env_steps_sampled_lifetime"
 
 @dataclass(slots=True)
 class RllibWeights:
-    """What of an RLlib policy can be replaced."""
+    """The replaceable parts of an RLlib policy."""
 
     module: Any
     """The RLModule."""
     pipelines: Mapping[str, Any]
     """Connector pipelines, by their names in an EnvRunner's state."""
     env_steps: int
-    """Sampled in training."""
+    """Environment steps of the training."""
     trial: Callable[[], object]
-    """Acts once, so that connectors whose state does not fit raise before a client asks."""
+    """Acts once, so that connectors whose state does not fit raise before a client's request."""
 
     def get(self) -> dict[str, Any]:
-        """Return a copy of all of it, in the form that ``set`` takes."""
+        """Return a copy of all parts, in the form that ``set`` takes."""
         states = {name: self._state(pipeline) for name, pipeline in self.pipelines.items()}
         return {
             _MODULE: {_MODULE_ID: weights_of(self.module)},
@@ -41,16 +41,15 @@ class RllibWeights:
         }
 
     def set(self, weights: object) -> None:
-        """Replace what ``weights`` holds; what it does not hold stays.
+        """Replace the parts that ``weights`` has; other parts stay unchanged.
 
         Args:
-            weights: ``rl_module`` (the module's state, or it under ``default_policy``; what the
-                module needs for learning only may be missing), the pipelines' states and
-                ``num_env_steps_sampled_lifetime``; other keys are left alone.
+            weights: ``rl_module`` (the module's state, or a dict with it as ``default_policy``;
+                tensors for learning only may be missing), the pipelines' states and
+                ``num_env_steps_sampled_lifetime``; other keys are ignored.
 
         Raises:
-            PolicyError: It holds none of these, or something that does not fit; nothing has
-                changed.
+            PolicyError: It has none of these, or a part that does not fit; nothing has changed.
         """
         known = {_MODULE, *self.pipelines, _ENV_STEPS}
         if not isinstance(weights, Mapping) or not known & weights.keys():
@@ -72,7 +71,7 @@ class RllibWeights:
         own = self.module.state_dict().keys()
         for_learning = _for_learning(self.module)
         if isinstance(state, Mapping):
-            # A module that was built for inference alone has no place for the rest.
+            # A module that was built for inference alone does not have the other tensors.
             state = {k: v for k, v in state.items() if k in own or not for_learning(str(k))}
         return check_weights(self.module, state, optional=[k for k in own if for_learning(k)])
 
@@ -85,10 +84,10 @@ class RllibWeights:
             if states:
                 self.trial()
             for name, state in states.items():
-                # What the trial has done to it is undone.
+                # Undo the changes that the trial has made.
                 self.pipelines[name].set_state(copy.deepcopy(state))
         except Exception as error:
-            # The connectors may be the operator's own: whatever they raise is the news.
+            # Custom connectors may raise any error.
             for name, state in before.items():
                 self.pipelines[name].set_state(state)
             if isinstance(error, PolicyError):
@@ -104,14 +103,14 @@ class RllibWeights:
 
 
 def _for_learning(module: Any) -> Callable[[str], bool]:
-    """Return whether a name in a state is of a part that inference does not need."""
+    """Return a function: whether a name in a state is of a part that inference does not need."""
     attributes: list[str] = getattr(module, "get_non_inference_attributes", list)()
     prefixes = tuple(f"{attribute}." for attribute in attributes)
     return lambda name: name in attributes or name.startswith(prefixes)
 
 
 def _require_pieces(name: str, state: Any, pipeline: Any) -> None:
-    """Refuse states of pieces that the pipeline has not; RLlib would leave them out silently."""
+    """Refuse states of connectors that the pipeline lacks; RLlib would ignore them silently."""
     pieces = [type(piece).__name__ for piece in pipeline.connectors]
     unknown = sorted(map(str, set(state) - set(pieces))) if isinstance(state, Mapping) else [name]
     if unknown:

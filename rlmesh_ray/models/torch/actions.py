@@ -1,4 +1,4 @@
-"""A module's outputs as actions, by the rules in ``TorchPolicy``."""
+"""Conversion of a torch module's output to actions, by the rules in ``TorchPolicy``."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,10 +18,10 @@ from rlmesh_ray.spaces.spec import BoxSpec, DiscreteSpec, SpaceSpec
 
 
 def zero_observations(contract: EnvContract, num_rows: int) -> Any:
-    """Return observations to try a module with: zeros.
+    """Return observations for a trial run of a module: zeros.
 
     Raises:
-        ContractMismatchError: The contract has text in it, which no tensor can hold.
+        ContractMismatchError: A space of the contract holds text, which no tensor can.
     """
     for leaf in (*leaves(contract.observation_space), *leaves(contract.action_space)):
         if leaf.dtype is None:
@@ -34,22 +34,22 @@ def zero_observations(contract: EnvContract, num_rows: int) -> Any:
 
 
 class ActionOutput(NamedTuple):
-    """What a module returned for one leaf of the action space."""
+    """A module's output for one leaf of the action space."""
 
     leaf: Leaf
     tensor: torch.Tensor
     num_choices: int
-    """How many logits a row has; 0: the tensor holds the actions themselves."""
+    """Number of logits in a row; 0: the tensor holds the actions themselves."""
 
 
 @lru_cache(maxsize=256)
 def action_layout(spec: SpaceSpec) -> "ActionLayout":
-    """Return the form of a space's actions; the same one each time."""
+    """Return the layout of a space's actions; cached."""
     return ActionLayout(spec)
 
 
 class ActionLayout:
-    """What a module returns for the actions of one space.
+    """The form of a module's output for one action space.
 
     Args:
         spec: The action space.
@@ -60,35 +60,35 @@ class ActionLayout:
         self._leaves = leaves(spec)
 
     def outputs(self, result: Any, size: int) -> list[ActionOutput]:
-        """Return one output a leaf of the action space.
+        """Return one output for each leaf of the action space.
 
         Args:
-            result: What the module returned.
-            size: Rows that it was given.
+            result: The module's output.
+            size: Number of rows of its input.
 
         Raises:
-            PolicyError: It is nothing that the action space could take.
+            PolicyError: The output cannot be actions of the action space.
         """
         try:
             parts = flatten(self._spec, result)
         except ConformanceError as error:
             raise PolicyError(
-                f"the module's output has not the structure of the action space: {error}"
+                f"the module's output does not have the structure of the action space: {error}"
             ) from error
         return [_output(leaf, part, size) for leaf, part in zip(self._leaves, parts, strict=True)]
 
     def check(self, result: Any, part: PaddedBatch) -> None:
-        """Make sure that a module's output for a trial is of a kind that can be actions.
+        """Check that a module's output in a trial run can be actions.
 
-        Zeros may be nothing that the module was made for: infinite, undefined and negative numbers
-        prove nothing. Halves prove that it does not choose whole numbers.
+        The module may not have been made for zeros: infinite, undefined and negative numbers are
+        accepted. Fractions prove that it does not choose whole numbers.
 
         Args:
-            result: What the module returned.
-            part: The rows that it was given.
+            result: The module's output.
+            part: The rows of its input.
 
         Raises:
-            PolicyError: It is nothing that the action space could take.
+            PolicyError: The output cannot be actions of the action space.
         """
         for leaf, tensor, num_choices in self.outputs(result, part.size):
             try:
@@ -100,18 +100,18 @@ class ActionLayout:
                 raise _impossible(leaf, tensor, obstacle)
 
     def actions(self, result: Any, part: PaddedBatch) -> list[NDArray[Any]]:
-        """Return the actions ``(part.num_rows, *leaf.shape)``, one array a leaf, without padding.
+        """Return the actions ``(part.num_rows, *leaf.shape)``, an array for each leaf, unpadded.
 
-        A row whose logits have NaN in them gets an action that is outside its Discrete, which
-        whoever checks the actions refuses for this row alone.
+        A row whose logits have NaN in them gets an action outside its Discrete, which the server's
+        check refuses for this row alone.
 
         Args:
-            result: What the module returned.
-            part: The rows that it was given.
+            result: The module's output.
+            part: The rows of its input.
 
         Raises:
-            PolicyError: It is nothing that the action space could take, or all rows' logits have
-                NaN in them.
+            PolicyError: The output cannot be actions of the action space, or the logits of all rows
+                have NaN in them.
         """
         return [_actions(output, part) for output in self.outputs(result, part.size)]
 
@@ -141,10 +141,10 @@ def _actions(output: ActionOutput, part: PaddedBatch) -> NDArray[Any]:
     column = _column(tensor, part)
     if not num_choices:
         return column
-    # For small arrays NumPy is several times quicker than torch, and breaks ties alike.
+    # For small arrays NumPy is several times as fast as torch, and breaks ties in the same way.
     choices: NDArray[Any] = column.argmax(axis=1)
     if has_nan(column):
-        # argmax would make an action of it, and nobody would ever know.
+        # argmax would make a valid action of NaN.
         is_nan = np.isnan(column).any(axis=1)
         if is_nan.all():
             raise PolicyError("the module's output has NaN in it; are its weights sound?")
@@ -161,7 +161,7 @@ def _column(tensor: torch.Tensor, part: PaddedBatch) -> NDArray[Any]:
 
 
 def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
-    """Return why no numbers of such a column are in the leaf's space; empty: some may be."""
+    """Return why numbers of such a column cannot be in the leaf's space; empty: they may be."""
     assert leaf.dtype is not None, "text is refused before anything runs"
     kind = column.dtype.kind
     if kind not in "biuf":
@@ -169,7 +169,7 @@ def _obstacle(leaf: Leaf, column: NDArray[Any]) -> str:
     if kind == "f" and leaf.dtype.kind != "f":
         fractions = column[np.isfinite(column) & (column != np.trunc(column))]
         if fractions.size:
-            return f"{fractions[0]} is no whole number"
+            return f"{fractions[0]} is not a whole number"
     return ""
 
 

@@ -1,18 +1,19 @@
 """TorchScript and torch.export files, loaded without unpickling.
 
-What torch's own loaders do (seen in torch 2.13):
+Torch's own loaders (in torch 2.13):
 
 * ``torch.jit.load`` reads the pickles of a TorchScript file with an interpreter in C++, which
-  knows numbers, tensors and the classes of the file itself and calls nothing else.
+  supports numbers, tensors and the classes of the file itself, and calls no other code.
 * ``torch.export.load`` unpickles. The example inputs, which every file has, and the weights of
   older files are read with ``weights_only=True``, and when that fails *without it*; weights and
   constants that the file declares to be pickled, and objects, are unpickled at once. It also
   loads the machine code of AOTInductor.
 
 So a torch.export file is copied first, without its example inputs and with nothing but the
-program and the plain bytes of tensors; one that needs more is refused.
+program and the plain bytes of tensors; a file that needs more is refused.
 
-A program is code all the same: both kinds run what is written in them. Name files that you trust.
+A program is code all the same: loading either kind of file may run its code. Load only files that
+you trust.
 """
 
 import json
@@ -32,10 +33,10 @@ KINDS = (
     "an RLlib checkpoint folder, a TorchScript file, a torch.export file, or module:factory "
     "of your own code"
 )
-"""What an operator may name, in words."""
+"""The kinds of policies that an operator may name, as text."""
 _PROGRAM = "models/model.json"
 _EXAMPLES = "data/sample_inputs/model.pt"
-# Folder of payloads, its table of contents, and how the names of plain tensors begin there.
+# Folder of payloads, its table of contents, and the prefix of the names of plain tensors there.
 _PAYLOADS = (
     ("data/weights/", "model_weights_config.json", "weight_"),
     ("data/constants/", "model_constants_config.json", "tensor_"),
@@ -50,13 +51,13 @@ def load_program(file: Path, device: str) -> "torch.nn.Module":
     """Load a file that holds weights and the code that runs them.
 
     Args:
-        file: Written by ``torch.jit.save`` or ``torch.export.save``.
-        device: Where it is to run.
+        file: A file written by ``torch.jit.save`` or ``torch.export.save``.
+        device: Torch's name of the device for the module.
 
     Raises:
-        ConfigurationError: The file is something else, could only be loaded by unpickling, the
-            device is not there, or torch is not installed.
-        PolicyError: It is broken.
+        ConfigurationError: The file is of another kind, could only be loaded by unpickling, the
+            device is not available, or torch is not installed.
+        PolicyError: The file is damaged.
     """
     load = _loader(file)
     from rlmesh_ray.models.torch.module import torch_device
@@ -67,12 +68,12 @@ def load_program(file: Path, device: str) -> "torch.nn.Module":
     except ConfigurationError:
         raise
     except Exception as error:
-        # Torch raises all kinds of errors here, according to what is broken.
+        # Torch raises many types of errors here, depending on the damage.
         raise PolicyError(f"{file} cannot be loaded: {error}") from error
 
 
 def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
-    """Tell the kinds of files apart by their tables of contents."""
+    """Return the loader for a file, by its table of contents."""
     if file.suffix.lower() == ".onnx":
         raise ConfigurationError(
             f"{file} is an ONNX file, which is not supported: export the module with "
@@ -80,7 +81,7 @@ def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
             "module:factory that runs the ONNX model"
         )
     if not zipfile.is_zipfile(file):
-        raise ConfigurationError(f"{file} is no policy; name {KINDS}")
+        raise ConfigurationError(f"{file} is not a policy; name {KINDS}")
     with zipfile.ZipFile(file) as archive:
         names = {_inner(name) for name in archive.namelist()}
     _require_torch(file)
@@ -104,7 +105,7 @@ def _loader(file: Path) -> "Callable[[Path, str], torch.nn.Module]":
             f"{file} holds machine code of AOTInductor; save the exported program with "
             "torch.export.save, and compile it here"
         )
-    raise ConfigurationError(f"{file} is an archive of something else; name {KINDS}")
+    raise ConfigurationError(f"{file} is an archive without a policy; name {KINDS}")
 
 
 def _require_torch(file: Path) -> None:
@@ -133,7 +134,7 @@ def _load_export(file: Path, device: str) -> "torch.nn.Module":
         copy.seek(0)
         program = torch.export.load(copy)
     if torch.device(device).type != "cpu":
-        # The program names the device of each tensor that it makes.
+        # The program has the device of each tensor that it makes.
         program = torch.export.passes.move_to_device_pass(program, device)
     module: torch.nn.Module = program.module()
     return module
@@ -153,7 +154,7 @@ def _copy_without_pickles(archive: zipfile.ZipFile, copy: IO[bytes], file: Path)
                 cleaned.open(f"model/{name}", "w", force_zip64=True) as target,
             ):
                 shutil.copyfileobj(source, target)
-        # It must be there; empty, it is not read.
+        # The file must exist; an empty one is not read.
         cleaned.writestr(f"model/{_EXAMPLES}", b"")
 
 
@@ -169,5 +170,5 @@ def _payloads(config: dict[str, Any], folder: str, prefix: str, file: Path) -> I
 
 
 def _inner(name: str) -> str:
-    # All members stand in one folder, whose name torch takes from the file's.
+    # All members are in one folder, whose name torch takes from that of the file.
     return name.partition("/")[2] or name

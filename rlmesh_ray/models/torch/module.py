@@ -1,4 +1,4 @@
-"""A torch module on its device, asked in batches of few sizes."""
+"""A torch module on its device, run with batches of few sizes."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from rlmesh_ray.models.torch.weights import check_weights, replace, weights_of
 from rlmesh_ray.models.trusted_code import only_computes
 from rlmesh_ray.spaces.contract import EnvContract
 
-# Torch compiles as many versions of a function by default, and then runs it uncompiled.
+# Torch's default limit of compiled versions of a function, beyond which it runs uncompiled.
 _MOST_COMPILED_SIZES = 8
 
 
@@ -22,14 +22,14 @@ class TorchModule:
     """Runs a module without gradients.
 
     Args:
-        module: Switched to evaluation mode; what it consists of stays the same.
-        device: Where it is moved, as torch names it; None: it stays where its parameters are.
-        buckets: Row counts that the module is run with; see ``buckets.BatchBuckets``.
-        compile: Whether to run it through ``torch.compile``, once a bucket; on CUDA the graphs
-            are captured, too.
+        module: The module, which is switched to evaluation mode; its parts must not be replaced.
+        device: Torch's name of the device to move it to; None: it is not moved.
+        buckets: Row counts that the module is run with; see ``BatchBuckets``.
+        compile: Whether to run it through ``torch.compile``, once for each bucket; on CUDA the
+            graphs are captured, too.
 
     Raises:
-        ConfigurationError: The device is not there, the buckets are not ascending or too many to
+        ConfigurationError: There is no such device, the buckets are not ascending or too many to
             compile, or the module cannot be compiled.
     """
 
@@ -49,11 +49,11 @@ class TorchModule:
         self._module = module
         first = next(iter([*module.parameters(), *module.buffers()]), None)
         self.device = torch.device(device or "cpu") if first is None else first.device
-        """Where inputs are moved."""
+        """The device to which inputs are moved."""
         self.only_computes = not compile and only_computes(module, self.device)
-        """Whether a run waits for nothing but the processor, see ``known_code``."""
+        """Whether a run waits for nothing but the processor, see ``trusted_code``."""
         self.kind = _kind(module)
-        """What it is, for people."""
+        """The kind of module, for display."""
         self._buckets = BatchBuckets(buckets)
         self._is_compiled = compile
         if compile and isinstance(module, torch.jit.ScriptModule):
@@ -65,14 +65,14 @@ class TorchModule:
             self._call = compiled(module, self.device, self._buckets)
 
     def parts(self, num_rows: int) -> list[PaddedBatch]:
-        """Return what runs at once of a batch of ``num_rows``."""
+        """Return the parts of a batch of ``num_rows``, each of which runs at once."""
         return self._buckets.parts(num_rows)
 
     def trial_parts(self, num_lanes: int) -> list[PaddedBatch]:
-        """Return what to run before the first batch of a route.
+        """Return the parts of a trial run before the first batch of a route.
 
-        One row; two as well, where the route can ask for several and nothing is padded: a program
-        may have been exported for one. Or all sizes to be compiled.
+        They are one row, and two where batches of the route may have several and are not padded: a
+        program may have been exported for one. Or they are all sizes that have to be compiled.
         """
         sizes = self._buckets.sizes if self._is_compiled else ()
         if not sizes:
@@ -82,9 +82,9 @@ class TorchModule:
     def misfit(
         self, error: PolicyError, contract: EnvContract, part: PaddedBatch
     ) -> ContractMismatchError:
-        """Return what to tell of a part of the trial that has failed."""
+        """Return the error of a trial run whose ``part`` has failed."""
         remedy = (
-            "; one row it takes: export it for any number of rows, or have batches cut to one "
+            "; it works with one row: export it for any number of rows, or have batches cut to one "
             "(buckets=[1], --bucket 1)"
             if part.size > 1 and not self._buckets.sizes
             else ""
@@ -98,7 +98,7 @@ class TorchModule:
 
         Args:
             value: A batched value: an array, or a dict or tuple of such.
-            part: Of the batch.
+            part: The part of the batch.
         """
         if isinstance(value, np.ndarray):
             return self._tensor(value, part)
@@ -107,9 +107,9 @@ class TorchModule:
         return tuple(self.tensors(inner, part) for inner in value)
 
     def run(self, *inputs: Any) -> Any:
-        """Run the module on what ``tensors`` made.
+        """Run the module on the result of ``tensors``.
 
-        What it returns may be overwritten by the next run.
+        The next run may overwrite the output.
 
         Raises:
             PolicyError: The module raised; its own error is the cause.
@@ -131,7 +131,7 @@ class TorchModule:
         """Replace all weights, in place.
 
         Raises:
-            PolicyError: They are not this module's; nothing has changed.
+            PolicyError: They do not fit this module; nothing has changed.
         """
         replace(check_weights(self._module, weights))
 
@@ -150,10 +150,10 @@ class TorchModule:
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device of that name, if it is there.
+    """Return the device of that name.
 
     Raises:
-        ConfigurationError: It is not; says which are.
+        ConfigurationError: It is not available; the message lists those that are.
     """
     there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     try:
@@ -161,12 +161,12 @@ def torch_device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigurationError(f"device={name} is none that policies run on; here are {there}")
+        raise ConfigurationError(f"device={name} cannot run policies; available are {there}")
     is_there = device.type == "cpu" or (
         torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     )
     if not is_there:
-        reason = "torch finds no such GPU" if torch.version.cuda else "this torch knows no CUDA"
+        reason = "torch finds no such GPU" if torch.version.cuda else "this torch has no CUDA"
         raise ConfigurationError(
             f"device={name} is not available: {reason}; use one of {there}, or install a torch "
             "with CUDA and its driver"
@@ -190,7 +190,7 @@ def compiled(function: Any, device: torch.device, buckets: BatchBuckets) -> Any:
     """
     if len(buckets.sizes) > _MOST_COMPILED_SIZES:
         raise ConfigurationError(
-            f"{len(buckets.sizes)} buckets are more than torch compiles of one module; give "
+            f"{len(buckets.sizes)} buckets are more than torch compiles for one module; give "
             f"{_MOST_COMPILED_SIZES} at most"
         )
     return torch.compile(
@@ -202,7 +202,7 @@ def compiled(function: Any, device: torch.device, buckets: BatchBuckets) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Name dtypes and shapes of a batched value."""
+    """Return the dtypes and shapes of a batched value as text."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {describe(part)}" for key, part in value.items()) + "}"
     if isinstance(value, tuple):

@@ -21,26 +21,26 @@ class TorchPolicy:
 
     * Discrete: logits ``(N, n)`` of a float dtype, of which the largest wins (plus ``start``),
       or the actions themselves, ``(N,)`` integers;
-    * everything else: the actions themselves, ``(N, *shape)``; of an integer (or bool) dtype
+    * all other spaces: the actions themselves, ``(N, *shape)``; of an integer (or bool) dtype
       unless the leaf is a Box.
 
-    On a CPU a module that is made of torch's own layers alone counts as one that only computes
-    (``PolicyTraits``), and so does a program of TorchScript or torch.export without loops. Whoever
-    writes a ``forward`` may wait in it.
+    On a CPU a module that consists of torch's own layers alone has ``PolicyTraits.only_computes``,
+    and so has a program of TorchScript or torch.export without loops. A custom ``forward`` might
+    wait, so it has not.
 
-    Such layers in a row are called one after the other, without torch's looks in between. Weights
-    may change and hooks be registered at any time; parts must not be exchanged.
+    Such layers in a row are called one after the other, without torch's checks in between. Weights
+    may change and hooks be registered at any time; parts must not be replaced.
 
     Args:
-        module: It is switched to evaluation mode.
-        device: Where it is moved, such as ``"cuda:0"``; None: it stays where its parameters are.
+        module: The module; it is switched to evaluation mode.
+        device: The device to move it to, such as ``"cuda:0"``; None: it is not moved.
         buckets: Row counts, ascending. A batch is padded with rows of zeros up to the next one,
-            and a larger one runs in several parts, so that the module sees no other sizes.
+            and a larger one runs in several parts, so that the module gets no other sizes.
         compile: Whether to run the module through ``torch.compile``. Each size is compiled when a
             contract is checked, not when the first client waits for it.
 
     Raises:
-        ConfigurationError: See ``torch_module.TorchModule``.
+        ConfigurationError: See ``TorchModule``.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class TorchPolicy:
         self.traits = PolicyTraits(
             is_repeatable=True,
             only_computes=only_computes,
-            # A trial of what remembers nothing between two calls disturbs none of them.
+            # A trial run of a module without a state does not disturb other calls.
             checks_concurrently=only_computes,
             kind=self._module.kind,
         )
 
     def check_contract(self, contract: EnvContract) -> None:
-        """Run the module on zeros: one row or two, or each size that is to be compiled.
+        """Run the module on zeros: one row or two, or each size that has to be compiled.
 
         Raises:
-            ContractMismatchError: The module does not take the contract's observations, or its
-                output is nothing that the action space could take.
+            ContractMismatchError: The module does not accept the contract's observations, or its
+                output cannot be actions of the action space.
         """
         for part in self._module.trial_parts(contract.num_envs):
             observations = zero_observations(contract, part.num_rows)
@@ -77,20 +77,20 @@ class TorchPolicy:
                 raise self._module.misfit(error, contract, part) from error
 
     def predict(self, contract: EnvContract, rows: Rows) -> object:
-        """Choose the greedy actions, in one forward pass a part.
+        """Choose the greedy actions, in one forward pass for each part.
 
         Raises:
-            PolicyError: The module raised, or its output is not what the class promises.
+            PolicyError: The module raised, or its output has another form.
         """
-        form = action_layout(contract.action_space)
+        layout = action_layout(contract.action_space)
         actions = []
         for part in self._module.parts(rows.num_rows):
             result = self._module.run(self._module.tensors(rows.observations, part))
-            actions.append(form.actions(result, part))
-        return form.joined(actions)
+            actions.append(layout.actions(result, part))
+        return layout.joined(actions)
 
     def forget(self, route_key: str, env_index: int | None) -> None:
-        """Do nothing: the module is asked row by row and remembers nothing."""
+        """Do nothing: the module has no state of lanes."""
 
     def get_weights(self) -> dict[str, Any]:
         """Return a copy of the state dict: name -> NumPy array (a tensor for bfloat16)."""
@@ -100,6 +100,6 @@ class TorchPolicy:
         """Replace all weights in place; takes what ``get_weights`` returns, tensors as well.
 
         Raises:
-            PolicyError: A name, shape or dtype is not the module's; nothing has changed.
+            PolicyError: A name, shape or dtype differs from the module's; nothing has changed.
         """
         self._module.set_weights(weights)

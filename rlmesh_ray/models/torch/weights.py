@@ -1,4 +1,4 @@
-"""A module's weights, read and replaced as a whole."""
+"""Reading and replacing all weights of a module."""
 
 import contextlib
 from collections.abc import Collection, Mapping
@@ -10,11 +10,11 @@ import torch
 from rlmesh_ray.errors import PolicyError
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-"""Tensors of a module, and what each of them is to become."""
+"""Tensors of a module, each with its new value."""
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Copy the state dict: NumPy arrays, and tensors for dtypes that NumPy has not."""
+    """Copy the state dict: NumPy arrays, and tensors for dtypes that NumPy does not have."""
     return {name: _copy(tensor) for name, tensor in _tensors(module).items()}
 
 
@@ -24,12 +24,12 @@ def check_weights(
     """Compare new weights with a module's own; nothing changes.
 
     Args:
-        module: Whose weights they are to become.
+        module: The module whose weights are to be replaced.
         weights: Name -> array or tensor, with the names, shapes and dtypes of the state dict.
-        optional: Names that may be missing; what they name stays as it is.
+        optional: Names that may be missing; their weights stay unchanged.
 
     Returns:
-        What ``replace`` takes.
+        The argument for ``replace``.
 
     Raises:
         PolicyError: The names differ, or a shape or dtype does, or a tensor is no dense one that
@@ -54,7 +54,7 @@ def check_weights(
 def replace(pairs: Pairs) -> None:
     """Copy new weights into the tensors that hold the old ones.
 
-    In place: what is compiled or captured keeps the addresses that it knows.
+    In place: compiled code and captured graphs have the addresses of the tensors.
     """
     with torch.no_grad():
         for tensor, value in pairs:
@@ -62,7 +62,7 @@ def replace(pairs: Pairs) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    # Extra state, which can be anything, is no weight.
+    # Extra state may be any object, and is not a weight.
     state = module.state_dict()
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
@@ -95,7 +95,7 @@ def _fitting(name: str, tensor: torch.Tensor, value: object) -> torch.Tensor:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether copying from it can only go well: dense, with storage, and no other class."""
+    """Return whether copying from it cannot fail: dense, with storage, and no other class."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided

@@ -1,6 +1,6 @@
-"""Whether the actors of an algorithm find room in the Ray cluster, beside its endpoints.
+"""Check that the actors of an algorithm fit into the Ray cluster, beside its endpoints.
 
-RLlib waits without a word, and without end, for actors that Ray cannot place.
+RLlib waits without end, and logs nothing, for actors that Ray cannot place.
 """
 
 import math
@@ -17,7 +17,7 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.rllib.config.tune_params import is_tune_param
 
 _SETTLE_S = 2.0
-"""How long resources may take to come free after an algorithm or a fleet has been stopped."""
+"""How long resources may take to become free after an algorithm or a fleet was stopped."""
 _LOOK_EVERY_S = 0.2
 _ROUNDING = 1e-4
 
@@ -44,7 +44,7 @@ class ActorGroup:
     count: int
     each: Resources
     settings: str
-    """What sets the number and the resources, for messages."""
+    """The options that set the number and the resources, for messages."""
 
     def __str__(self) -> str:
         amounts = " and ".join(f"{amount:g} {name}" for name, amount in self.each.items())
@@ -53,11 +53,11 @@ class ActorGroup:
 
 @dataclass(frozen=True, slots=True)
 class CapacityShortage:
-    """Why actors do not all find room."""
+    """Why some actors cannot be placed."""
 
     reason: str
     is_certain: bool
-    """False: another distribution over the nodes might do."""
+    """False: another distribution over the nodes might work."""
 
 
 def find_shortage(
@@ -66,8 +66,8 @@ def find_shortage(
     """Return why these actors do not fit onto nodes with these resources; None: they fit.
 
     Args:
-        groups: All that run at the same time.
-        nodes: What each node has.
+        groups: All actors that run at the same time.
+        nodes: The resources of each node.
     """
     wanted = [group for group in groups if group.count and group.each]
     listed = ", ".join(map(str, wanted))
@@ -81,7 +81,7 @@ def find_shortage(
     for group in wanted:
         places = sum(_places(group.each, node) for node in nodes)
         if places < group.count:
-            reason = f"of {group}, only {places} find room, since each needs it on one node"
+            reason = f"of {group}, only {places} can be placed, since each needs it on one node"
             return CapacityShortage(reason, True)
     if not _can_pack(wanted, nodes):
         return CapacityShortage(
@@ -91,14 +91,14 @@ def find_shortage(
 
 
 def _places(each: Resources, node: Resources) -> int:
-    """Return how many actors that need this a node takes."""
+    """Return how many actors with these resources fit onto a node."""
     return min(
         math.floor((node.get(name, 0.0) + _ROUNDING) / amount) for name, amount in each.items()
     )
 
 
 def _can_pack(groups: Iterable[ActorGroup], nodes: Sequence[Resources]) -> bool:
-    """Try to place the actors one by one, those that need most first."""
+    """Return whether the actors can be placed one by one, those that need most first."""
     free = [dict(node) for node in nodes]
     for group in sorted(groups, key=lambda group: max(group.each.values()), reverse=True):
         for _ in range(group.count):
@@ -111,7 +111,7 @@ def _can_pack(groups: Iterable[ActorGroup], nodes: Sequence[Resources]) -> bool:
 
 
 def actor_groups(config: AlgorithmConfig) -> Iterator[ActorGroup]:
-    """Yield the actors that RLlib starts for a config; what runs in the driver needs none."""
+    """Yield the actors that RLlib starts for a config; parts that run in the driver need none."""
     yield ActorGroup(
         "EnvRunner(s)",
         int(config.num_env_runners or 0),
@@ -158,7 +158,7 @@ def _runner_needs(config: AlgorithmConfig) -> dict[str, float]:
 
 
 def _options(kind: str, needs: Resources) -> str:
-    """Return the options that set what an actor of a kind needs."""
+    """Return the options that set the resources of an actor."""
     options = {"CPU": f"num_cpus_per_{kind}", "GPU": f"num_gpus_per_{kind}"}
     names = (options.get(name, f"custom_resources_per_{kind}") for name in needs)
     return ", ".join(dict.fromkeys(names))
@@ -169,7 +169,7 @@ def _positive(needs: Resources) -> dict[str, float]:
 
 
 def endpoint_groups(fleets: Iterable[EnvFleet]) -> Iterator[ActorGroup]:
-    """Yield the endpoints of fleets, those together that need the same."""
+    """Yield the endpoints of fleets, grouped by their resources."""
     every = [each for fleet in fleets for each in fleet.resources]
     for index, each in enumerate(every):
         if every.index(each) == index:
@@ -177,20 +177,20 @@ def endpoint_groups(fleets: Iterable[EnvFleet]) -> Iterator[ActorGroup]:
 
 
 def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) -> Iterator[str]:
-    """Compare what an algorithm and its endpoints need with what the cluster has.
+    """Compare the resources of an algorithm and its endpoints with those of the cluster.
 
-    Nothing is said before Ray runs, of settings that Tune has yet to choose, and within a
-    placement group, which is what its actors have.
+    Nothing is checked before Ray runs, for settings that Tune has yet to choose, and within a
+    placement group, which has its own resources.
 
     Args:
-        config: Complete.
-        fleets: Those it samples from, which hold their resources as long as it trains.
+        config: The complete config.
+        fleets: The fleets it samples from, which hold their resources as long as it trains.
 
     Yields:
-        A sentence, if the actors do not find room now.
+        A warning, if the actors cannot be placed now.
 
     Raises:
-        ConfigurationError: They never will, and no nodes come by themselves.
+        ConfigurationError: They never can, and the cluster has no autoscaler.
     """
     if not ray.is_initialized() or is_tune_param(config, *_SETTINGS):
         return
@@ -205,18 +205,18 @@ def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) 
         remedy = remedy_for(groups, endpoints, nodes)
         if shortage.is_certain and not may_grow():
             raise ConfigurationError(
-                f"build_algo would wait for ever: {shortage.reason} in the cluster; {remedy}"
+                f"build_algo would wait without end: {shortage.reason} in the cluster; {remedy}"
             )
         yield (
-            f"{shortage.reason} in the cluster now: build_algo waits without a word until nodes "
-            f"have come; {remedy}"
+            f"{shortage.reason} in the cluster now: build_algo waits, and logs nothing, until "
+            f"there are more nodes; {remedy}"
         )
         return
     shortage = _shortage_now(groups)
     if shortage is not None:
         yield (
-            f"{shortage.reason} free in the cluster just now: build_algo waits without a word "
-            "until what holds the rest (another algorithm, trial or fleet) ends; end it first, or "
+            f"{shortage.reason} free in the cluster now: build_algo waits, and logs nothing, until "
+            "the holder of the rest (another algorithm, trial or fleet) ends; end it first, or "
             f"lower {_settings(groups)}"
         )
 
@@ -224,12 +224,12 @@ def capacity_warnings(config: AlgorithmConfig, fleets: Iterable[EnvFleet] = ()) 
 def remedy_for(
     groups: Sequence[ActorGroup], endpoints: Sequence[ActorGroup], nodes: Sequence[Resources]
 ) -> str:
-    """Say how the actors of an algorithm would find room beside its endpoints.
+    """Return how the actors of an algorithm could be placed beside its endpoints.
 
     Args:
-        groups: Of the algorithm, the EnvRunners first.
-        endpoints: Of its fleets.
-        nodes: What each node has.
+        groups: The actors of the algorithm, the EnvRunners first.
+        endpoints: The endpoints of its fleets.
+        nodes: The resources of each node.
     """
     runners, *others = groups
     fitting = next(
@@ -246,7 +246,7 @@ def remedy_for(
     if cpus <= sum(node.get("CPU", 0.0) for node in nodes):
         return remedy
     return (
-        f"{remedy}; a Ray of this machine alone takes as many CPUs as it is told: "
+        f"{remedy}; a Ray that runs on this machine alone can claim more CPUs than there are: "
         f"ray.init(num_cpus={math.ceil(cpus)})"
     )
 
@@ -256,9 +256,9 @@ def _settings(groups: Iterable[ActorGroup]) -> str:
 
 
 def _shortage_now(groups: Sequence[ActorGroup]) -> CapacityShortage | None:
-    """Return what is missing of the resources that are free, or come free within a moment."""
+    """Return the shortage of resources that are free, or become free within a moment."""
     deadline_s = time.monotonic() + _SETTLE_S
-    # What is free on which node is not told to every driver; the sum is.
+    # Ray gives a driver the sum of free resources only, not those of each node.
     while shortage := find_shortage(groups, [ray.available_resources()]):
         if time.monotonic() > deadline_s:
             return shortage

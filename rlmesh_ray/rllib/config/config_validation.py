@@ -1,4 +1,4 @@
-"""What cannot work, told on the driver instead of by runners that drop data or die."""
+"""Checks of a config on the driver, for errors that would make runners drop data or fail."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,27 +14,27 @@ from rlmesh_ray.spaces.contract import EnvContract
 
 
 def require_config(config: object, env: object = None) -> None:
-    """Make sure that ``configure`` has got an AlgorithmConfig.
+    """Check that ``configure`` was given an AlgorithmConfig.
 
     Args:
         config: Its first argument.
-        env: Its second one, which may be the config.
+        env: Its second argument, which may be the config.
 
     Raises:
-        ConfigurationError: It has not, or one of RLlib's old API stack.
+        ConfigurationError: It is none, or one of RLlib's old API stack.
     """
     if not isinstance(config, AlgorithmConfig):
         if isinstance(env, AlgorithmConfig):
             raise ConfigurationError("the arguments are swapped: write configure(config, env)")
         if isinstance(config, type) and issubclass(config, AlgorithmConfig):
             name = config.__name__
-            raise ConfigurationError(f"{name} is a class, and no config; give {name}()")
+            raise ConfigurationError(f"{name} is a class, not a config; give {name}()")
         raise ConfigurationError(
-            f"{config!r:.80} is no AlgorithmConfig of RLlib; give one, such as PPOConfig()"
+            f"{config!r:.80} is not an AlgorithmConfig of RLlib; give one, such as PPOConfig()"
         )
     if not config.enable_env_runner_and_connector_v2:
         raise ConfigurationError(
-            "this config is of RLlib's old API stack; leave api_stack() at its defaults"
+            "this config uses RLlib's old API stack; leave api_stack() at its defaults"
         )
 
 
@@ -44,9 +44,9 @@ def is_evaluated(config: AlgorithmConfig) -> bool:
 
 
 def sample_limits(config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
-    """Yield the settings after whose seconds RLlib drops what a runner samples, and the seconds.
+    """Yield the settings that limit how long RLlib waits for a runner's sample, and their seconds.
 
-    It waits for local runners without end, and for those of IMPALA and APPO.
+    It waits without end for local runners, and for those of IMPALA and APPO.
     """
     is_asynchronous = isinstance(config, IMPALAConfig)
     if config.num_env_runners and not is_asynchronous and config.sample_timeout_s is not None:
@@ -57,11 +57,11 @@ def sample_limits(config: AlgorithmConfig) -> Iterator[tuple[str, float]]:
 
 
 def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
-    """See to it that an endpoint that hangs is given up before RLlib gives up its runner.
+    """Check that a runner gives up an endpoint that hangs before RLlib drops its sample.
 
     Raises:
-        ConfigurationError: It would not be; RLlib would drop the runner's sample and ask a
-            runner that is stuck for another one.
+        ConfigurationError: RLlib would drop the sample, and ask a runner that is stuck for another
+            one.
     """
     require_seconds("step_timeout_s", step_timeout_s)
     for setting, limit_s in sample_limits(config):
@@ -74,41 +74,41 @@ def require_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> None:
 
 
 def require_spaces(config: AlgorithmConfig, choice: RunnerChoice) -> None:
-    """Compare the spaces that the user has set with those of the endpoints.
+    """Compare the spaces in the config with those of the endpoints.
 
     Raises:
         ContractMismatchError: They differ.
     """
     for name in ("observation_space", "action_space"):
-        ours, theirs = getattr(config, name), getattr(choice, name)
-        if ours is not None and ours != theirs:
+        given, served = getattr(config, name), getattr(choice, name)
+        if given is not None and given != served:
             raise ContractMismatchError(
-                f"environment({name}={ours}) is not what the endpoints serve: {theirs}; leave it "
-                "out, configure takes it from them"
+                f"environment({name}={given}) is not what the endpoints serve: {served}; leave it "
+                "out, configure takes it from the endpoints"
             )
 
 
 def require_module(config: AlgorithmConfig, contract: EnvContract, choice: RunnerChoice) -> None:
-    """Make RLlib's default modules for these spaces, as its runners will.
+    """Make RLlib's default modules for these spaces, as its runners will, to check that it works.
 
-    Modules and connectors of the user's are left to RLlib, except for its FlattenObservations. So
+    Custom modules and connectors are not checked, except for RLlib's FlattenObservations; neither
     are settings of the module that Tune has yet to choose.
 
     Raises:
         ConfigurationError: RLlib has no default module for these spaces, or one that would act
             outside the action space, or FlattenObservations would not take an observation.
     """
-    for misfit in incompatibilities(config, choice):
-        observation, action = map(_short, misfit.spaces)
-        owner = f" ({misfit.owner})" if misfit.owner else ""
+    for found in incompatibilities(config, choice):
+        observation, action = map(_short, found.spaces)
+        owner = f" ({found.owner})" if found.owner else ""
         raise ConfigurationError(
-            f"RLlib's {misfit.part} does not fit {contract.id}{owner}, with observations "
-            f"{observation} and actions {action}: {misfit.reason}; {misfit.remedy}"
+            f"RLlib's {found.part} does not fit {contract.id}{owner}, with observations "
+            f"{observation} and actions {action}: {found.reason}; {found.remedy}"
         )
 
 
 def require_evaluation_at_endpoints(config: AlgorithmConfig) -> None:
-    """See to it that evaluation runners sample from the endpoints, too.
+    """Check that evaluation runners sample from the endpoints, too.
 
     Raises:
         ConfigurationError: ``evaluation_config`` names an environment or EnvRunner, or is a whole

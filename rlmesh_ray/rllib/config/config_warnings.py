@@ -1,4 +1,4 @@
-"""Settings that work, but hardly as meant: each function tells what it finds in a config."""
+"""Warnings about settings that work, but probably not as intended."""
 
 import re
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from rlmesh_ray.rllib.config.tune_params import is_tune_param
 from rlmesh_ray.spaces.contract import EnvContract
 
 ASSUMED_MAX_SESSIONS = 16
-"""How many sessions an endpoint allows that has not been told otherwise."""
+"""The default limit of sessions of an endpoint."""
 
 _GYMNASIUM_ID = re.compile(r"[\w./-]+-v\d+")
 _WITHOUT_ID = "UnknownEnv-v1"
-"""What servers of the released rlmesh call an environment that has no id."""
+"""The id of an environment without an id, from servers of the released rlmesh."""
 
 _OF_FRAGMENTS = (
     "rollout_fragment_length",
@@ -34,12 +34,12 @@ _OF_FRAGMENTS = (
 def config_warnings(
     config: AlgorithmConfig, plan: RolloutPlan, *, max_sessions: int = ASSUMED_MAX_SESSIONS
 ) -> Iterator[str]:
-    """Yield a sentence for each setting of ``config`` that is probably not meant so.
+    """Yield a sentence for each setting of ``config`` that probably does not do what was intended.
 
     Args:
-        config: Configured for endpoints.
-        plan: For the same endpoints.
-        max_sessions: How many sessions an endpoint allows.
+        config: A config for endpoints.
+        plan: The plan for the same endpoints.
+        max_sessions: The limit of sessions of an endpoint.
     """
     yield from _about_seeds(config)
     yield from _about_order(config, plan)
@@ -52,11 +52,12 @@ def config_warnings(
 def environment_warnings(config: AlgorithmConfig, contract: EnvContract) -> Iterator[str]:
     """Yield a sentence if the config names another environment than the endpoints serve.
 
-    Only ids of Gymnasium are compared: what is registered with Ray, and classes, have any names.
+    Only ids of Gymnasium are compared: environments registered with Ray, and classes, may have any
+    name.
 
     Args:
-        config: Not yet configured for endpoints.
-        contract: Theirs.
+        config: A config that is not yet configured for endpoints.
+        contract: The contract of the endpoints.
     """
     named, served = (env_id.rpartition(":")[2] for env_id in (str(config.env or ""), contract.id))
     if served in (named, _WITHOUT_ID):
@@ -64,7 +65,7 @@ def environment_warnings(config: AlgorithmConfig, contract: EnvContract) -> Iter
     if _GYMNASIUM_ID.fullmatch(named) and _GYMNASIUM_ID.fullmatch(served):
         yield (
             f"environment({config.env!r}) is not what the endpoints serve, which is {contract.id}: "
-            "training is on theirs; leave environment() out, or serve the other one"
+            "training uses the latter; leave environment() out, or serve the former"
         )
 
 
@@ -72,8 +73,8 @@ def _about_seeds(config: AlgorithmConfig) -> Iterator[str]:
     if config.seed is not None and config.batch_mode == "complete_episodes":
         yield (
             f"debugging(seed={config.seed}) with batch_mode='complete_episodes' begins every "
-            "sample() with the same seeds, so that training sees the same episodes again and "
-            "again; leave the seed out, or use batch_mode='truncate_episodes'"
+            "sample() with the same seeds, so that training repeats the same episodes; leave the "
+            "seed out, or use batch_mode='truncate_episodes'"
         )
     if not is_evaluated(config) or config.custom_evaluation_function:
         return
@@ -132,8 +133,8 @@ def _about_deadlines(config: AlgorithmConfig, step_timeout_s: float) -> Iterator
         if step_timeout_s > limit_s / 2:
             yield (
                 f"step_timeout_s={step_timeout_s:g} leaves a runner whose endpoint hangs less "
-                f"than half of {setting}={limit_s:g} for a new session, and RLlib drops what comes "
-                f"later; set {setting} to twice step_timeout_s or more"
+                f"than half of {setting}={limit_s:g} for a new session, and RLlib drops later "
+                f"samples; set {setting} to twice step_timeout_s or more"
             )
 
 

@@ -1,4 +1,4 @@
-"""configure(): switch an RLlib AlgorithmConfig over to endpoints."""
+"""configure(): make an RLlib AlgorithmConfig sample from endpoints."""
 
 import logging
 import secrets
@@ -61,17 +61,17 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     fast_path: bool = True,
     dm_env_rpc: DialectSettings | None = None,
 ) -> ConfigT:
-    """Let ``config`` sample from endpoints; everything else in it stays as it is.
+    """Make ``config`` sample from endpoints; all other settings stay unchanged.
 
-    Call it last: what the endpoints serve (width, spaces, autoreset mode) is asked for here, on
-    the driver, and checked against the settings, and a ``ConfigurationWarning`` names each one
-    that is hardly meant so.
+    Call it last: the contract of the endpoints (width, spaces, autoreset mode) is read here, on
+    the driver, and compared with the settings. A ``ConfigurationWarning`` names each setting that
+    probably does not do what was intended.
 
     ``num_envs_per_env_runner`` must be a multiple of the endpoints' width: each EnvRunner opens
-    as many sessions as that takes, spread evenly over its endpoints. Left at 1, it becomes what
-    one session gives on each of ``num_endpoints / num_env_runners`` endpoints (one at least; the
-    local runner, with ``num_env_runners=0``, takes every endpoint). Evaluation runners open
-    sessions of their own, in the same number, unless ``evaluation_config`` says otherwise.
+    as many sessions as that takes, spread evenly over its endpoints. Left at 1, it is set to the
+    lanes of one session at each of ``num_endpoints / num_env_runners`` endpoints (one at least; the
+    local runner, with ``num_env_runners=0``, uses every endpoint). Evaluation runners open
+    sessions of their own, in the same number, unless ``evaluation_config`` sets another one.
 
     Runners take the fast path where they can: they process all lanes of a session as arrays, which
     gives the same episodes in a fraction of the time. They cannot where single episodes are needed
@@ -82,65 +82,66 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
     1.0 or 0.0 as the metric ``lanes_as_arrays`` beside its other ones. ``fast_path=False`` turns
     the fast path off.
 
-    Where Ray runs already, what the config's actors and the fleets in ``env`` need is compared
-    with what the cluster has, since RLlib waits without a word for actors that find no room. What
-    never fits is refused, unless nodes come by themselves; what does not fit now is warned of. A
-    learner in this process is warned of if torch has more threads than there are idle cores and
-    nobody has chosen their number (``torch.set_num_threads``, ``OMP_NUM_THREADS``). It is not set
-    here, since it is the whole process's.
+    Where Ray runs already, the resources of the config's actors and of the fleets in ``env`` are
+    compared with those of the cluster, since RLlib waits without end, and logs nothing, for actors
+    that cannot be placed. A config that can never be placed is refused, unless the cluster has an
+    autoscaler; for one that cannot be placed now there is a warning. There is a warning, too, for a
+    learner in this process if torch has more threads than there are idle cores, by its default
+    (without ``torch.set_num_threads`` and ``OMP_NUM_THREADS``). The number is not changed here,
+    since it is the whole process's.
 
-    ``config.offline_data(output=...)`` is honoured with its options, as by RLlib's own recording
-    runner (``RecordingEnvRunner``).
+    ``config.offline_data(output=...)`` and its options work as with RLlib's own recording runner
+    (``RecordingEnvRunner``).
 
-    What makes RLlib's connectors and modules is called once more here, to see whether they take
-    the spaces; connectors get ``env=None`` and the spaces.
+    The functions that make RLlib's connectors and modules are called once more here, to check that
+    they accept the spaces; connectors get ``env=None`` and the spaces.
 
     Args:
-        config: Of the new API stack.
-        env: A Gymnasium id, a factory or where to import one, as ``"module:factory"`` (a fleet of
-            endpoints is started on Ray and lives as long as this driver), an ``EnvFleet``, an
-            ``EnvPool`` of endpoints that have registered themselves, the address of an endpoint
-            that somebody else has started (``"rlmesh://HOST:PORT"``), or a list of fleets, pools
-            and addresses, which may be mixed. All endpoints must serve the same spaces at the same
-            width; what they run on, and with which packages, may differ. Simulators that run
-            their own loop over RLlink are for ``configure_rllink``.
-        num_endpoints: For an id or factory: how many to start for training. Default: one a
+        config: A config of RLlib's new API stack.
+        env: A Gymnasium id, a factory or its import path ``"module:factory"`` (a fleet of endpoints
+            is started on Ray and lives as long as this driver), an ``EnvFleet``, an ``EnvPool`` of
+            endpoints that have registered themselves, the address of a running endpoint
+            (``"rlmesh://HOST:PORT"``), or a list of fleets, pools and addresses, which may be
+            mixed. All endpoints must serve the same spaces at the same width; their machines and
+            packages may differ. Simulators that run their own loop over RLlink are for
+            ``configure_rllink``.
+        num_endpoints: For an id or factory: how many to start for training. Default: one for each
             runner.
         num_envs: For an id or factory: lanes of each session. Default: so many that one session
-            with each endpoint gives ``num_envs_per_env_runner``.
-        num_evaluation_endpoints: How many endpoints only evaluation runners use. For an id or
-            factory they are started besides the others, by default one an evaluation runner if
+            at each endpoint gives ``num_envs_per_env_runner``.
+        num_evaluation_endpoints: Number of endpoints for evaluation runners only. For an id or
+            factory they are started in addition, by default one for each evaluation runner if
             ``evaluation_parallel_to_training``, else none; otherwise they are the last ones
-            of those given, in the list's order, by default none. With none, the sessions of
-            evaluation runners are with the endpoints of training.
+            of those given, in the list's order, by default none. With none, evaluation runners open
+            their sessions at the endpoints for training.
         env_kwargs: For an id or factory: keyword arguments of ``gymnasium.make``, or of the
             factory.
         on_bad_value: For an id or factory: what its endpoints do with an observation that would be
             refused, such as NaN, and a reward that is not finite: ``"error"`` (the default) or
             ``"truncate"``; see ``EnvServer``.
-        token: For addresses: what the endpoints want to see; fleets and pools have their own, and
-            none is shown another's endpoints. What lets in to endpoints becomes part of the
-            config, and so of the algorithm's checkpoints.
-        tls: For addresses whose endpoints speak TLS.
+        token: For addresses: the token of the endpoints. Fleets and pools have their own, and no
+            token is sent to an endpoint of another source. Tokens become part of the config, and so
+            of the algorithm's checkpoints.
+        tls: For addresses whose endpoints use TLS.
         step_timeout_s: Longest wait for any answer of an endpoint; at most half of the config's
             ``sample_timeout_s`` and ``evaluation_sample_timeout_s``.
         edition_text: For addresses: the edition's text that the endpoints implement, where it is
             not this package's, such as ``"rlmesh-0.1.0b3"``; see ``ConnectOptions``.
         lockstep: Step all sessions of a runner together, in RLlib's own order, so that a seed
             gives the same episodes each time. Otherwise each session goes on as soon as its own
-            answer is there: faster, but which session brings how many of a batch's steps then
-            depends on the moment. A runner with one session is reproducible in either case.
+            answer has arrived: faster, but how many of a batch's steps come from which session then
+            depends on timing. A runner with one session is reproducible in either case.
         fast_path: Whether runners take the fast path where they can. With False they always take
             RLlib's per-item path: for comparison, or to rule the fast path out as a cause.
-        dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): what to
-            create and to join there, with which lanes, and how to read what they tell.
+        dm_env_rpc: For addresses of dm_env_rpc servers (``"dm_env_rpc://HOST:PORT"``): the worlds
+            to create and to join there, their lanes, and how to interpret their tensors.
 
     Returns:
         ``config``.
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``, or a setting cannot work
-            with endpoints, or RLlib's default module does not take the spaces, or the cluster can
+            with endpoints, or RLlib's default module does not accept the spaces, or the cluster can
             never place all actors.
         ContractMismatchError: The endpoints differ from each other or from the settings, or
             cannot be spread evenly.
@@ -186,7 +187,7 @@ def configure(  # noqa: PLR0913  # the public surface; every option stands alone
         plan_id=secrets.token_hex(4),
     )
     choice = choose_runner(config, contract)
-    # With several agents, policies may say later what each agent sees.
+    # With several agents, policies that are set later may change the spaces.
     if not choice.is_multi_agent and _former_plan(config) is None:
         require_spaces(config, choice)
     require_module(config, contract, choice)
@@ -219,10 +220,10 @@ def _log_fast_path_eligibility(
 
 def _apply(config: AlgorithmConfig, plan: RolloutPlan, choice: RunnerChoice) -> None:
     config.environment(
-        # The endpoints are the environment: RLlib must not make one of its own.
+        # The endpoints are the environment: RLlib must not make another one.
         env=None,
         env_config={**config.env_config, PLAN_KEY: plan},
-        # The spaces of several agents are those of their policies: RLlib asks the runners.
+        # With several agents the spaces are those of their policies: RLlib gets them from runners.
         observation_space=None if choice.is_multi_agent else choice.observation_space,
         action_space=None if choice.is_multi_agent else choice.action_space,
     )

@@ -1,4 +1,4 @@
-"""The endpoints that ``configure`` is given, or starts."""
+"""The endpoints of a config: those given to ``configure``, or those that it starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,14 +36,14 @@ Rollouts = str | EnvFleet | EnvPool
 RolloutSource = Rollouts | Sequence[Rollouts] | Callable[[], Any]
 """A Gymnasium id, a factory, a fleet, a pool, an address, or a list of the last three."""
 
-# Fleets live as long as the driver: a config holds where their endpoints are, not the fleet, which
-# ends its endpoints when nobody holds it. The same goes for pools and their registrars.
+# References that keep fleets alive as long as the driver: a config has the addresses of endpoints,
+# not the fleet, which ends its endpoints when its last handle goes. So do pools and registrars.
 _FLEETS: list[EnvFleet | EnvPool] = []
 
 
 @dataclass(frozen=True, slots=True)
 class FleetRequest:
-    """What ``configure`` was asked to start; None: what fits."""
+    """The arguments of ``configure`` for a new fleet; None: the default."""
 
     num_endpoints: int | None = None
     num_envs: int | None = None
@@ -54,19 +54,19 @@ class FleetRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndpointSet:
-    """Where they are, and what is known about them before they are asked."""
+    """The endpoints of a config, before they are contacted."""
 
     resolver: CombinedResolver
     access: tuple[Access, ...]
-    """One an endpoint."""
+    """One for each endpoint."""
     num_evaluation: int
-    """How many, the last ones, only evaluation uses."""
+    """How many of them, the last ones, are for evaluation only."""
     max_sessions: int = ASSUMED_MAX_SESSIONS
     fleets: tuple[EnvFleet | EnvPool, ...] = ()
 
     @property
     def num_training(self) -> int:
-        """How many there are for training."""
+        """How many of them are for training."""
         return len(self.resolver) - self.num_evaluation
 
     def keep(self) -> None:
@@ -81,14 +81,14 @@ def find_endpoints(
     runner_spec: RunnerSpec,
     access: Access,
 ) -> EndpointSet:
-    """Start endpoints, or take those that run already; see ``configure``.
+    """Start endpoints, or use those that run already; see ``configure``.
 
     Args:
-        config: Which the endpoints are for.
-        env: What ``configure`` was given.
-        request: What it was asked to start.
-        runner_spec: Of the config's runners.
-        access: To the endpoints that are named by their addresses, and to no others.
+        config: The config for which the endpoints are.
+        env: The ``env`` argument of ``configure``.
+        request: Its arguments for a new fleet.
+        runner_spec: The config's runners and their lanes.
+        access: Access to endpoints that are given by their addresses, and to no others.
 
     Raises:
         ConfigurationError: An argument does not fit the kind of ``env``.
@@ -141,13 +141,13 @@ def _new_fleet(
         num_envs_for(runner_spec, num_endpoints) if request.num_envs is None else request.num_envs
     )
     _require_at_least("num_envs", width, 1)
-    shares = assign_sessions(
+    layouts = assign_sessions(
         runner_spec,
         width=width,
         num_endpoints=num_endpoints,
         num_evaluation_endpoints=num_evaluation,
     )
-    max_sessions = max(ASSUMED_MAX_SESSIONS, max_sessions_per_endpoint(*shares))
+    max_sessions = max(ASSUMED_MAX_SESSIONS, max_sessions_per_endpoint(*layouts))
     total = num_endpoints + num_evaluation
     fleet = EnvFleet(
         env,
@@ -180,7 +180,7 @@ def endpoint_cpus(config: AlgorithmConfig, num_endpoints: int) -> float:
 
 
 def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) -> EndpointSet:
-    """Join fleets and pools, each endpoint with its own token, and addresses with ``access``."""
+    """Combine fleets and pools, each with its own tokens, and addresses with ``access``."""
     if not isinstance(env, Sequence) or len(env) == 0:
         raise ConfigurationError(
             f"env={env!r}: give a Gymnasium id, a factory, an EnvFleet, an EnvPool, an address or "
@@ -216,7 +216,7 @@ def _from_running(env: Sequence[Rollouts], num_evaluation: int, access: Access) 
 def _reserve_evaluation_endpoints(
     resolvers: Sequence[EndpointResolver], num_evaluation: int
 ) -> list[EndpointResolver]:
-    """Have those fleets that train and evaluate keep the two apart when sessions move."""
+    """Have fleets that serve both keep training and evaluation apart when sessions move."""
     reserving: list[EndpointResolver] = []
     for each in reversed(resolvers):
         own = max(0, min(num_evaluation, len(each)))
@@ -250,11 +250,11 @@ def _require_use(env: object, access: Access) -> None:
 
 
 def common_contract(endpoints: EndpointSet) -> EnvContract:
-    """Ask every endpoint what it serves; they must agree.
+    """Return the contract of all endpoints, each of which is contacted.
 
     Raises:
-        ContractMismatchError: They do not, or RLlib cannot use what they serve.
-        EndpointError: One cannot be reached.
+        ContractMismatchError: Their contracts differ, or RLlib cannot use them.
+        EndpointError: An endpoint cannot be reached.
     """
     first: EnvContract | None = None
     for index, access in enumerate(endpoints.access):
@@ -262,7 +262,7 @@ def common_contract(endpoints: EndpointSet) -> EnvContract:
         answer = probe_endpoint(access.connect_options(address))
         contract = answer.contract
         if not isinstance(contract, EnvContract):
-            raise ContractMismatchError(f"{address} tells no environment contract")
+            raise ContractMismatchError(f"{address} serves no environment")
         require_next_step(contract, answer.capabilities, address)
         first = first or contract
         require_same_contract(first, contract, address)

@@ -1,4 +1,4 @@
-"""Hyperparameters by name, as people write them: set on an AlgorithmConfig, or refused."""
+"""Setting hyperparameters of an AlgorithmConfig by name, with checks of names and values."""
 
 import dataclasses
 import difflib
@@ -16,7 +16,7 @@ from ray.rllib.utils.from_config import NotProvided
 from rlmesh_ray.errors import ConfigurationError
 
 METHODS = ("training", "rl_module", "env_runners", "learners", "reporting")
-"""Methods of AlgorithmConfig whose arguments can be set; the first that has a name counts."""
+"""Methods of AlgorithmConfig whose arguments can be set; of equal names the first counts."""
 _MODEL_CONFIG = "model_config"
 _INSTEAD = {
     "num_env_runners": "--num-env-runners",
@@ -42,7 +42,7 @@ _COUNTS = frozenset(
         "train_batch_size_per_learner",
     )
 )
-"""Where RLlib takes 0 and less, and fails later or learns nothing."""
+"""Counts for which RLlib accepts 0 and less, and fails later or learns nothing."""
 _RATES = frozenset(("lr", "actor_lr", "alpha_lr", "critic_lr"))
 _SCALARS: dict[type, tuple[type, ...]] = {float: (float, int), int: (int,), bool: (bool,)}
 
@@ -51,15 +51,16 @@ def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object])
     """Set arguments of AlgorithmConfig's methods by their names.
 
     Args:
-        config: Where to.
-        settings: Names to numbers, texts, lists and dicts. A name is an argument's (``"lr"``), may
-            have its method in front (``"training.lr"``), and may lead into a dict
-            (``"model_config.fcnet_hiddens"``). A method's name leads to a dict of its arguments.
+        config: The config to change.
+        settings: Numbers, texts, lists and dicts by name. A name is that of an argument (``"lr"``),
+            may be prefixed by its method (``"training.lr"``), and may be a path into a dict
+            (``"model_config.fcnet_hiddens"``). The value of a method's name is a dict of its
+            arguments.
 
     Raises:
-        ConfigurationError: There is no such argument, or its type is another one, or RLlib refuses
-            the value, alone or with the others, or it is a count below 1 or a learning rate below
-            0, which RLlib takes.
+        ConfigurationError: There is no such argument, or it has another type, or RLlib refuses the
+            value, alone or with the others, or it is a count below 1 or a learning rate below 0,
+            which RLlib accepts.
     """
     flat = list(_flat(settings))
     for name, value in flat:
@@ -70,7 +71,7 @@ def set_hyperparameters(config: AlgorithmConfig, settings: Mapping[str, object])
 
 
 def _require_valid(config: AlgorithmConfig, settings: Mapping[str, object]) -> None:
-    """Let RLlib look at all settings together, as it does when the algorithm is built.
+    """Have RLlib validate all settings together, as it does when the algorithm is built.
 
     Raises:
         ConfigurationError: It refuses them.
@@ -78,18 +79,18 @@ def _require_valid(config: AlgorithmConfig, settings: Mapping[str, object]) -> N
     try:
         config.copy(copy_frozen=False).validate()
     except (AssertionError, TypeError, ValueError) as error:
-        # Its advice is how to skip the validation.
+        # Without RLlib's advice, which is how to skip the validation.
         text = " ".join(str(error).partition("To suppress all validation errors")[0].split())
         named = [name for name in settings if f"`{name.rpartition('.')[2]}`" in text]
-        culprits = ", ".join(f"{name}={settings[name]!r:.80}" for name in named or settings)
-        raise ConfigurationError(f"RLlib refuses {culprits}: {text}") from error
+        refused = ", ".join(f"{name}={settings[name]!r:.80}" for name in named or settings)
+        raise ConfigurationError(f"RLlib refuses {refused}: {text}") from error
 
 
 def _require_sense(name: str, value: object) -> None:
     """Refuse a count below 1 and a learning rate below 0.
 
     Raises:
-        ConfigurationError: It is one.
+        ConfigurationError: The value is one.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -143,14 +144,14 @@ def _set(config: AlgorithmConfig, name: str, value: object) -> None:
 
 
 def _arguments(config: AlgorithmConfig, method: str) -> dict[str, Any]:
-    """Return the arguments of a method, those that it hands on to its base class, too."""
+    """Return the arguments of a method, including those that it passes to its base class."""
     found: dict[str, Any] = {}
     for owner in type(config).__mro__:
         function = vars(owner).get(method)
         if function is None:
             continue
         for name, parameter in inspect.signature(function).parameters.items():
-            # Those that RLlib does not know any more have another default.
+            # Deprecated arguments have another default.
             if parameter.default is NotProvided:
                 hint = parameter.annotation
                 is_known = hint is not parameter.empty and not isinstance(hint, str)
@@ -170,7 +171,7 @@ def _unknown(name: str, wanted: str, known: list[str]) -> ConfigurationError:
 
 
 def _nested(config: AlgorithmConfig, name: str, path: list[str], value: object) -> object:
-    """Return the whole dict of which ``path`` names an entry."""
+    """Return a whole dict with ``value`` at the entry that ``path`` names."""
     if not path:
         return value
     whole = getattr(config, name.split(".")[-1 - len(path)], None)
@@ -188,7 +189,7 @@ def _nested(config: AlgorithmConfig, name: str, path: list[str], value: object) 
 def _model_config(
     config: AlgorithmConfig, name: str, path: list[str], value: object
 ) -> DefaultModelConfig:
-    """Return RLlib's settings of the default module, with those that are given."""
+    """Return the config's settings of the default module, updated with the given ones."""
     fields = {field.name: field.type for field in dataclasses.fields(DefaultModelConfig)}
     given = {".".join(path): value} if path else value
     if not isinstance(given, Mapping):
@@ -205,12 +206,12 @@ def _model_config(
 
 
 def _typed(name: str, value: object, hint: Any, present: object) -> object:
-    """Return the value in the type that the argument has.
+    """Return the value in the type of the argument.
 
     Raises:
-        ConfigurationError: It is of another type.
+        ConfigurationError: It has another type.
     """
-    if hint is None:  # RLlib does not say; what is there now does, unless that is None
+    if hint is None:  # RLlib declares no type: take that of the present value, unless it is None
         hint = Any if present is None else type(present)
     if isinstance(value, list) and not _fits(value, hint) and _fits(tuple(value), hint):
         return tuple(value)
@@ -233,7 +234,7 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, origin) and all(_fits(each, _element(hint)) for each in value)
     kind = origin or hint
     if kind in _SCALARS:
-        # To Python True is 1.
+        # In Python True is an int.
         return isinstance(value, _SCALARS[kind]) and (kind is bool) == isinstance(value, bool)
     return isinstance(kind, type) and isinstance(value, kind)
 

@@ -1,9 +1,9 @@
-"""Whether a learner in the driver's process would use more threads than there are idle cores.
+"""A warning if a learner in the driver's process would use more threads than there are idle cores.
 
 torch divides its work evenly and waits for the slowest thread at every step: one thread without a
-core of its own stops all others. Ray gives actors as many threads as CPUs; in the
-driver's process torch takes one a core. On two idle cores that is a third faster than
-one thread; beside other busy processes a small network was seen twelve times slower.
+core of its own delays all of them. Ray gives actors as many threads as CPUs; in the driver's
+process torch takes one for each core. On two idle cores that is a third faster than one thread;
+beside other busy processes a small network was twelve times slower.
 """
 
 import os
@@ -20,13 +20,13 @@ _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _CPU_TIMES = Path("/proc/stat")
 _LOOK_S = 0.25
 _LOOKS = 4
-"""How often to look: a process that just starts is busy for a moment only."""
+"""How often to look: a process that is just starting is busy for a moment only."""
 
 
 def thread_warnings(config: AlgorithmConfig) -> Iterator[str]:
-    """Yield a sentence if torch's threads in this process, where the config learns, are too many.
+    """Yield a sentence if torch has too many threads for a learner in this process.
 
-    Nothing is changed: the number belongs to the whole process. If there may be too many, this
+    The number is not changed, since it is the whole process's. If there may be too many, this
     watches the machine for up to a second.
     """
     if is_tune_param(config, "num_learners", "num_gpus_per_learner"):
@@ -42,9 +42,9 @@ def thread_warnings(config: AlgorithmConfig) -> Iterator[str]:
 
 
 def is_torch_default(threads: int, cores: int, environment: Mapping[str, str]) -> bool:
-    """Return whether this many threads, more than one, are what torch takes when told nothing.
+    """Return whether this many threads, more than one, are torch's default.
 
-    That is one a core, or, where the system shows each core twice, one for two.
+    That is one for each core, or one for two where the system lists each core twice.
     """
     if any(environment.get(name) for name in _VARIABLES):
         return False
@@ -52,11 +52,11 @@ def is_torch_default(threads: int, cores: int, environment: Mapping[str, str]) -
 
 
 def excess_threads(threads: int, cores: int, idle: int) -> str | None:
-    """Return what is wrong with so many threads beside so many idle cores; None: nothing.
+    """Return a warning if there are more threads than idle cores; None: there are not.
 
     Args:
-        threads: That torch would use.
-        cores: That this process may use.
+        threads: How many threads torch would use.
+        cores: How many cores this process may use.
         idle: How many of them are idle now.
     """
     if threads <= max(idle, 1):
@@ -77,11 +77,11 @@ def num_cores() -> int:
 
 
 def idle_cores(cores: int, *, enough: int) -> int:
-    """Return how many cores are idle: the most that were seen within a second.
+    """Return how many cores are idle: the largest number within a second.
 
     Args:
-        cores: That this process may use.
-        enough: After how many not to look any longer.
+        cores: How many cores this process may use.
+        enough: The number after which to stop looking.
     """
     if not _CPU_TIMES.exists():
         return max(cores - round(os.getloadavg()[0]), 0)
@@ -102,5 +102,5 @@ def idle_between(before: str, after: str) -> int:
     times = [[int(each) for each in text.splitlines()[0].split()[1:9]] for text in (before, after)]
     spent = [late - early for early, late in zip(*times, strict=True)]
     host_cores = sum(line.startswith("cpu") for line in after.splitlines()) - 1
-    idle = spent[3] + spent[4]  # the latter waits for a disk
+    idle = spent[3] + spent[4]  # idle, and waiting for a disk
     return int(host_cores * idle / max(sum(spent), 1) + 0.5)

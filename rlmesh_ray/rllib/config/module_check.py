@@ -1,4 +1,4 @@
-"""Whether RLlib's default modules, and its connectors, take the spaces of an environment."""
+"""Check that RLlib's default modules, and its connectors, accept the spaces of an environment."""
 
 import traceback
 from collections.abc import Iterator
@@ -39,25 +39,25 @@ _AS_FLOATS = (
 
 @dataclass(frozen=True, slots=True)
 class Incompatibility:
-    """Something of RLlib's that does not take what the environment has."""
+    """A part of RLlib that does not accept the environment's spaces."""
 
     part: str
-    """Of RLlib: what does not fit."""
+    """The part of RLlib."""
     owner: str
-    """Of the spaces: an agent or a policy; nothing where there is one agent."""
+    """The agent or policy that has the spaces; empty where there is one agent."""
     spaces: Spaces
     reason: str
     remedy: str
 
 
 def incompatibilities(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
-    """Yield what RLlib would do wrong, or would refuse in words of its own.
+    """Yield the incompatibilities, for which RLlib would act wrongly or raise an unclear error.
 
-    Modules and connectors of the user's are left to RLlib: what they take only they know. So are
+    Custom modules and connectors are not checked: their requirements are unknown. Neither are
     settings of the module that Tune has yet to choose.
     """
     if choice.is_multi_agent and not config.is_multi_agent:
-        return  # RLlib says so, clearly
+        return  # RLlib raises a clear error
     if _uses_default_module(config):
         if not config._module_to_env_connector:
             yield from _wrong_actions(config, choice)
@@ -117,7 +117,7 @@ def _refused_modules(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[
     try:
         by_module = _by_module(config, choice)
         specs = config.get_multi_rl_module_spec(spaces=by_module, inference_only=True)
-    except Exception as error:  # noqa: BLE001  # whatever RLlib raises, it will raise it again
+    except Exception as error:  # noqa: BLE001  # RLlib would raise the same error later
         remedy = "see to it in multi_agent(policies=..., policy_mapping_fn=...)"
         yield Incompatibility(part, "", whole, _in_one_line(error), remedy)
         return
@@ -125,7 +125,7 @@ def _refused_modules(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[
         spaces = (spec.observation_space, spec.action_space)
         owner = f"policy {module_id!r}" if choice.is_multi_agent else ""
         try:
-            # What the user has seeded shall not depend on this check.
+            # This check must not change the random numbers of the user's program.
             with torch.random.fork_rng(devices=[]):
                 module = spec.build()
         except Exception as error:  # noqa: BLE001  # likewise
@@ -138,7 +138,7 @@ def _refused_modules(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[
 
 
 def _show_zeros(module: RLModule, observation: Space) -> None:
-    """Let a module see an observation, if it needs nothing else."""
+    """Run a module on an observation of zeros, if it needs no other input."""
     if module.is_stateful():
         return
     zeros = get_dummy_batch_for_space(observation, fill_value=0, batch_size=1)
@@ -147,11 +147,11 @@ def _show_zeros(module: RLModule, observation: Space) -> None:
 
 
 def _refused_connectors(config: AlgorithmConfig, choice: RunnerChoice) -> Iterator[Incompatibility]:
-    """Find a FlattenObservations that would end the runners with its first observation."""
+    """Yield a FlattenObservations that would raise at the runners' first observation."""
     whole = (choice.observation_space, choice.action_space)
     try:
         made = config._env_to_module_connector(None, _env_spaces(choice), None)
-    except Exception:  # noqa: BLE001  # it wants an environment, which only runners have
+    except Exception:  # noqa: BLE001  # it needs an environment, which only runners have
         return
     pieces = made if isinstance(made, list | tuple) else [made]
     if not any(isinstance(piece, FlattenObservations) for piece in pieces):
@@ -163,9 +163,9 @@ def _refused_connectors(config: AlgorithmConfig, choice: RunnerChoice) -> Iterat
             input_action_space=whole[1],
             connectors=list(pieces),
         )
-    except Exception as error:  # noqa: BLE001  # the user's connectors raise whatever they like
+    except Exception as error:  # noqa: BLE001  # custom connectors may raise any error
         if _is_raised_in(FlattenObservations, error):
-            # It tries a random observation: what it stumbles over, if at all, is chance.
+            # It tries a random observation, so whether and where it raises is random.
             leaf = next(filter(_why_not, _leaves(whole[0])), whole[0])
             yield Incompatibility(
                 part, "", whole, _why_not(leaf) or _in_one_line(error), _remedy(leaf)
@@ -184,7 +184,7 @@ def _is_raised_in(kind: type[object], error: Exception) -> bool:
 
 
 def _flattened(piece: ConnectorV2) -> Iterator[Space]:
-    """Yield the leaves of what a connector flattens, if that is what it does."""
+    """Yield the leaves of the space that a connector flattens; none for other connectors."""
     if not isinstance(piece, FlattenObservations):
         return
     seen = [piece.input_observation_space]
@@ -199,7 +199,7 @@ def _flattened(piece: ConnectorV2) -> Iterator[Space]:
 
 
 def _why_not(leaf: Space) -> str:
-    """Return why this is not flattened; nothing where it is."""
+    """Return why a leaf cannot be flattened; empty: it can."""
     if isinstance(leaf, gymnasium.spaces.Text):
         return "it makes no numbers of Text"
     if not _is_index(leaf):
@@ -208,7 +208,7 @@ def _why_not(leaf: Space) -> str:
 
 
 def _is_index(leaf: Space) -> bool:
-    """Return whether RLlib makes distinct one-hot vectors of all values; from the end counts."""
+    """Return whether RLlib makes distinct one-hot vectors of all values, negative ones included."""
     if not isinstance(leaf, gymnasium.spaces.Discrete):
         return True
     return -int(leaf.n) <= int(leaf.start) <= 0
@@ -247,7 +247,7 @@ def _by_agent(choice: RunnerChoice) -> Iterator[tuple[str, Spaces]]:
 
 
 def _by_module(config: AlgorithmConfig, choice: RunnerChoice) -> dict[str, Spaces]:
-    """Return the spaces of each module, without connectors of the user's."""
+    """Return the spaces of each module, without custom connectors."""
     if not choice.is_multi_agent:
         return {DEFAULT_MODULE_ID: (choice.observation_space, choice.action_space)}
     pipeline = config.build_env_to_module_connector(spaces=_env_spaces(choice))

@@ -1,4 +1,4 @@
-"""Algorithm configs by name, with the few settings that endpoints call for."""
+"""Algorithm configs by name, with a few settings for sampling from endpoints."""
 
 from collections.abc import Callable
 
@@ -29,8 +29,8 @@ def algorithm_config(name: str) -> AlgorithmConfig:
 def ppo_config() -> PPOConfig:
     """Return a PPO config for small control tasks on few cores.
 
-    The local runner samples (the endpoints do the stepping). It looks a short way ahead, which
-    such tasks are learnt fast by, and its falling learning rate keeps what was learnt.
+    The local runner samples (the endpoints do the stepping). Its short horizon suits such tasks,
+    which it learns fast, and its falling learning rate keeps the policy stable later.
     """
     config = PPOConfig()
     config.training(
@@ -72,8 +72,9 @@ _LANES = 8
 def _by_several_steps(config: DQNConfig | SACConfig) -> None:
     """Let each call of ``sample`` make several steps: the call costs more than a step.
 
-    RLlib's defaults make one vector step and one update a call, that is, fewer updates a step
-    the more lanes there are. Here there are as many as theirs with 8 lanes, on any number.
+    RLlib's defaults make one vector step and one update in each call, that is, the fewer updates
+    for each step, the more lanes there are. Here, for any number of lanes, the ratio of updates to
+    steps is that of RLlib's defaults with 8 lanes.
     """
     config.env_runners(rollout_fragment_length=_STEPS_A_CALL)
     config.training(training_intensity=config.train_batch_size_per_learner / _LANES)

@@ -1,4 +1,4 @@
-"""Which runner talks to which endpoints: decided on the driver, carried in the config."""
+"""The rollout plan: which runner samples from which endpoints, made on the driver."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,58 +17,58 @@ from rlmesh_ray.rllib.config.session_layout import SessionLayout, max_sessions_p
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 
 PLAN_KEY = "rlmesh_ray"
-"""Where the plan stands in ``config.env_config``."""
+"""Key of the plan in ``config.env_config``."""
 
 
 class AddressResolver(Protocol):
-    """Knows where endpoints are now; one that has restarted may be elsewhere."""
+    """Returns the current addresses of endpoints; a restart may change an address."""
 
     def __len__(self) -> int:
-        """How many endpoints there are."""
+        """Return the number of endpoints."""
 
     def address(self, index: int) -> str:
-        """Return where endpoint ``index`` is.
+        """Return the address of endpoint ``index``.
 
         Raises:
-            EndpointUnreachableError: It is not there now; it may come back.
+            EndpointUnreachableError: The endpoint is away; it may come back.
         """
 
 
 class EndpointResolver(AddressResolver, Protocol):
-    """Says, too, where each session is to be opened, and which ones are to go elsewhere."""
+    """Assigns sessions to endpoints, too, and asks sessions to move."""
 
     def assign(self, session: str, index: int, node_id: str) -> Assignment:
-        """Return where a session is to be opened. May take a while.
+        """Return the endpoint at which to open a session. May take a while.
 
         Args:
-            session: Its name, which nobody else in the cluster uses.
-            index: Of the endpoint that it is meant for; another one may be granted.
-            node_id: Where its runner is, by Ray's id.
+            session: Name of the session, unique in the cluster.
+            index: Index of its preferred endpoint; another one may be assigned.
+            node_id: Ray's id of its runner's node.
 
         Raises:
             EndpointUnreachableError: There is no endpoint for it now.
         """
 
     def rebalance(self, placed: Mapping[str, str]) -> Any | None:
-        """Ask which sessions are to move; does not wait for the answer.
+        """Ask which sessions have to move; does not wait for the answer.
 
         Args:
             placed: The endpoint ids of the caller's sessions, by the sessions' names.
 
         Returns:
-            An ObjectRef of the names of those that are to move; None: nothing ever moves.
+            An ObjectRef of the names of those that have to move; None: sessions never move.
 
         Raises:
-            EndpointUnreachableError: There is nobody to ask just now.
+            EndpointUnreachableError: The registry is away.
         """
 
     def release(self, sessions: Collection[str]) -> None:
-        """Give back the seats of sessions that are over. Neither waits nor raises."""
+        """Release the assignments of sessions that have ended. Neither waits nor raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedAddressResolver:
-    """Endpoints that somebody else has started."""
+    """Endpoints that are given by their addresses."""
 
     addresses: tuple[str, ...]
 
@@ -76,37 +76,37 @@ class FixedAddressResolver:
         return len(self.addresses)
 
     def address(self, index: int) -> str:
-        """Return the address that was given."""
+        """Return the given address."""
         return self.addresses[index]
 
     def assign(self, session: str, index: int, node_id: str) -> Assignment:
-        """Return the seat at the address that was given."""
+        """Return an assignment to the given address."""
         return Assignment(self.addresses[index])
 
     def rebalance(self, placed: Mapping[str, str]) -> None:
-        """Return None: nothing ever moves."""
+        """Return None: sessions never move."""
 
     def release(self, sessions: Collection[str]) -> None:
-        """Do nothing: nobody keeps account."""
+        """Do nothing: assignments are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class CombinedResolver:
-    """The endpoints of several directories, one behind the other."""
+    """The endpoints of several resolvers, one after the other."""
 
     places: tuple[tuple[EndpointResolver, int], ...]
-    """Of each endpoint: who knows it, and its index there."""
+    """For each endpoint: its resolver, and its index there."""
 
     @classmethod
     def of(cls, resolvers: Iterable[EndpointResolver]) -> Self:
-        """Join ``resolvers`` in their order."""
+        """Combine ``resolvers`` in their order."""
         return cls(tuple((each, index) for each in resolvers for index in range(len(each))))
 
     def __len__(self) -> int:
         return len(self.places)
 
     def address(self, index: int) -> str:
-        """Return where the directory that knows endpoint ``index`` says that it is."""
+        """Return the address of endpoint ``index`` from its resolver."""
         resolver, own_index = self.places[index]
         return resolver.address(own_index)
 
@@ -121,10 +121,10 @@ _ACCESS_KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What it takes to be let in by an endpoint, wherever it is just now.
+    """Credentials and options for connecting to an endpoint, without its address.
 
     Raises:
-        ConfigurationError: Something is not what it should be.
+        ConfigurationError: A value has the wrong type.
     """
 
     token: TokenSource | None = field(default=None, repr=False)  # Tune writes configs into its logs
@@ -143,7 +143,7 @@ class Access:
                 )
 
     def connect_options(self, address: str) -> ConnectOptions:
-        """Return how to reach the endpoint at ``address``."""
+        """Return the options to connect to the endpoint at ``address``."""
         return ConnectOptions(
             address,
             self.token,
@@ -159,56 +159,56 @@ class RolloutPlan:
 
     resolver: EndpointResolver | CombinedResolver
     contract: EnvContract
-    """What every endpoint promised on the driver, and must still promise to the runner."""
+    """The contract that every endpoint served on the driver, and must still serve to runners."""
     training: SessionLayout
     evaluation: SessionLayout | None = None
-    """None: as in training, should anything be evaluated after all."""
+    """None: evaluation runners, if there are any, use the layout of training."""
     lanes_asked: int | None = None
-    """What ``num_envs_per_env_runner`` said before the plan was made; None: nothing."""
+    """``num_envs_per_env_runner`` before the plan was made; None: its default."""
     access: tuple[Access, ...] = ()
-    """One an endpoint; empty: all of them let everybody in."""
+    """One for each endpoint; empty: they need no credentials."""
     step_timeout_s: float = DEFAULT_RUNNER_STEP_TIMEOUT_S
     lockstep: bool = False
     """Whether the sessions of a runner are stepped together."""
     fast_path: bool = True
     """Whether runners take the fast path where they can; False: RLlib's per-item path."""
     plan_id: str = ""
-    """Begins the names of its sessions."""
+    """Prefix of the names of its sessions."""
 
     @property
     def lanes_per_runner(self) -> int:
-        """What RLlib calls ``num_envs_per_env_runner``, of the runners that train."""
+        """``num_envs_per_env_runner`` of the runners that train."""
         return self.training.sessions_per_runner * self.contract.num_envs
 
     @property
     def max_sessions_per_endpoint(self) -> int:
-        """How many sessions the busiest endpoint has when all runners have opened theirs."""
+        """How many sessions the busiest endpoint has when all sessions are open."""
         return max_sessions_per_endpoint(self.training, self.evaluation)
 
     def endpoints_of(self, worker_index: int, *, in_evaluation: bool = False) -> tuple[int, ...]:
-        """Return the endpoints of a runner: one entry a session.
+        """Return the endpoints of a runner: one entry for each session.
 
         Args:
-            worker_index: As RLlib counts, in either group: remote runners from 1, the local one
-                is 0. Runners beyond the planned ones begin again at the first.
+            worker_index: RLlib's index in either group: remote runners from 1, the local one is 0.
+                Runners beyond the planned ones begin again at the first.
             in_evaluation: Whether it is an evaluation runner: ``config.in_evaluation``.
         """
         layout = self.evaluation if in_evaluation and self.evaluation else self.training
         return layout.endpoints_of(worker_index)
 
     def resolver_for(self, endpoint: int) -> tuple[EndpointResolver, int]:
-        """Return who knows an endpoint, and its index there."""
+        """Return the resolver of an endpoint, and its index there."""
         if isinstance(self.resolver, CombinedResolver):
             return self.resolver.places[endpoint]
         return self.resolver, endpoint
 
     def connect_options(self, endpoint: int, assignment: Assignment) -> ConnectOptions:
-        """Return how to reach the endpoint where a session has its seat.
+        """Return the options to connect to the endpoint that a session is assigned to.
 
         Args:
-            endpoint: For which the session is meant: what lets in there does so here, but for the
-                token, if the seat has one of its own.
-            assignment: Of the session.
+            endpoint: Index of the preferred endpoint of the session, whose access is used, except
+                for the token if the assignment has one.
+            assignment: The assignment of the session.
         """
         access = self.access[endpoint] if self.access else Access()
         if assignment.token is not None:
@@ -217,12 +217,12 @@ class RolloutPlan:
 
 
 def require_next_step(contract: EnvContract, offered: Collection[str], address: str) -> None:
-    """See to it that the lanes can be given the autoreset mode that RLlib assumes: NEXT_STEP.
+    """Check that the lanes have the autoreset mode that RLlib assumes, or can emulate NEXT_STEP.
 
     Args:
-        contract: The endpoint's.
+        contract: The contract of the endpoint.
         offered: Its capabilities.
-        address: For the message.
+        address: Its address, for the message.
 
     Raises:
         ContractMismatchError: The first episode that ends would break the session.

@@ -1,4 +1,4 @@
-"""Which runner class samples from an environment, and which spaces RLlib sees there."""
+"""The choice of the runner class for an environment, and of the spaces for RLlib."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,22 +26,22 @@ _STANDARD = (
 
 @dataclass(frozen=True, slots=True)
 class RunnerChoice:
-    """What ``configure`` puts into a config for the environment behind its endpoints."""
+    """The parts of a config that follow from the environment of its endpoints."""
 
     runner_class: type[Any]
     observation_space: gymnasium.Space[Any]
-    """Of one lane; with several agents, a Dict by agent."""
+    """Observation space of one lane; with several agents, a Dict by agent."""
     action_space: gymnasium.Space[Any]
     """Likewise."""
     is_multi_agent: bool = False
 
 
 def choose_runner(config: AlgorithmConfig, contract: EnvContract) -> RunnerChoice:
-    """Choose the runner class for what the endpoints serve.
+    """Choose the runner class for the environment that the endpoints serve.
 
     Raises:
-        ConfigurationError: The config names an EnvRunner of its own that is not made for
-            endpoints, or has policies for several agents where the environment has one.
+        ConfigurationError: The config names another EnvRunner, which is not made for endpoints, or
+            it has policies for several agents where the environment has one.
         ContractMismatchError: The contract of several agents contradicts itself.
     """
     if capabilities.MULTI_AGENT in contract.metadata:
@@ -58,17 +58,17 @@ def choose_runner(config: AlgorithmConfig, contract: EnvContract) -> RunnerChoic
 
 
 def _multi_agent_choice(config: AlgorithmConfig, contract: EnvContract) -> RunnerChoice:
-    directory = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
+    lane = SpacesOnlyMultiAgentEnv(agents_of_lane(contract))
     return RunnerChoice(
         runner_class=_runner_class(config, RLMeshMultiAgentEnvRunner),
-        observation_space=gymnasium.spaces.Dict(directory.observation_spaces),
-        action_space=gymnasium.spaces.Dict(directory.action_spaces),
+        observation_space=gymnasium.spaces.Dict(lane.observation_spaces),
+        action_space=gymnasium.spaces.Dict(lane.action_spaces),
         is_multi_agent=True,
     )
 
 
 def _runner_class(config: AlgorithmConfig, ours: type[Any]) -> type[Any]:
-    """Return ``ours``, or what the user has derived from it."""
+    """Return ``ours``, or the subclass of it that the config names."""
     wanted: type[Any] | None = config.env_runner_cls
     if wanted is None or wanted in _STANDARD:
         return ours

@@ -1,4 +1,4 @@
-"""How many sessions runners open, and with which endpoints: arithmetic, without Ray."""
+"""The number of sessions of each runner, and their endpoints: arithmetic, without Ray."""
 
 import math
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ from rlmesh_ray.errors import ConfigurationError, ContractMismatchError
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """What a config asks of the endpoints."""
+    """The runners of a config and their lanes."""
 
     num_runners: int
     """At least 1: a local runner that samples counts."""
     lanes: int | None
-    """Of each runner; None: as many as the endpoints give, one session each."""
+    """Lanes of each runner; None: those of one session with each of its endpoints."""
     num_evaluation_runners: int | None = None
-    """At least 1, likewise; None: nothing is evaluated."""
+    """At least 1, likewise; None: there is no evaluation."""
     evaluation_lanes: int | None = None
-    """Of each evaluation runner; None: as many sessions as the others have."""
+    """Lanes of each evaluation runner; None: it has as many sessions as a training runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLayout:
-    """The endpoints of one group of runners, and how its sessions are dealt out over them.
+    """The endpoints of one group of runners, and the distribution of its sessions over them.
 
-    The sessions of all runners, counted runner by runner, go to the endpoints in order, to each
-    as many as to the others, or one more. So a runner has as few endpoints as possible, and no
-    two runners share one as long as there are enough.
+    The sessions of all runners, counted runner by runner, are assigned to the endpoints in order;
+    the numbers of sessions of two endpoints differ by one at most. So a runner has as few endpoints
+    as possible, and no two runners share one as long as there are enough.
     """
 
     num_endpoints: int
@@ -36,15 +36,15 @@ class SessionLayout:
 
     @property
     def num_sessions(self) -> int:
-        """Of all runners together."""
+        """Sessions of all runners together."""
         return self.num_runners * self.sessions_per_runner
 
     def endpoints_of(self, worker_index: int) -> tuple[int, ...]:
-        """Return the endpoints of a runner: one entry a session.
+        """Return the endpoints of a runner: one entry for each session.
 
         Args:
-            worker_index: As RLlib counts: remote runners from 1, the local one is 0. Runners
-                beyond the planned ones begin again at the first.
+            worker_index: RLlib's index: remote runners from 1, the local one is 0. Runners beyond
+                the planned ones begin again at the first.
         """
         first = max(worker_index - 1, 0) % self.num_runners * self.sessions_per_runner
         return tuple(
@@ -56,19 +56,19 @@ class SessionLayout:
 def assign_sessions(
     runner_spec: RunnerSpec, *, width: int, num_endpoints: int, num_evaluation_endpoints: int = 0
 ) -> tuple[SessionLayout, SessionLayout | None]:
-    """Deal endpoints out: to the runners that train, and to those that evaluate, if any.
+    """Assign endpoints to the runners that train, and to those that evaluate, if any.
 
     Args:
-        runner_spec: What the config asks for.
+        runner_spec: The runners of the config.
         width: Lanes of a session.
-        num_endpoints: Of the runners that train, at least 1.
-        num_evaluation_endpoints: The ones after these, which only evaluation uses; 0: evaluation
-            runners open their sessions with the others' endpoints.
+        num_endpoints: Number of endpoints for training, at least 1.
+        num_evaluation_endpoints: Number of the endpoints after these, which are for evaluation
+            only; 0: evaluation runners open their sessions with the endpoints for training.
 
     Raises:
         ContractMismatchError: Lanes are not a multiple of ``width``, or some endpoints would be
             idle; without ``lanes``: the endpoints cannot be spread evenly.
-        ConfigurationError: There are endpoints for evaluation, but nothing is evaluated.
+        ConfigurationError: There are endpoints for evaluation, but there is no evaluation.
     """
     sessions = _sessions_per_runner(runner_spec, num_endpoints, width)
     training = SessionLayout(num_endpoints, runner_spec.num_runners, sessions)
@@ -98,17 +98,17 @@ def assign_sessions(
 
 
 def max_sessions_per_endpoint(training: SessionLayout, evaluation: SessionLayout | None) -> int:
-    """Return how many sessions the busiest endpoint has when all runners have opened theirs."""
+    """Return how many sessions the busiest endpoint has when all sessions are open."""
     counts = [math.ceil(s.num_sessions / s.num_endpoints) for s in (training, evaluation) if s]
     has_own = evaluation is not None and evaluation.first_endpoint > 0
     return max(counts) if has_own else sum(counts)
 
 
 def num_envs_for(runner_spec: RunnerSpec, num_endpoints: int) -> int:
-    """Return how wide endpoints must be, so that one session each gives a runner its lanes.
+    """Return the width of endpoints with which one session at each gives a runner its lanes.
 
     Raises:
-        ContractMismatchError: It does not come out even.
+        ContractMismatchError: There is no such width.
     """
     if runner_spec.lanes is None:
         return 1
@@ -116,7 +116,7 @@ def num_envs_for(runner_spec: RunnerSpec, num_endpoints: int) -> int:
     if runner_spec.lanes % sessions:
         raise ContractMismatchError(
             f"num_envs_per_env_runner={runner_spec.lanes} cannot be spread evenly over the "
-            f"{sessions} endpoints of a runner; set it to a multiple of {sessions}, or say "
+            f"{sessions} endpoints of a runner; set it to a multiple of {sessions}, or give "
             "num_envs, the lanes of each session, and leave num_envs_per_env_runner out"
         )
     return runner_spec.lanes // sessions
@@ -132,18 +132,18 @@ def _sessions_per_runner(runner_spec: RunnerSpec, num_endpoints: int, width: int
             f"num_envs_per_env_runner={runner_spec.lanes} is {sessions} session(s) of {width} "
             f"lane(s) for each of {runner_spec.num_runners} runner(s), which leaves some of "
             f"{num_endpoints} endpoints idle; use {sessions * runner_spec.num_runners} endpoints, "
-            f"or set num_envs_per_env_runner={needed}, or leave it out to take what they give"
+            f"or set num_envs_per_env_runner={needed}, or leave it out to use all their lanes"
         )
     return sessions
 
 
 def _spread(num_endpoints: int, num_runners: int) -> int:
-    """Return how many endpoints each runner has to itself, or 1 where there are too few."""
+    """Return how many endpoints each runner has for itself, or 1 where there are too few."""
     if num_endpoints > num_runners and num_endpoints % num_runners:
         raise ContractMismatchError(
             f"{num_endpoints} endpoints cannot be spread evenly over {num_runners} EnvRunners; "
             f"use a multiple of {num_runners} endpoints, set num_env_runners to a divisor of "
-            f"{num_endpoints}, or say with num_envs_per_env_runner how many lanes a runner has"
+            f"{num_endpoints}, or set num_envs_per_env_runner, the lanes of a runner"
         )
     return max(1, num_endpoints // num_runners)
 
@@ -154,6 +154,6 @@ def _sessions_for(lanes: int, width: int, setting: str) -> int:
         near = " or ".join(str(width * count) for count in (sessions, sessions + 1) if count)
         raise ContractMismatchError(
             f"{setting} is {lanes}, which is no multiple of {width}, the lanes that a session with "
-            f"these endpoints has; set it to {near}, or leave it out to take what they give"
+            f"these endpoints has; set it to {near}, or leave it out to use all their lanes"
         )
     return sessions

@@ -1,4 +1,4 @@
-"""Settings that Tune has yet to choose: nothing can be said of them on the driver."""
+"""Settings that Tune has yet to choose, which cannot be checked on the driver."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from ray.tune.search.sample import Domain
 
 
 def is_tune_param(config: AlgorithmConfig, *names: str) -> bool:
-    """Return whether one of these attributes is, or holds, something for Tune to search."""
+    """Return whether one of these attributes is, or contains, a search space of Tune."""
     return any(_is_search(getattr(config, name, None)) for name in names)
 
 

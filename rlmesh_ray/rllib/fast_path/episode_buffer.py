@@ -1,4 +1,4 @@
-"""What the lanes of a slot go through, as arrays; RLlib's episodes are made of them at the end."""
+"""The steps of a slot's lanes as arrays, of which RLlib's episodes are made later."""
 
 import time
 import uuid
@@ -24,7 +24,7 @@ _NOTHING: Mapping[int, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class EndedEpisode:
-    """An episode that is over, or its last chunk."""
+    """An episode that has ended, or its last chunk."""
 
     at_s: float
     """When it ended, by ``time.perf_counter``."""
@@ -32,17 +32,17 @@ class EndedEpisode:
 
 
 class EpisodeBuffer:
-    """Takes one batch a vector step, at a cost that hardly depends on the number of lanes.
+    """Stores one batch for each vector step, at a cost that hardly depends on the number of lanes.
 
-    The step after a lane's end begins its next episode (NEXT_STEP): what it was given to do then is
-    no part of either. Episodes own what they hold.
+    The step after a lane's end begins its next episode (NEXT_STEP): its action belongs to neither
+    episode. Episodes own their arrays.
 
     Args:
-        observation: With which all lanes begin: one row a lane.
-        infos: One a lane.
-        lookback: So many steps before a chunk it brings along.
-        observation_space: Of one lane.
-        action_space: Likewise.
+        observation: The first observations of all lanes: one row for each lane.
+        infos: Their infos, one for each lane.
+        lookback: How many earlier steps of its episode a chunk contains.
+        observation_space: Observation space of one lane.
+        action_space: Action space of one lane.
     """
 
     def __init__(
@@ -60,46 +60,46 @@ class EpisodeBuffer:
         self._episodes = EpisodeFactory(observation_space, action_space)
         self._capacity = _FIRST_CAPACITY
         self._since = self._last = 0
-        """Positions: of the latest cut, and the current one. A step leads from one to the next."""
+        """The positions of the latest cut and of the latest step. A step leads to the next one."""
         self._ids = [_new_id() for _ in range(self._num_lanes)]
         self._steps_before = [0] * self._num_lanes
-        """Of the running episodes, at the latest cut."""
+        """Steps of the running episodes at the latest cut."""
         self._starts = [0] * self._num_lanes
         """Positions where they began, or of the latest cut. Where a lane has an end in ``_ends``,
-        these three tell of the first of its episodes that nothing has been made of."""
+        these three lists describe the first of its episodes that has not been made yet."""
         self._ends: deque[tuple[int, int]] = deque()
-        """Lane and position of each end that nothing has been made of, in time."""
+        """Lane and position of the end of each episode that has not been made yet, in time."""
         self._ended: list[EndedEpisode] = []
         self._causes: dict[tuple[int, int], str] = {}
-        """Why an end in ``_ends`` lies one position earlier than it stands there, if it does."""
+        """Causes of those ends in ``_ends`` that are before a discarded step, at that step."""
         self._interrupted: dict[str, SingleAgentEpisode | None] = {}
         self._observations = self._empty(observation)
         self._observations[:, 0] = observation
-        # By step, that is, by the position it leads to; the first position has none.
+        # By step, that is, by the position that it leads to; none leads to the first position.
         self._columns: dict[str, NDArray[Any]] = {}
         self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
         self._rewards = np.zeros((self._num_lanes, self._capacity), np.float64)
         self._terminated = np.zeros((self._capacity, self._num_lanes), np.bool_)
         self._truncated = np.zeros_like(self._terminated)
-        # None: no lane had any.
+        # None: no lane has infos.
         self._infos: list[Sequence[dict[str, Any]] | None] = [_kept(infos)]
         self._times_s = [time.perf_counter()]
         self.is_over: NDArray[np.bool_] = np.zeros(self._num_lanes, np.bool_)
-        """By lane, whether its episode ended with the latest step. To be read only."""
+        """By lane, whether its episode ended with the latest step. Read-only."""
         self.num_over = 0
-        """How many lanes that is true of."""
+        """Number of lanes whose episode ended with the latest step."""
 
     @property
     def running_ids(self) -> list[str]:
-        """Ids of the episodes that go on; to be asked right after ``cut``."""
+        """Ids of the running episodes; valid right after ``cut``."""
         over = self.is_over.tolist()
         return [id_ for id_, is_over in zip(self._ids, over, strict=True) if not is_over]
 
     def takes(self, columns: Mapping[str, Any]) -> bool:
-        """Tell whether ``columns`` are arrays of one row a lane, and of the kinds that came before.
+        """Return whether ``columns`` are arrays of one row a lane, with the dtypes of former ones.
 
-        What changes its kind in the middle of an episode would be given another dtype here than
-        RLlib gives it.
+        A column whose dtype changes in the middle of an episode would get another dtype here than
+        in RLlib.
         """
         if not self._kinds:
             return all(
@@ -115,7 +115,7 @@ class EpisodeBuffer:
                 return False
         return True
 
-    def add(  # noqa: PLR0913  # what a step gives, an array each
+    def add(  # noqa: PLR0913  # the result of a step, an array each
         self,
         observation: NDArray[Any],
         rewards: NDArray[np.float64],
@@ -128,13 +128,13 @@ class EpisodeBuffer:
         """Add a step of all lanes. Arrays have one row a lane, and are copied.
 
         Args:
-            observation: After the step.
-            rewards: By lane.
-            terminated: By lane.
-            truncated: Likewise.
-            infos: Likewise.
-            columns: ``actions``, and what else is kept of a step; see ``takes``.
-            discarded: By lane: why its episode ends before this step, as truncated.
+            observation: The observations after the step.
+            rewards: The rewards.
+            terminated: Whether each lane's episode has terminated.
+            truncated: Whether each lane's episode is truncated.
+            infos: The infos of each lane.
+            columns: ``actions``, and the module's other outputs; see ``takes``.
+            discarded: By lane: why its episode is truncated before this step.
         """
         if self._last + 1 >= self._capacity:
             self._grow()
@@ -160,26 +160,26 @@ class EpisodeBuffer:
         self._times_s.append(time.perf_counter())
 
     def take_interrupted(self) -> dict[str, SingleAgentEpisode | None]:
-        """Return what has ended before a discarded step since this was asked last, by its id.
+        """Return the episodes that ended before a discarded step since the last call, by id.
 
-        None: nothing was left of the episode that a cut has not returned. To be asked after
-        ``cut`` or ``hand_over``.
+        None: a cut has returned all steps of the episode. To be called after ``cut`` or
+        ``hand_over``.
         """
         taken, self._interrupted = self._interrupted, {}
         return taken
 
     def make_one(self) -> bool:
-        """Make an episode of what has ended, while there is time; False: nothing is left to make.
+        """Make one of the episodes that have ended; return False if none is left to make.
 
-        ``cut`` and ``hand_over`` make what has not been made by then.
+        ``cut`` and ``hand_over`` make those that have not been made by then.
         """
         if not self._ends or self._ends[0][1] == self._last:
-            return False  # the latest step's may be all that their lanes have
+            return False  # episodes of the latest step may be the only ones of their lanes
         self._end(*self._ends.popleft())
         return True
 
     def cut(self) -> tuple[list[EndedEpisode], list[SingleAgentEpisode]]:
-        """Return what has come since the latest cut: what has ended, and chunks of what goes on."""
+        """Return the episodes that have ended since the latest cut, and chunks of running ones."""
         ended = self._all_ended()
         chunks: list[SingleAgentEpisode] = []
         for lane, start in enumerate(self._starts):
@@ -190,10 +190,11 @@ class EpisodeBuffer:
         return ended, chunks
 
     def hand_over(self) -> tuple[list[EndedEpisode], list[SingleAgentEpisode]]:
-        """Return what has ended since the latest cut, and what goes on, one a lane, as lists.
+        """Return the episodes that have ended since the latest cut, and one running for each lane.
 
-        So RLlib's own runner can go on with it; the record is of no use any more. A lane whose
-        episode has just ended has it among these, too, with the last observation and no step.
+        The latter hold lists, so that RLlib's per-item path can continue them; the buffer must not
+        be used any more. A lane whose episode has just ended has it here, too, with the last
+        observation and no step.
         """
         ended = self._all_ended()
         return ended, [
@@ -201,7 +202,7 @@ class EpisodeBuffer:
         ]
 
     def _all_ended(self) -> list[EndedEpisode]:
-        """Return what has ended since the latest cut, in time."""
+        """Return the episodes that have ended since the latest cut, in time."""
         while self._ends:
             self._end(*self._ends.popleft())
         ended, self._ended = self._ended, []
@@ -231,7 +232,7 @@ class EpisodeBuffer:
         steps_before = self._steps_before[lane]
         lookback = min(self._lookback, steps_before, start)
         first = start - lookback
-        # Copies: a view would keep what all the other lanes have seen for as long as it lives.
+        # Copies: a view would keep the arrays of all lanes alive.
         columns = {
             name: column[lane, first + 1 : end + 1].copy() for name, column in self._columns.items()
         }
@@ -250,7 +251,7 @@ class EpisodeBuffer:
         return episode
 
     def _as_lists(self, lane: int, start: int) -> SingleAgentEpisode:
-        """Return the running part of a lane's episode, of no step perhaps, for more to be added."""
+        """Return the running part of a lane's episode, for more steps; it may have none yet."""
         steps_before = self._steps_before[lane]
         lookback = min(self._lookback, steps_before, start)
         first, end = start - lookback, self._last + 1
@@ -280,11 +281,11 @@ class EpisodeBuffer:
     # --- arrays -----------------------------------------------------------------------------
 
     def _empty(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return room for such rows at each position: ``(num_lanes, capacity, *shape)``."""
+        """Return an array for such rows at each position: ``(num_lanes, capacity, *shape)``."""
         return np.empty((self._num_lanes, self._capacity, *rows.shape[1:]), rows.dtype)
 
     def _carry_on(self) -> None:
-        """Use the arrays again; keep as much as the next chunks look back to."""
+        """Reuse the arrays; keep the steps that the next chunks look back to."""
         first = max(self._last - self._lookback, 0)
         count = self._last + 1 - first
         for array in (self._observations, self._rewards, *self._columns.values()):
@@ -295,7 +296,7 @@ class EpisodeBuffer:
         self._times_s = self._times_s[first:]
         self._since = self._last = last = count - 1
         self._starts = [last] * self._num_lanes
-        # Their lanes' next episodes have no ids yet.
+        # The next episodes of their lanes have no ids yet.
         self._ends.extend((lane, last) for lane in np.flatnonzero(self.is_over).tolist())
 
     def _grow(self) -> None:
@@ -320,5 +321,5 @@ def _kept(infos: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]] | None:
 
 
 def _new_id() -> str:
-    """Return what RLlib calls an episode by."""
+    """Return an episode id, in RLlib's form."""
     return uuid.uuid4().hex

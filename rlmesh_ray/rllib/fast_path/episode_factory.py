@@ -1,4 +1,4 @@
-"""RLlib's episodes out of arrays, without the checks for what cannot be wrong there."""
+"""Construction of RLlib's episodes from arrays, without the checks of RLlib's constructor."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,21 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 
 
 class EpisodeFactory:
-    """Makes episodes of one environment, as RLlib's ``to_numpy`` would have left them.
+    """Makes episodes in the state in which RLlib's ``to_numpy`` leaves them.
 
-    RLlib's own constructor works out the structure of each buffer's space several times, and
-    checks every length: half of what an episode of twenty steps costs. So it is asked for one
-    episode, and all others are made after that pattern.
+    RLlib's own constructor determines the structure of each buffer's space several times, and
+    checks every length: half of the cost of an episode of twenty steps. So it makes one episode,
+    and all others are copies of that pattern with other contents.
 
     Args:
-        observation_space: Of one lane.
-        action_space: Likewise.
+        observation_space: Observation space of one lane.
+        action_space: Action space of one lane.
     """
 
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
     ) -> None:
-        # As many observations as actions and one more: else it is no episode.
+        # RLlib requires one observation more than actions.
         pattern = SingleAgentEpisode(
             observations=InfiniteLookbackBuffer(np.zeros(2)),
             observation_space=observation_space,
@@ -60,13 +60,13 @@ class EpisodeFactory:
         """Return an episode of at least one step; it keeps the arrays as they are.
 
         Args:
-            id_: Of the episode.
-            observations: Those before each step and after the last.
+            id_: Id of the episode.
+            observations: The observations before each step and after the last one.
             infos: Likewise.
-            actions: One row a step.
-            rewards: One a step.
-            extras: One row a step each.
-            lookback: How many of the steps belong to the chunk before.
+            actions: One row for each step.
+            rewards: One for each step.
+            extras: The module's other outputs; one row for each step.
+            lookback: How many of the steps belong to the former chunk.
             t_started: Steps of the episode before this chunk.
         """
         episode = object.__new__(SingleAgentEpisode)

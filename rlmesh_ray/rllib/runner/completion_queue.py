@@ -1,9 +1,9 @@
-"""Where the work of a runner's slots ends up, for the one thread that samples.
+"""The queue of a runner's completed work, read by the thread that samples.
 
-Work that is done where somebody waits for it costs no thread: that of a slot that is alone, and
-that whose end the system itself tells of, as the answer on a line. Everything else is done in the
-slots' own threads, also what the system does not tell of for long: an endpoint that is frozen, as
-containers and machines can be, tells nothing, and only whoever receives from it gives up in time.
+A job that runs in the reading thread needs no thread of its own: the job of the only slot, and one
+whose end a file descriptor signals, such as the answer over a direct connection. All other jobs run
+in the slots' own threads. So does a job whose descriptor has signaled nothing for a second: an
+endpoint that is frozen never signals, and only the call that receives from it has a deadline.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from rlmesh_ray.polling import AdaptivePoller, IdleWork, WakeupDescriptors, no_work
 
 _MAX_WATCH_S = 1.0
-"""What has been watched for so long without a signal is left to its owner."""
+"""A job that was watched for so long without a signal is handed back to its owner."""
 
 ResultT = TypeVar("ResultT")
 Job = Callable[[], ResultT]
@@ -30,31 +30,31 @@ class _Watched(Generic[ResultT]):
     job: Job[ResultT]
     hand_back: Callable[[Job[ResultT]], None]
     late_s: float
-    """When it is to be left, by ``time.monotonic``."""
+    """When to hand it back, by ``time.monotonic``."""
 
 
 class CompletionQueue(Generic[ResultT]):
-    """One queue for all slots. For one thread that takes.
+    """One queue for all slots, read by one thread.
 
     Args:
-        num_slots: That put something in.
+        num_slots: How many slots put results in.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.are_deferred = num_slots == 1
-        """Whether work that has no signal is done by whoever waits for it."""
+        """Whether jobs without a signal run in ``take``."""
         self._deferred: deque[Job[ResultT]] = deque()
         self._arrived: queue.SimpleQueue[ResultT] = queue.SimpleQueue()
-        # By owner, the oldest first: a descriptor that was closed may be another one's by now.
+        # By owner, the oldest first: the number of a closed descriptor may have been reused.
         self._watched: dict[Hashable, _Watched[ResultT]] = {}
         self._signaled: deque[Hashable] = deque()
-        """Owners of what is being watched and has told already."""
+        """Owners of watched jobs whose signal has arrived."""
         self._own_eventfd = -1
         self._poller = AdaptivePoller(1.5e-3)
         self._eventfd_lock = threading.Lock()
 
     def defer(self, job: Job[ResultT]) -> None:
-        """Have ``job`` done by ``take``."""
+        """Run ``job`` in the next ``take``."""
         self._deferred.append(job)
 
     def watch(
@@ -64,16 +64,17 @@ class CompletionQueue(Generic[ResultT]):
         job: Job[ResultT],
         hand_back: Callable[[Job[ResultT]], None],
     ) -> None:
-        """Have ``job`` done by ``take`` as soon as ``wakeup`` tells.
+        """Run ``job`` in ``take`` as soon as ``wakeup`` signals.
 
         Args:
-            wakeup: Of what ``job`` would wait for.
-            owner: Whose it is.
-            job: It knows for how long to wait; a signal does not.
-            hand_back: Gets ``job`` when ``wakeup`` has not told for a second, to do it elsewhere.
+            wakeup: Signals that ``job`` need not wait.
+            owner: Identifies the job; one job for each owner.
+            job: Has a deadline of its own; a signal has none.
+            hand_back: Gets ``job`` when ``wakeup`` has signaled nothing for a second, to run it in
+                another thread.
         """
         if self._own_eventfd < 0:
-            # Whoever waits for descriptors must hear of threads as well.
+            # A wait for descriptors must end when a thread puts a result in, too.
             self._own_eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         late_s = time.monotonic() + _MAX_WATCH_S
         self._watched[owner] = _Watched(wakeup, job, hand_back, late_s)
@@ -84,7 +85,7 @@ class CompletionQueue(Generic[ResultT]):
         return bool(self._deferred or self._signaled) or not self._arrived.empty()
 
     def unwatch(self, owner: Hashable) -> Job[ResultT] | None:
-        """Return what is being watched for ``owner``, and leave it to the caller."""
+        """Return the job that is watched for ``owner``, which the caller runs from now on."""
         watched = self._watched.pop(owner, None)
         if watched is None:
             return None
@@ -93,18 +94,18 @@ class CompletionQueue(Generic[ResultT]):
         return watched.job
 
     def put(self, arrival: ResultT) -> None:
-        """Add an arrival. From any thread."""
+        """Add a result. From any thread."""
         self._arrived.put(arrival)
         with self._eventfd_lock:
             if self._own_eventfd >= 0:
                 os.eventfd_write(self._own_eventfd, 1)
 
     def take(self, timeout_s: float | None, meanwhile: IdleWork = no_work) -> ResultT | None:
-        """Wait for the next arrival; None: nothing came in time.
+        """Wait for the next result; None: none arrived in time.
 
         Args:
-            timeout_s: None: as long as it takes.
-            meanwhile: Done for as long as no signal tells and there is something to do.
+            timeout_s: How long to wait; None: without limit.
+            meanwhile: Called while no signal has arrived, until it returns False.
         """
         if self._deferred:
             return self._deferred.popleft()()
@@ -130,7 +131,7 @@ class CompletionQueue(Generic[ResultT]):
             return None
 
     def _hand_back_late(self, now_s: float) -> None:
-        """Leave what has not told for long, however often the others do."""
+        """Hand back the jobs that were watched for too long."""
         if next(iter(self._watched.values())).late_s > now_s:
             return
         late = [owner for owner, watched in self._watched.items() if watched.late_s <= now_s]
@@ -140,14 +141,14 @@ class CompletionQueue(Generic[ResultT]):
                 watched.hand_back(watched.job)
 
     def close(self) -> None:
-        """Let go of the descriptor. Idempotent; what is put in afterwards interests nobody."""
+        """Close the descriptor. Idempotent; results that are put in afterwards are ignored."""
         with self._eventfd_lock:
             eventfd, self._own_eventfd = self._own_eventfd, -1
         if eventfd >= 0:
             os.close(eventfd)
 
     def _readable(self, timeout_s: float | None, meanwhile: IdleWork) -> list[int]:
-        """Return what is readable; nothing: that took too long. The eventfd is quiet afterwards."""
+        """Return the readable descriptors; none after the timeout. Resets the own eventfd."""
         signals = [watched.wakeup for watched in self._watched.values()]
         ready = self._poller.wait_readable(
             self._own_eventfd,

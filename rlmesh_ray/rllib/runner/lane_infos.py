@@ -1,4 +1,4 @@
-"""The infos of all lanes, out of those of a vector."""
+"""Conversion of a vector environment's infos to one dict for each lane."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
@@ -9,12 +9,13 @@ from rlmesh_ray.spaces.vector_infos import lane_info
 
 
 class NoInfos(Sequence[dict[str, Any]]):
-    """The infos of lanes that have none: who asks for a lane's gets a dict of its own.
+    """The infos of lanes that have none: each access returns a new empty dict.
 
-    A dict a lane and step, most of them never looked at, keeps the garbage collector busy.
+    One stored dict for each lane and step, most of them never read, would keep the garbage
+    collector busy.
 
     Args:
-        num_lanes: Of the vector.
+        num_lanes: Number of lanes of the vector.
     """
 
     __slots__ = ("_num_lanes",)
@@ -38,14 +39,14 @@ class NoInfos(Sequence[dict[str, Any]]):
 
 
 def lane_infos(infos: Mapping[str, object], num_lanes: int) -> Sequence[dict[str, Any]]:
-    """Return what ``lane_info`` does for each lane, at less cost where there are many.
+    """Return the ``lane_info`` of each lane, at less cost where there are many.
 
     Args:
-        infos: As gymnasium's vector environments give them.
-        num_lanes: Of the vector.
+        infos: Infos in the form of gymnasium's vector environments.
+        num_lanes: Number of lanes of the vector.
 
     Returns:
-        One dict a lane; none of them is another's.
+        One dict for each lane, shared with no other lane.
     """
     if not infos:
         return NoInfos(num_lanes)
@@ -55,14 +56,14 @@ def lane_infos(infos: Mapping[str, object], num_lanes: int) -> Sequence[dict[str
 
 
 def joined(parts: Sequence[Sequence[dict[str, Any]]]) -> Sequence[dict[str, Any]]:
-    """Return the infos of several vectors' lanes, one after the other."""
+    """Return the infos of the lanes of several vectors, one after the other."""
     if all(isinstance(part, NoInfos) for part in parts):
         return NoInfos(sum(map(len, parts)))
     return [info for part in parts for info in part]
 
 
 def _is_usual(infos: Mapping[str, object], key: str, num_lanes: int) -> bool:
-    """Tell whether a key holds an array with one entry a lane, or is the mask of one that does."""
+    """Return whether a key holds an array with one entry a lane, or is the mask of such a key."""
     if key.startswith("_"):
         return key[1:] in infos and f"_{key}" not in infos and not key.startswith("__")
     value, mask = infos[key], infos.get(f"_{key}")

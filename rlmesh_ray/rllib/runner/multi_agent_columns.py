@@ -25,7 +25,7 @@ from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
 
 COMMON_INFO = "__common__"
-"""Where RLlib has the infos that are of no agent."""
+"""RLlib's key of the infos that belong to no agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class AgentSpec:
     """One agent of a multi-agent environment."""
 
     agent_id: AgentId
-    """As the environment and RLlib have it."""
+    """Its id in the environment and in RLlib."""
     key: str
-    """What stands for it in the lane's spaces and infos."""
+    """Its key in the lane's spaces and infos."""
     observation: SpaceSpec
     action: SpaceSpec
 
@@ -44,11 +44,11 @@ def agents_of_lane(contract: EnvContract) -> tuple[AgentSpec, ...]:
     """Return the agents of a lane, in the order of its arrays.
 
     Args:
-        contract: Of an endpoint that says in its metadata that a lane holds several agents.
+        contract: A contract whose metadata lists several agents for a lane.
 
     Raises:
-        ContractMismatchError: Its metadata and spaces do not fit together as
-            ``spaces.multi_agent`` says.
+        ContractMismatchError: Its metadata and spaces do not fit together; see
+            ``spaces.multi_agent``.
     """
     keys = described_agents(contract.metadata.get(capabilities.MULTI_AGENT))
     space, actions = contract.observation_space, contract.action_space
@@ -62,10 +62,10 @@ def agents_of_lane(contract: EnvContract) -> tuple[AgentSpec, ...]:
         or space != lane_observation(observations)
     ):
         raise ContractMismatchError(
-            f"{contract.id} is said to have the agents {list(keys)}, but its observation space "
+            f"the contract of {contract.id} has the agents {list(keys)}, but its observation space "
             f"({', '.join(space_lines(space))}) and its action space "
             f"({', '.join(space_lines(actions))}) are not those of a lane that holds these agents; "
-            "serve it with this package's EnvServer, or as that does"
+            "serve it with this package's EnvServer, or in the same way"
         )
     return tuple(
         AgentSpec(agent_id, key, observation, action)
@@ -81,25 +81,25 @@ def _keys(spec: DictSpec) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AgentDicts:
-    """What a step or a reset gave; one entry a lane everywhere, each by agent."""
+    """The result of a step or reset; one entry a lane everywhere, each by agent."""
 
     observations: list[dict[AgentId, Any]]
-    """Of those who are present."""
+    """For the agents that are present."""
     rewards: list[dict[AgentId, float]]
-    """Of those who have acted, and of others if they are not 0."""
+    """For the agents that have acted, and for absent ones whose reward is not 0."""
     terminated: list[dict[AgentId, bool]]
-    """Of those who are present, and of others if they have ended; with ``__all__``."""
+    """For the agents that are present, and for absent ones that have ended; with ``__all__``."""
     truncated: list[dict[AgentId, bool]]
     """Likewise."""
     acting: NDArray[np.bool_]
-    """Who is to act next: ``(num_lanes, num_agents)``; nobody where the episode is over."""
+    """Whether an agent acts next: ``(num_lanes, num_agents)``; False where the episode is over."""
 
 
 class AgentColumns:
-    """Converts what the lanes of a vector exchange.
+    """Converts the columns of a vector's lanes to dicts by agent, and back.
 
     Args:
-        agents: Of each lane.
+        agents: The agents of each lane.
     """
 
     def __init__(self, agents: Sequence[AgentSpec]) -> None:
@@ -115,13 +115,13 @@ class AgentColumns:
         truncated: NDArray[np.bool_],
         acted: NDArray[np.bool_],
     ) -> AgentDicts:
-        """Read observations.
+        """Convert the result of a step or reset.
 
         Args:
-            columns: Over all lanes, of the lanes' observation space; arrays are kept.
-            terminated: Of the whole environments, one flag a lane.
-            truncated: Likewise.
-            acted: Who had to act before: ``(num_lanes, num_agents)``.
+            columns: Columns of the lanes' observation space, over all lanes; arrays are kept.
+            terminated: Whether a whole environment has terminated, one flag for each lane.
+            truncated: Likewise, truncated.
+            acted: Whether an agent acted in this step: ``(num_lanes, num_agents)``.
         """
         *observed, presences, rewards, terminations, truncations = columns
         present = np.asarray(presences, np.bool_)
@@ -130,14 +130,14 @@ class AgentColumns:
         for position, part in enumerate(self._observations):
             for lane in np.flatnonzero(present[:, position]).tolist():
                 observations[lane][part.agent_id] = part.value(observed, lane)
-        is_told = present | ended[0] | ended[1]
+        is_listed = present | ended[0] | ended[1]
         values = np.asarray(rewards)
         is_over = terminated | truncated
         return AgentDicts(
             observations,
             self._by_agent(values, acted | (values != 0.0)),
-            self._with_all(ended[0], is_told, terminated),
-            self._with_all(ended[1], is_told, truncated),
+            self._with_all(ended[0], is_listed, terminated),
+            self._with_all(ended[1], is_listed, truncated),
             present & ~ended[0] & ~ended[1] & ~is_over[:, np.newaxis],
         )
 
@@ -147,16 +147,16 @@ class AgentColumns:
         acting: NDArray[np.bool_],
         is_ignored: NDArray[np.bool_],
     ) -> list[Column]:
-        """Return the columns of a batch of actions, with fillers for all who do not act.
+        """Return the columns of a batch of actions, with fillers for agents that do not act.
 
         Args:
-            actions: One entry a lane, each by agent.
-            acting: Who is to act: ``(num_lanes, num_agents)``.
-            is_ignored: By lane: whether it does not look at actions.
+            actions: One entry for each lane, by agent.
+            acting: Whether an agent has to act: ``(num_lanes, num_agents)``.
+            is_ignored: For each lane: whether it ignores the actions.
 
         Raises:
-            ConformanceError: An agent that is to act has no action, or one that does not fit its
-                space, or an agent that is not to act has one.
+            ConformanceError: An agent that has to act has no action, or one that does not fit its
+                space, or another agent has an action.
         """
         for lane in np.flatnonzero(~is_ignored).tolist():
             self._require(actions[lane], acting[lane], lane)
@@ -171,7 +171,7 @@ class AgentColumns:
         return columns
 
     def infos(self, infos: Mapping[str, Any]) -> dict[AgentId, Any]:
-        """Return the infos of a lane by agent; what belongs to none stands in ``__common__``."""
+        """Return the infos of a lane by agent; those of no agent are in ``__common__``."""
         keys = {key for key in self._keys if isinstance(infos.get(key), Mapping)}
         own: dict[AgentId, Any] = {
             agent: infos[key]
@@ -188,7 +188,7 @@ class AgentColumns:
         return dict.fromkeys(self._ids, value)
 
     def _require(self, given: Mapping[AgentId, Any], acts: NDArray[np.bool_], lane: int) -> None:
-        """Refuse what would be made up for an agent, and what would be lost."""
+        """Refuse missing actions, which would have to be invented, and superfluous ones."""
         expected = [self._ids[position] for position in np.flatnonzero(acts)]
         if given.keys() == set(expected):
             return
@@ -225,7 +225,7 @@ class AgentColumns:
 
 @dataclass(frozen=True, slots=True)
 class _AgentColumns:
-    """What belongs to one agent in a lane's columns."""
+    """The part of a lane's columns that belongs to one agent."""
 
     agent_id: AgentId
     spec: SpaceSpec

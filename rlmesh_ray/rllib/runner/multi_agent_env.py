@@ -1,4 +1,4 @@
-"""The vector environment of a multi-agent EnvRunner: the lanes of several sessions."""
+"""The session group and the environment of a runner whose lanes hold several agents each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 
 ByAgent = list[dict[AgentId, Any]]
-"""One dict by agent a lane."""
+"""One dict by agent for each lane."""
 
 
 class SpacesOnlyMultiAgentEnv(MultiAgentEnv):
-    """Tells RLlib the agents of a lane and their spaces; stepped it cannot be.
+    """The agents of a lane and their spaces, for RLlib; it has no ``step``.
 
     Args:
-        agents: Of the lane.
+        agents: The agents of the lane.
     """
 
     def __init__(self, agents: Sequence[AgentSpec]) -> None:
@@ -43,7 +43,7 @@ class SpacesOnlyMultiAgentEnv(MultiAgentEnv):
 
 @dataclass(frozen=True, slots=True)
 class AgentBatch:
-    """What all lanes of a group gave; one entry a lane everywhere, each by agent."""
+    """The result of a step or reset in all lanes of a group; one entry a lane, each by agent."""
 
     observations: ByAgent
     rewards: ByAgent

@@ -1,17 +1,17 @@
-"""One session's lanes with the autoreset that RLlib expects: NEXT_STEP.
+"""One session's lanes with the autoreset mode that RLlib expects: NEXT_STEP.
 
-RLlib assumes NEXT_STEP without looking: in the step after an episode's end it ignores the
-lane's action and takes the observation as the first of a new episode. Here the other modes
-are made to look like it, with partial resets:
+RLlib assumes NEXT_STEP without checking: in the step after an episode's end it ignores the
+lane's action and takes the observation as the first of a new episode. Here NEXT_STEP is emulated
+for endpoints with another mode, by partial resets:
 
 * DISABLED, every lane ended (always so with one lane): a Reset instead of the Step.
 * DISABLED, some lanes ended: they are reset before the Step, since stepping an ended lane is
   not allowed, and again after it, since the Step has moved them on.
-* SAME_STEP: the observation that RLlib must see last is in the infos; the lane, which has been
-  restarted already and stepped with an action that was not meant for it, is reset again.
+* SAME_STEP: the last observation of the episode is in the infos. The lane has been restarted
+  already and stepped with an action for the former episode, so it is reset again.
 
-A step whose reward is not finite is no part of its episode: that ends before it, and the lane is
-reset, whatever the mode.
+A step whose reward is not finite is no part of its episode: the episode ends before it, and the
+lane is reset, in every mode.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode
 
 @dataclass(frozen=True, slots=True)
 class SessionBatch:
-    """What all lanes of a session gave; one entry a lane everywhere."""
+    """The result of a step or reset in all lanes of a session; one entry a lane everywhere."""
 
     observation: list[Column]
     rewards: NDArray[np.float64]
@@ -42,7 +42,7 @@ class SessionBatch:
     truncated: NDArray[np.bool_]
     infos: Sequence[dict[str, Any]]
     discarded: Mapping[int, str] = field(default_factory=dict)
-    """By lane: why this step is no part of its episode, which ends before it as truncated."""
+    """By lane: why this step is discarded, and the episode truncated before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class _Pending:
 
 
 class NextStepSession:
-    """The lanes of one session, NEXT_STEP whatever the endpoint's mode is.
+    """The lanes of one session, in NEXT_STEP mode for any mode of the endpoint.
 
     Args:
-        client: An open session; closed by ``close``.
+        client: The client of an open session; ``close`` closes it.
     """
 
     def __init__(self, client: LaneClient) -> None:
@@ -77,14 +77,14 @@ class NextStepSession:
         """Start new episodes everywhere.
 
         Args:
-            seeds: Empty, or one a lane.
-            options: Handed to the environment.
+            seeds: Empty, or one for each lane.
+            options: Passed to the environment.
         """
         self._ended = ()
         return self._first(self._client.reset(seeds=seeds, options=options))
 
     def send(self, action: Sequence[Column]) -> None:
-        """Apply one action a lane; ``receive`` returns the result."""
+        """Apply one action in each lane; ``receive`` returns the result."""
         ended, self._ended = self._ended, ()
         if not ended:
             self._pending = _Pending(step=self._client.send_step(action))
@@ -98,11 +98,11 @@ class NextStepSession:
             self._pending = _Pending(before, step, after, ended)
 
     def receive(self) -> SessionBatch:
-        """Return what the actions that were sent have led to.
+        """Return the result of the actions that were sent.
 
         Raises:
-            RemoteEnvError: The environment raised or timed out. The session is out of step
-                then, and good for nothing but ``close``.
+            RemoteEnvError: The environment raised or timed out. The session can only be closed
+                then.
             EndpointError: The session broke.
         """
         pending, self._pending = self._pending, _Pending()
@@ -127,7 +127,7 @@ class NextStepSession:
         return batch
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return what tells that ``receive`` need not wait; None: nothing does."""
+        """Return descriptors that signal that ``receive`` need not wait; None: there are none."""
         return None if self._pending.after else self._client.wakeup()
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
@@ -177,7 +177,7 @@ class NextStepSession:
         )
 
     def _require_single_resets(self, discarded: Mapping[int, str]) -> None:
-        """Give the session up where it cannot reset the lanes that are to be reset alone."""
+        """Raise if single lanes have to be reset and the endpoint cannot do that."""
         is_able = capabilities.PARTIAL_RESET in self._client.answer.capabilities
         if not is_able and 0 < len(self._ended) < self.num_lanes:
             raise unusable_step(*next(iter(discarded.items())))
@@ -202,12 +202,12 @@ class NextStepSession:
 
 
 def unusable_step(lane: int, cause: str) -> RemoteEnvError:
-    """Return the error of a step that must not reach a learner, where it is not just left out."""
+    """Return the error of a step that must not reach a learner and cannot be left out."""
     return RemoteEnvError("INTERNAL", f"lane {lane}: {cause}", is_recoverable=False)
 
 
 def _unusable(rewards: NDArray[np.float64]) -> dict[int, str]:
-    """Return why a step must not reach a learner, by lane; mostly nothing."""
+    """Return the lanes whose step must not reach a learner, with the reasons."""
     is_finite = np.isfinite(rewards)
     if np.count_nonzero(is_finite) == len(rewards):
         return {}

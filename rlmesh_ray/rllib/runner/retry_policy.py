@@ -1,4 +1,4 @@
-"""How long to keep trying when an endpoint, or the environment behind it, fails again and again."""
+"""When to retry, and when to give up, after failures of an endpoint or of its environment."""
 
 from rlmesh_ray.errors import (
     AccessDeniedError,
@@ -9,8 +9,8 @@ from rlmesh_ray.errors import (
     RlmeshError,
 )
 
-# An endpoint that Ray restarts answers again after 2 s; a node that is lost silently is missed
-# after a minute, and what was on it comes back elsewhere.
+# An endpoint that Ray restarts answers again after 2 s; Ray notices a node that is lost silently
+# after a minute, and restarts its actors elsewhere.
 _GIVE_UP_AFTER_S = 120.0
 _FIRST_DELAY_S = 0.25
 _LONGEST_DELAY_S = 1.0
@@ -22,16 +22,16 @@ _NOT_RETRIED = (
     ConformanceError,
     HandshakeRefusedError,
 )
-"""Another try would end the same."""
+"""Errors after which another attempt would fail in the same way."""
 
 
 class RetryPolicy:
-    """Says when to try again, and when not to.
+    """Decides when to try again, and when to give up.
 
-    An endpoint that is away is tried again for some time, at growing intervals; the first try
-    comes at once. An environment that raises is tried ten times until it finishes an episode: it
-    may be worn out, and another try makes a new one, or it may be broken for good. An error costs
-    all lanes their episodes; episodes that are discarded lane by lane count just as much.
+    An endpoint that is away is tried again for some time, at growing intervals; the first attempt
+    is made at once. An environment that raises is tried ten times until it finishes an episode: an
+    attempt makes a new environment, which may work, or the environment may be broken for good. An
+    error ends the episodes of all lanes; episodes that end lane by lane count just as much.
 
     Args:
         give_up_after_s: How long an endpoint may stay away.
@@ -46,11 +46,11 @@ class RetryPolicy:
         self.num_raised = 0
         """Errors of the environment since it finished an episode."""
         self.num_discarded = 0
-        """Episodes since then that ended before a step which cannot be used."""
+        """Episodes since then that ended before a step which was discarded."""
         self._since_s: float | None = None
 
     def succeeded(self) -> None:
-        """Note that it works."""
+        """Note a success of the endpoint."""
         self.num_failures = 0
         self._since_s = None
 
@@ -61,18 +61,18 @@ class RetryPolicy:
 
     @property
     def num_env_failures(self) -> int:
-        """Failures of the environment since it finished an episode, of all lanes each."""
+        """Failures of the environment since it finished an episode, each in all lanes."""
         return self.num_raised + self.num_discarded // self._num_lanes
 
     def failed(
         self, error: RlmeshError, now_s: float, *, others_work: bool = False
     ) -> float | None:
-        """Return after how many seconds to try again; None: do not.
+        """Return after how many seconds to try again; None: give up.
 
         Args:
-            error: What went wrong.
-            now_s: Any monotonic clock.
-            others_work: Whether the work goes on elsewhere: an endpoint may stay away then.
+            error: The failure.
+            now_s: The time by any monotonic clock.
+            others_work: Whether other slots sample: the endpoint may stay away without limit then.
         """
         self.num_failures += 1
         if self._since_s is None:
@@ -89,7 +89,7 @@ class RetryPolicy:
         return _delay_s(_FIRST_DELAY_S, self.num_failures)
 
     def discarded(self, num_episodes: int) -> bool:
-        """Note episodes that ended before an unusable step; return whether to give up."""
+        """Note episodes that ended before a discarded step; return whether to give up."""
         self.num_discarded += num_episodes
         return self._is_exhausted
 

@@ -26,14 +26,13 @@ _SUBDIRECTORY = "endpoints"
 
 
 class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
-    """An EnvRunner that writes what it samples where ``config.output`` says so.
+    """An EnvRunner that records its samples to ``config.output``, if that is set.
 
-    Options, rows and paths are those of RLlib's own recording runner, to be read by RLlib's offline
-    algorithms: ``OUTPUT/endpoints/run-WORKER-NUMBER``, one file a directory. Other than there,
-    every row is written once: in Ray 2.60 that one writes all earlier rows again each time, and
-    with ``output_max_rows_per_file`` drops all but the last file of a sample. Rows that could not
-    be written are kept and tried again after the next sample; the log tells of it. Without
-    ``output`` nothing is recorded.
+    Options, rows and paths are those of RLlib's own recording runner, so that RLlib's offline
+    algorithms can read them: ``OUTPUT/endpoints/run-WORKER-NUMBER``, one file in each directory.
+    Every row is written once; RLlib's runner in Ray 2.60 writes all earlier rows again each time,
+    and with ``output_max_rows_per_file`` drops all but the last file of a sample. Rows that could
+    not be written are kept and written after the next sample; the failure is logged.
 
     As in RLlib, evaluation runners record, too, unless ``evaluation_config`` sets
     ``{"output": None}``.
@@ -46,8 +45,8 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
         if not config.output:
             super(OfflineSingleAgentEnvRunner, self).__init__(config=config, **kwargs)
             return
-        # RLlib limits all of this process to the CPUs of a runner: in the driver, an algorithm that
-        # reads what was recorded would wait for ever. Nothing is needed of them here; see _write.
+        # RLlib limits this whole process to the CPUs of a runner: in the driver, an algorithm that
+        # reads recorded data would wait without end. No CPUs are needed here; see _write.
         options = ray.data.DataContext.get_current().execution_options
         limits = options.resource_limits
         super().__init__(config=config, **kwargs)
@@ -61,7 +60,7 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
 
     @override(OfflineSingleAgentEnvRunner)
     def sample(self, **kwargs: Any) -> list[SingleAgentEpisode]:
-        """Sample as RLlib's runner does, and write what was sampled."""
+        """Sample as RLlib's runner does, and record the episodes."""
         episodes: list[SingleAgentEpisode] = super(OfflineSingleAgentEnvRunner, self).sample(
             **kwargs
         )
@@ -71,7 +70,7 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
 
     @override(OfflineSingleAgentEnvRunner)
     def stop(self) -> None:
-        """Write the rows that are left, where the config wants them, and close the environment."""
+        """Write the remaining rows, if the config asks for it, and close the environment."""
         try:
             if self.config.output and self._samples and self._wants_rest:
                 self._write(len(self._samples))
@@ -95,17 +94,17 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
         self.metrics.log_value("recording_buffer_size", len(self._samples))
 
     def _write(self, num_rows: int) -> bool:
-        """Write the oldest rows into a file; False: it did not work, and they are still there."""
+        """Write the oldest rows into a file; False: that failed, and they are kept."""
         self._sample_counter += 1
         run = f"{self.worker_path}-{self._sample_counter:05d}"
         path = f"{str(self.output_path).rstrip('/')}/{self.subdir_path}/{run}"
-        # The runner waits meanwhile, so that its own CPU is free: in a cluster whose CPUs are all
-        # taken, writing would otherwise wait for one for ever.
+        # The runner waits meanwhile, so its own CPU is free: in a cluster whose CPUs are all taken,
+        # a task that asks for one would wait without end.
         settings = {"ray_remote_args": {"num_cpus": 0}, **self.output_write_method_kwargs}
         try:
             rows = ray.data.from_items(self._samples[:num_rows], override_num_blocks=1)
             getattr(rows, self.output_write_method)(path, **settings)
-        except Exception:  # noqa: BLE001  # of any storage; what was sampled must not be lost for it
+        except Exception:  # noqa: BLE001  # an error of any storage must not lose samples
             _LOG.exception(
                 "worker %s cannot write %d rows to %s; they are kept, and tried again after the "
                 "next sample",
@@ -119,7 +118,7 @@ class RecordingEnvRunner(OfflineSingleAgentEnvRunner):
 
 
 def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False) -> None:
-    """See to it that runners can record what ``config.offline_data(output=...)`` asks for.
+    """Check that runners can record as ``config.offline_data(output=...)`` asks for.
 
     Raises:
         ConfigurationError: They cannot.
@@ -140,8 +139,8 @@ def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False)
         )
     if config.output_filesystem not in _FILESYSTEMS:
         raise ConfigurationError(
-            f"offline_data(output_filesystem={config.output_filesystem!r}) is none that RLlib "
-            "knows: 'gcs', 's3' and 'abs'; leave it out for local files"
+            f"offline_data(output_filesystem={config.output_filesystem!r}) is unknown to RLlib, "
+            "which has 'gcs', 's3' and 'abs'; leave it out for local files"
         )
     write = getattr(ray.data.Dataset, str(config.output_write_method), None)
     parameters = inspect.signature(write).parameters if callable(write) else {}
@@ -154,7 +153,7 @@ def require_recordable(config: AlgorithmConfig, *, is_multi_agent: bool = False)
 
 
 def _packed(episode: SingleAgentEpisode) -> bytes:
-    """Return an episode in the form in which RLlib records it, and reads it."""
+    """Return an episode in the form that RLlib records and reads."""
     import msgpack
     import msgpack_numpy
 

@@ -1,7 +1,7 @@
-"""Where the sessions of one runner are to be opened, and which ones are asked to go elsewhere.
+"""Where the sessions of one runner are opened, and which of them have to move.
 
-The directories say both. They are asked without being waited for, a few times a minute at the
-most, and whoever only knows fixed addresses is not asked at all.
+The resolvers of the endpoints decide both. A runner asks them for moves every two seconds at the
+most, without waiting for the answer; resolvers of fixed addresses are not asked.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from rlmesh_ray.rllib.config.rollout_plan import EndpointResolver, FixedAddressR
 
 _ASK_EVERY_S = 2.0
 _FORGET_AFTER_S = 30.0
-"""So long an answer may take; then it is asked for again."""
+"""How long to wait for an answer before asking again."""
 
 PollAnswer = Callable[[Any], Collection[str] | None]
-"""Returns the answer to a survey; None: it is not there yet."""
+"""Returns the names of sessions that have to move; None: the answer has not arrived."""
 
 
 def poll_answer(answer_ref: Any) -> Collection[str] | None:
-    """Return the answer to a survey without waiting; None: it is not there yet.
+    """Return the names of sessions that have to move, without waiting; None: no answer yet.
 
-    Where nobody is left who could answer, nobody is asked to move.
+    Where the registry is gone, no session has to move.
     """
     ready, _ = ray.wait([answer_ref], timeout=0)
     if not ready:
@@ -43,21 +43,21 @@ def poll_answer(answer_ref: Any) -> Collection[str] | None:
 class _PendingRebalance:
     answer_ref: Any
     assignments: dict[int, Assignment]
-    """Who was where when it was asked; whoever has another seat by now has moved already."""
+    """Assignments at the time of the request; a session with another one has moved already."""
 
 
 class SessionAssignments:
-    """The seats of a runner's sessions, which are known by their numbers.
+    """The assignments of a runner's sessions to endpoints, by the numbers of the sessions.
 
     ``get`` and ``drop`` may be called from any thread, all else from the one that samples.
 
     Args:
-        plan: Which endpoints there are.
-        endpoints: For which of them each session is meant.
-        names: Of the sessions, for the directories; see ``session_names``.
-        node_id: Where the runner is.
-        clock: Tells seconds.
-        poll: Looks at what the directories answer.
+        plan: The plan, which has the endpoints.
+        endpoints: Index of the preferred endpoint of each session.
+        names: Names of the sessions for the resolvers; see ``session_names``.
+        node_id: Ray's id of the runner's node.
+        clock: Returns seconds, monotonically.
+        poll: Returns a resolver's answer if it has arrived.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SessionAssignments:
         self._asked_at_s: float | None = None
 
     def get(self, number: int) -> Assignment:
-        """Return the seat of a session; one that has none gets one. May take a while.
+        """Return the assignment of a session; request one if it has none. May take a while.
 
         Raises:
             EndpointUnreachableError: There is no endpoint for it now.
@@ -102,18 +102,18 @@ class SessionAssignments:
         with self._lock:
             self._assignments[number] = assignment
             is_released = self._is_released
-        if is_released:  # meanwhile
+        if is_released:  # by another thread, in the meantime
             resolver.release([self._names[number]])
         return assignment
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forget the seats of sessions: whoever takes one gets another, or the same anew."""
+        """Forget the assignments of sessions; the next ``get`` requests new ones."""
         with self._lock:
             for number in numbers:
                 self._assignments.pop(number, None)
 
     def request_rebalance(self) -> None:
-        """Ask which sessions are to move, if it is time. Never waits."""
+        """Ask which sessions have to move, if it is time. Never waits."""
         if not self._rebalancing:
             return
         now_s = self._clock()
@@ -129,13 +129,13 @@ class SessionAssignments:
                 self._names[number]: assignment.endpoint_id
                 for number, assignment in assignments.items()
             }
-            with contextlib.suppress(EndpointError):  # who would know is away
+            with contextlib.suppress(EndpointError):  # the registry is away
                 answer_ref = resolver.rebalance(placed)
                 if answer_ref is not None:
                     self._pending.append(_PendingRebalance(answer_ref, assignments))
 
     def sessions_to_move(self) -> frozenset[int]:
-        """Return which sessions are to move, by what has been answered since the last call."""
+        """Return the sessions that have to move, from the answers since the last call."""
         if not self._pending:
             return frozenset()
         moving: set[int] = set()
@@ -158,12 +158,12 @@ class SessionAssignments:
         return frozenset(moving)
 
     def endpoint_of(self, number: int) -> str:
-        """Return what the endpoint is called where a session is; empty: it has no seat."""
+        """Return the id or address of the endpoint of a session; empty: it has no assignment."""
         assignment = self._assignments.get(number)
         return (assignment.endpoint_id or assignment.address) if assignment else ""
 
     def release(self) -> None:
-        """Give all seats back. Neither waits nor raises."""
+        """Release all assignments. Neither waits nor raises."""
         with self._lock:
             self._is_released = True
             self._assignments.clear()
@@ -186,27 +186,27 @@ class SessionAssignments:
 def session_names(
     plan_id: str, worker_index: int, num_sessions: int, *, in_evaluation: bool, runner: str
 ) -> list[str]:
-    """Return the names of a runner's sessions, by number.
+    """Return the names of a runner's sessions, in the order of their numbers.
 
     Args:
-        plan_id: Of the plan.
-        worker_index: As RLlib counts.
-        num_sessions: How many.
+        plan_id: Id of the plan.
+        worker_index: RLlib's index of the runner.
+        num_sessions: How many names to return.
         in_evaluation: Whether it is an evaluation runner.
-        runner: Tells runners of one plan apart: Tune has one plan for all trials.
+        runner: Id of the runner: with Tune, runners of several trials share one plan.
     """
     group = "eval" if in_evaluation else "train"
     return [f"{plan_id}/{group}/{worker_index}/{each}@{runner}" for each in range(num_sessions)]
 
 
 def runner_id() -> str:
-    """Return what tells this runner apart: an actor that Ray restarts keeps it."""
+    """Return an id of this runner that is unique; an actor that Ray restarts keeps it."""
     actor_id = ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
     return actor_id or secrets.token_hex(8)
 
 
 def _distinct(resolvers: Iterable[EndpointResolver]) -> list[EndpointResolver]:
-    """Return each directory once; they need not be hashable."""
+    """Return each resolver once; they need not be hashable."""
     found: list[EndpointResolver] = []
     for resolver in resolvers:
         if resolver not in found:

@@ -1,4 +1,4 @@
-"""How a runner gets its sessions, and what it tells of them."""
+"""Opening a runner's sessions, and announcing its environment to callbacks."""
 
 import logging
 import time
@@ -26,14 +26,14 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _OPEN_TIMEOUT_S = 30.0
-"""For endpoints that are not there when a runner is made: nothing is lost by then."""
+"""How long to wait for endpoints that are away when a runner is made."""
 
 
 def plan_of(config: Any) -> RolloutPlan:
     """Return the plan that ``configure`` has put into an AlgorithmConfig.
 
     Raises:
-        ConfigurationError: It has not.
+        ConfigurationError: There is none.
     """
     plan = config.env_config.get(PLAN_KEY)
     if not isinstance(plan, RolloutPlan):
@@ -44,7 +44,7 @@ def plan_of(config: Any) -> RolloutPlan:
 
 
 def require_width(config: Any, num_envs: int) -> None:
-    """See to it that nobody has changed what ``configure`` has set.
+    """Check that ``num_envs_per_env_runner`` is still what ``configure`` has set.
 
     Raises:
         ContractMismatchError: ``num_envs_per_env_runner`` is not ``num_envs``.
@@ -52,12 +52,12 @@ def require_width(config: Any, num_envs: int) -> None:
     if num_envs != config.num_envs_per_env_runner:
         raise ContractMismatchError(
             f"num_envs_per_env_runner={config.num_envs_per_env_runner}, but the endpoints "
-            f"give {num_envs} lanes; leave it to rlmesh_ray.rllib.configure"
+            f"give {num_envs} lanes; do not change it after rlmesh_ray.rllib.configure"
         )
 
 
 def assignments_for(runner: Any, plan: RolloutPlan) -> SessionAssignments:
-    """Return the seats of an EnvRunner's sessions; nothing is claimed yet."""
+    """Return the assignments of an EnvRunner's sessions; none has been requested yet."""
     worker_index = runner.worker_index or 0
     in_evaluation = bool(runner.config.in_evaluation)
     endpoints = plan.endpoints_of(worker_index, in_evaluation=in_evaluation)
@@ -75,9 +75,9 @@ def assignments_for(runner: Any, plan: RolloutPlan) -> SessionAssignments:
 def open_sessions(
     plan: RolloutPlan, assignments: SessionAssignments, numbers: Sequence[int]
 ) -> list[NextStepSession]:
-    """Open the sessions of these numbers on their seats; claim seats for those without one.
+    """Open the sessions with these numbers, at the endpoints that they are assigned to.
 
-    If one cannot be opened, all of them lose their seats.
+    If one cannot be opened, the assignments of all of them are dropped.
 
     Raises:
         ContractMismatchError: An endpoint is not what it was on the driver.
@@ -102,7 +102,7 @@ def open_sessions(
 
 
 def open_with_retries(open_: Callable[[], T]) -> T:
-    """Return what ``open_`` opens; endpoints that are just restarting are waited for.
+    """Return the result of ``open_``; it is called again while endpoints are restarting.
 
     Raises:
         RlmeshError: It could not be opened.

@@ -1,7 +1,7 @@
-"""One place among a runner's lanes: a group of sessions that goes its own way.
+"""A slot of a runner: a group of sessions that is stepped, lost and reopened independently.
 
-A slot is stepped, lost and opened again without the others. What takes time is done in a thread
-of its own, and what comes of it arrives in one queue for all slots of the runner (``completions``).
+What takes time runs in a thread of the slot, and its results go into one queue for all slots of the
+runner (``completions``).
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from rlmesh_ray.rllib.runner.retry_policy import RetryPolicy
 
 
 class SlotGroup(Protocol):
-    """Sessions that are stepped together; what they give, a slot passes on as it is."""
+    """Sessions that are stepped together; a slot passes their results on unchanged."""
 
     def reset(self, seeds: Sequence[int] = (), options: Mapping[str, Any] | None = None) -> Any:
         """Start new episodes everywhere."""
 
     def send(self, actions: Any) -> None:
-        """Apply one action a lane; ``receive`` returns the result."""
+        """Apply one action in each lane; ``receive`` returns the result."""
 
     def receive(self) -> Any:
-        """Return what the actions that were sent have led to."""
+        """Return the result of the actions that were sent."""
 
     def wakeup(self) -> WakeupDescriptors | None:
-        """Return what tells that ``receive`` has little to wait for; None: nothing does."""
+        """Return descriptors that signal that ``receive`` need not wait; None: there are none."""
 
     def call(self, name: str, arguments: Sequence[object]) -> tuple[Any, ...]:
         """Call into every lane."""
@@ -46,38 +46,38 @@ class SlotGroup(Protocol):
 
 
 class SlotPhase(enum.Enum):
-    """What a slot is doing."""
+    """The state of a slot."""
 
     IDLE = enum.auto()
-    """Nothing; it has observations that wait for actions."""
+    """It has observations, and needs actions."""
     STEPPING = enum.auto()
     RESETTING = enum.auto()
     OPENING = enum.auto()
-    """It has lost its sessions, and gets new ones with new episodes."""
+    """It has lost its sessions; new ones are being opened, with new episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotResult:
-    """What came of a slot's work."""
+    """The result of a slot's work: a batch or an error."""
 
     slot: "Slot"
     work: int
-    """Which work; see ``Slot.is_current``."""
+    """Number of the work; see ``Slot.is_current``."""
     batch: Any
-    """What its group gave; None: it failed."""
+    """The result of its group; None: it failed."""
     error: Exception | None = None
-    """Why; anything but an RlmeshError is a fault that nobody has expected."""
+    """The cause of the failure; any error but an RlmeshError is a defect."""
 
 
 class Slot:
-    """Lanes that share their fate.
+    """Lanes that are stepped, lost and reopened together.
 
-    To be used from one thread. Each of ``reset``, ``step`` and ``reopen`` leads to one arrival.
+    Not thread-safe. Each of ``reset``, ``step`` and ``reopen`` leads to one result.
 
     Args:
-        lanes: Which of the runner's.
+        lanes: Numbers of the lanes among the runner's.
         open_group: Opens the sessions; raises RlmeshError.
-        completions: Where results go.
+        completions: Gets the results.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class Slot:
         self._jobs: queue.SimpleQueue[Job[SlotResult] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._left: Job[SlotResult] | None = None
-        """What is being waited for in the thread, since its signal has not told for long."""
+        """The job that the thread runs since its signal has not arrived for long."""
         self._closing = threading.Event()
         self._work = 0
         self._settings: dict[str, tuple[object, ...]] = {}
         self._is_behind = False
 
-    def is_current(self, arrival: SlotResult) -> bool:
-        """Tell whether an arrival is of the latest work; older ones interest nobody any more."""
-        return arrival.work == self._work
+    def is_current(self, result: SlotResult) -> bool:
+        """Return whether a result is that of the latest work; older ones are to be ignored."""
+        return result.work == self._work
 
     def open(self) -> None:
-        """Open the sessions here and now.
+        """Open the sessions, in this thread.
 
         Raises:
             RlmeshError: They could not be opened.
@@ -115,11 +115,11 @@ class Slot:
         self.phase = SlotPhase.IDLE
 
     def reset(self, seeds: Sequence[int], options: Mapping[str, Any] | None) -> None:
-        """Start new episodes everywhere, after what it is doing.
+        """Start new episodes everywhere, after the work in progress.
 
         Args:
-            seeds: Empty, or one a lane.
-            options: Handed to the environments.
+            seeds: Empty, or one for each lane.
+            options: Passed to the environments.
         """
         group = self._group
         assert group is not None, "an open slot"
@@ -127,7 +127,7 @@ class Slot:
         self._begin(lambda: group.reset(seeds, options))
 
     def step(self, actions: Any) -> None:
-        """Apply one action a lane.
+        """Apply one action in each lane.
 
         Raises:
             ConformanceError: ``actions`` has the wrong structure or dtype; nothing was sent.
@@ -137,7 +137,7 @@ class Slot:
         receive: Callable[[], Any] = group.receive
         wakeup: WakeupDescriptors | None = None
         try:
-            if self._is_behind:  # set while the group was on its way
+            if self._is_behind:  # a setting was made while the group was being opened
                 self._is_behind = False
                 self._set_up(group)
             group.send(actions)
@@ -150,35 +150,35 @@ class Slot:
     def call(self, name: str, arguments: tuple[object, ...]) -> tuple[Any, ...]:
         """Call into every lane; see ``EnvClient.call``.
 
-        What was called with arguments is a setting: new sessions get the last one of each name,
-        before their episodes begin. So does a slot that has none just now; it gives None a lane.
+        A call with arguments is a setting: the last one of each name is repeated in new sessions,
+        before their episodes begin. A slot without open sessions returns None for each lane.
 
         Raises:
             ConfigurationError: The endpoints do not allow it.
-            CodecError: An argument cannot travel.
+            CodecError: An argument cannot be encoded.
             RemoteEnvError: An environment raised.
         """
         results: tuple[Any, ...] = (None,) * len(self.lanes)
         if self.phase is not SlotPhase.OPENING and self._group is not None:
-            # A lost session is found out by its next step, and the new one gets the setting.
+            # The next step reports a lost session, and the new one gets the setting.
             with contextlib.suppress(EndpointError):
                 results = self._group.call(name, arguments)
-            # The answer to a step in flight came before it, and tells of itself no more.
+            # The call has read the answer of a step in flight: its signal will not come any more.
             step = self._completions.unwatch(self)
             if step is not None:
                 self._completions.defer(step)
         if arguments:
             self._settings[name] = arguments
-            # Also where the call before this one has not been caught up with.
+            # Also where an earlier setting has not been repeated yet.
             self._is_behind = self._is_behind or self.phase is SlotPhase.OPENING
         return results
 
     def reopen(self, after_s: float, *, in_background: bool = False) -> None:
-        """Get new sessions after some seconds, and start new episodes on them.
+        """Open new sessions after some seconds, and start new episodes in them.
 
         Args:
-            after_s: So long the slot is left alone.
-            in_background: Whether it is to go on while nobody waits for it.
+            after_s: The delay.
+            in_background: Whether it proceeds while no ``take`` waits for results.
         """
         self.phase = SlotPhase.OPENING
         self._begin(lambda: self._renew(after_s), in_background=in_background)
@@ -198,14 +198,14 @@ class Slot:
         *,
         in_background: bool = False,
     ) -> None:
-        """Have ``function`` done: when ``wakeup`` tells, or in this slot's thread."""
+        """Run ``function`` when ``wakeup`` signals, or in this slot's thread."""
         self._work += 1
         work = self._work
 
         def job() -> SlotResult:
             try:
                 return SlotResult(self, work, function())
-            except Exception as error:  # noqa: BLE001  # whoever samples is to hear of it
+            except Exception as error:  # noqa: BLE001  # the sampling thread handles it
                 return SlotResult(self, work, None, error)
 
         if wakeup is not None:
@@ -215,7 +215,7 @@ class Slot:
         if self._completions.are_deferred and not in_background and self._left is None:
             do = self._completions.defer
         before = self._completions.unwatch(self)
-        if before is not None:  # work that nobody waits for any more comes first all the same
+        if before is not None:  # superseded work has to be completed first all the same
             do(before)
         do(job)
 
@@ -231,10 +231,10 @@ class Slot:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            arrival = job()
+            result = job()
             if job is self._left:
                 self._left = None
-            self._completions.put(arrival)
+            self._completions.put(result)
 
     def _renew(self, after_s: float) -> Any:
         if self._group is not None:
@@ -243,7 +243,7 @@ class Slot:
             raise EndpointClosedError("the runner has been stopped", "")
         group = self._open_group()
         self._group = group
-        if self._closing.is_set():  # meanwhile, and it closed the group before this one
+        if self._closing.is_set():  # in the meantime: ``close`` has closed the former group
             group.close()
         self._set_up(group)
         return group.reset()

@@ -1,4 +1,4 @@
-"""A runner's lanes: the slots that they come in, and what is remembered of each between steps."""
+"""The slots of a runner, and the state of each between two steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from rlmesh_ray.rllib.runner.slot import Slot, SlotGroup, SlotResult
 
 @dataclass(slots=True)
 class SlotState:
-    """What the runner remembers of one slot's lanes between two steps."""
+    """The state of one slot's lanes between two steps."""
 
     slot: Slot
     sessions: range
-    """Numbers of the slot's sessions among the runner's."""
+    """Numbers of the slot's sessions among those of the runner."""
     shared_data: dict[str, Any]
-    """RLlib's connectors hand things to each other in this, between one step's two pipelines."""
+    """RLlib's connectors exchange data in this, between the two pipelines of one step."""
     to_module: Any = None
     """The next forward pass's input."""
     actions: Any = None
-    """As the module gave them, for the episodes; what the environment got may differ."""
+    """The module's actions, for the episodes; those for the environment may differ."""
     extras: dict[str, Any] | None = None
-    """Everything else that the module gave, one row a lane."""
+    """The module's other outputs, one row for each lane."""
     num_in_flight: int = 0
-    """Timesteps that are on their way."""
+    """Timesteps that were requested and have not arrived."""
 
 
 def slots_of(
@@ -37,12 +37,13 @@ def slots_of(
     completions: CompletionQueue[SlotResult],
     group_class: Callable[..., SlotGroup],
 ) -> list[SlotState]:
-    """Return the lanes of a runner, of which nothing is open yet.
+    """Return the slots of a runner; their sessions are not open yet.
 
     Args:
-        plan: What they are like.
-        assignments: Of all the runner's sessions: one slot each, or one for all in lockstep.
-        completions: Where the slots' results go.
+        plan: The plan of the runner's config.
+        assignments: Where the runner's sessions are opened: one slot for each session, or one for
+            all of them in lockstep.
+        completions: Gets the slots' results.
         group_class: Makes one group of open sessions and their contract.
     """
     total = len(assignments.endpoints)
@@ -69,7 +70,7 @@ def close_slots(
     completions: CompletionQueue[SlotResult],
     assignments: SessionAssignments,
 ) -> None:
-    """End all sessions and give their seats back. Idempotent."""
+    """End all sessions and release their assignments. Idempotent."""
     for state in slots:
         state.slot.close()
     completions.close()

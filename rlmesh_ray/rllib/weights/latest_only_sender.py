@@ -1,4 +1,4 @@
-"""Courier: hands things over in a thread of its own, and only the newest of those that wait."""
+"""A sender that delivers items in its own thread, and of waiting items only the latest."""
 
 import logging
 import threading
@@ -13,30 +13,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SenderStatistics:
-    """What has become of what was sent."""
+    """How many items were delivered, and how many were not."""
 
     delivered: int
-    """Without what turned out to be nothing."""
+    """Delivered items; empty ones are not counted."""
     superseded: int
-    """Never delivered, because something newer came first."""
+    """Items that were replaced by a newer one before their delivery."""
     failed: int
-    """Not delivered, because ``deliver`` raised."""
+    """Items for which ``deliver`` raised."""
 
 
 class LatestOnlySender(Generic[T]):
-    """Delivers one thing at a time. Safe to use from several threads.
+    """Delivers one item at a time. Thread-safe.
 
-    ``send`` never waits. There is a thread only while there is something to deliver; the
-    interpreter does not end before it has.
+    ``send`` never waits. The thread exists only while there are items; the interpreter waits for it
+    at exit.
 
     Args:
-        what: What is delivered, for the log: "the weights".
-        deliver: Called in the courier's thread; returns whether there was anything to deliver.
-            What it raises is logged and counted.
+        failure: The log message for a failed delivery, without its cause.
+        deliver: Called in the sender's thread; returns False if the item is empty. An error that it
+            raises is logged and counted.
     """
 
-    def __init__(self, what: str, deliver: Callable[[T], bool]) -> None:
-        self._cargo = what
+    def __init__(self, failure: str, deliver: Callable[[T], bool]) -> None:
+        self._failure = failure
         self._deliver = deliver
         self._changed = threading.Condition()
         self._waiting: list[T] = []
@@ -44,24 +44,24 @@ class LatestOnlySender(Generic[T]):
         self._delivered = self._superseded = self._failed = 0
         self._last_failed = False
 
-    def send(self, thing: T) -> None:
-        """Deliver ``thing``, now or after what is on its way, in place of what waits for that."""
+    def send(self, item: T) -> None:
+        """Deliver ``item`` after the one in progress, if any, and instead of the one that waits."""
         with self._changed:
             self._superseded += len(self._waiting)
-            self._waiting = [thing]
+            self._waiting = [item]
             if self._is_busy:
                 return
             self._is_busy = True
-        threading.Thread(target=self._run, name="rlmesh-ray-courier").start()
+        threading.Thread(target=self._run, name="rlmesh-ray-sender").start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until nothing is left to deliver; return whether that is so."""
+        """Block until all items are delivered; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_busy, timeout_s)
 
     @property
     def last_failed(self) -> bool:
-        """Whether what was tried last has not been delivered."""
+        """Whether the last delivery failed."""
         return self._last_failed
 
     def statistics(self) -> SenderStatistics:
@@ -76,11 +76,11 @@ class LatestOnlySender(Generic[T]):
                     self._is_busy = False
                     self._changed.notify_all()
                     return
-                thing = self._waiting.pop()
+                item = self._waiting.pop()
             try:
-                delivered, failed = int(self._deliver(thing)), 0
-            except Exception as error:  # noqa: BLE001  # whoever sends does not wait for it
-                logger.warning("%s: %s: %s", self._cargo, type(error).__name__, error)
+                delivered, failed = int(self._deliver(item)), 0
+            except Exception as error:  # noqa: BLE001  # the caller of send does not wait for it
+                logger.warning("%s: %s: %s", self._failure, type(error).__name__, error)
                 delivered, failed = 0, 1
             with self._changed:
                 self._delivered += delivered

@@ -1,4 +1,4 @@
-"""Serve what is being trained: an Algorithm's weights go to a served policy as it learns."""
+"""publish_weights(): send an Algorithm's weights to a served policy while it trains."""
 
 import functools
 import logging
@@ -24,41 +24,41 @@ from rlmesh_ray.rllib.weights.weight_sink import weight_sink
 logger = logging.getLogger(__name__)
 
 RESULT_KEY = "served_policy"
-"""Where a result of ``Algorithm.train`` tells how serving goes."""
+"""Key of the delivery counters in a result of ``Algorithm.train``."""
 
 _FINAL_TIMEOUT_S = 120.0
 
 AlgorithmOrConfigT = TypeVar("AlgorithmOrConfigT", AlgorithmConfig, Algorithm)
 _Snapshot = tuple[int, Callable[[], State | None]]
-"""The iteration, and how to get its state."""
+"""A training iteration, and a function that returns its state."""
 
 
 def publish_weights(
     algorithm_or_config: AlgorithmOrConfigT, target: object, *, every_n_iterations: int = 1
 ) -> AlgorithmOrConfigT:
-    """Let a served policy act with the newest weights of a training, from iteration to iteration.
+    """Update a served policy with the latest weights of a training after each iteration.
 
-    Weights, connector states (observation filters) and counters are sent after each iteration by a
-    thread of their own: training does not wait. If the next iteration is done before they have
-    arrived, only the newest are sent after them. When the Algorithm is stopped, its last weights
-    are sent, and waited for. The policy's version is the training iteration; where the target has
-    that version already (a training that was restored), one more than the target's. What fails is
-    logged, counted in the result (``result["served_policy"]``) and tried again at the next
-    iteration; it does not end the training.
+    Weights, connector states (observation filters) and counters are sent in a separate thread:
+    training does not wait. If several iterations end during a delivery, only the weights of the
+    latest are sent after it. When the Algorithm is stopped, it sends its last weights and waits for
+    their delivery. The policy's version is the training iteration; where the target has that
+    version already (a training that was restored), it is the target's plus one. A failure is
+    logged, counted in the result (``result["served_policy"]``) and repaired by the next iteration;
+    it does not end the training.
 
     Args:
         algorithm_or_config: A config of the new API stack, before the Algorithm is built from it
             (for Tune, or to be restored), or an Algorithm.
         target: A ``ModelFleet`` or its name, a ``ModelServiceActor``, or a ``ModelServer`` of the
             process that trains. It serves a checkpoint of the same modules and connectors.
-        every_n_iterations: How often.
+        every_n_iterations: Number of iterations between two deliveries.
 
     Returns:
         ``algorithm_or_config``.
 
     Raises:
-        ConfigurationError: ``target`` is none of these, ``every_n_iterations`` is less than 1, or
-            ``algorithm_or_config`` is of RLlib's old API stack.
+        ConfigurationError: ``target`` has another type, ``every_n_iterations`` is less than 1, or
+            ``algorithm_or_config`` uses RLlib's old API stack.
     """
     make = functools.partial(
         WeightPublisher, weight_sink(target), every_n_iterations=every_n_iterations
@@ -83,13 +83,13 @@ def publish_weights(
 
 
 class WeightPublisher(RLlibCallback):
-    """The callback behind ``publish_weights``, which explains it.
+    """The RLlib callback behind ``publish_weights``.
 
     RLlib makes one for the Algorithm and one for each EnvRunner; the latter do nothing.
 
     Args:
         target: See ``publish_weights``.
-        every_n_iterations: How often to send weights.
+        every_n_iterations: Number of iterations between two deliveries.
     """
 
     def __init__(self, target: object, *, every_n_iterations: int = 1) -> None:
@@ -104,7 +104,7 @@ class WeightPublisher(RLlibCallback):
         self._version = 0
 
     def on_algorithm_init(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
-        """See to it that the last weights are sent when the Algorithm is stopped.
+        """Have the last weights sent when the Algorithm is stopped.
 
         RLlib has no callback for that, but both ``stop`` and Tune end in ``cleanup``.
         """
@@ -122,7 +122,7 @@ class WeightPublisher(RLlibCallback):
     def on_train_result(
         self, *, algorithm: Algorithm, result: dict[str, Any], **kwargs: Any
     ) -> None:
-        """Send what the iteration has learnt, and tell in its result how serving goes."""
+        """Send the weights of an iteration, and add the delivery counters to its result."""
         iteration = algorithm.training_iteration
         if iteration % self._every_n_iterations == 0:
             self._sender.send((iteration, snapshot(algorithm)))
@@ -133,26 +133,26 @@ class WeightPublisher(RLlibCallback):
         }
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until what has been sent so far acts, or has failed; return whether that is so."""
+        """Block until all weights were delivered or have failed; return False after the timeout."""
         return self._sender.wait(timeout_s)
 
     def _finish(self, algorithm: Algorithm) -> None:
-        """Send the last weights and wait for it; never raises."""
+        """Send the last weights and wait for their delivery; never raises."""
         try:
             self._sender.wait(_FINAL_TIMEOUT_S)
             iteration = algorithm.training_iteration
-            has_news = iteration > self._sent_iteration or self._sender.last_failed
-            if has_news or (iteration and learns_in_threads(algorithm)):
+            is_due = iteration > self._sent_iteration or self._sender.last_failed
+            if is_due or (iteration and learns_in_threads(algorithm)):
                 state = final_state(algorithm)
                 self._sender.send((iteration, lambda: state))
         except Exception:
             logger.warning("the last weights could not be sent", exc_info=True)
         if not self._sender.wait(_FINAL_TIMEOUT_S):
-            logger.warning("the last weights are still on their way after %g s", _FINAL_TIMEOUT_S)
+            logger.warning("the last weights were not delivered within %g s", _FINAL_TIMEOUT_S)
 
-    def _deliver(self, parcel: _Snapshot) -> bool:
-        iteration, state_of = parcel
-        state = state_of()
+    def _deliver(self, item: _Snapshot) -> bool:
+        iteration, get_state = item
+        state = get_state()
         if state is None:
             return False
         version = max(iteration, self._target.policy_version + 1)

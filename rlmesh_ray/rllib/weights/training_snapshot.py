@@ -1,4 +1,4 @@
-"""What an Algorithm would act with now: weights, connector states and counters.
+"""The state with which an Algorithm acts: weights, connector states and counters.
 
 The form is that of an EnvRunner's state in RLlib: ``rl_module``, ``env_to_module_connector``,
 ``module_to_env_connector``, ``num_env_steps_sampled_lifetime``. Values may be ObjectRefs.
@@ -24,7 +24,7 @@ _CONNECTORS = (COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNEC
 
 
 def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
-    """Take hold of the state after a training iteration, without waiting for anybody.
+    """Take a snapshot of the state after a training iteration, without waiting for other actors.
 
     To be called in the training's thread.
 
@@ -34,8 +34,8 @@ def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
     """
     server = _state_server(algorithm)
     if server is not None:
-        # IMPALA's and APPO's learners go on learning, in threads that nobody stops for a read;
-        # what they put here is whole, and here alone are the runners' merged connector states.
+        # IMPALA's and APPO's learners go on learning in threads during a read. The states that they
+        # put into the server are consistent, and it alone has the merged states of connectors.
         return lambda: _pulled(server)
     state = _runner_state(algorithm)
     if algorithm.learner_group.is_local:
@@ -46,8 +46,8 @@ def snapshot(algorithm: Algorithm) -> Callable[[], State | None]:
 
 
 def final_state(algorithm: Algorithm) -> State:
-    """Return the state that the training has ended with; there must be none after this."""
-    # Else IMPALA's and APPO's threads would go on with what lies in their queues.
+    """Return the last state of a training that will not be continued."""
+    # Else IMPALA's and APPO's threads would go on with the batches in their queues.
     algorithm.learner_group.foreach_learner(lambda learner: learner.shutdown())
     state = _runner_state(algorithm)
     server = _state_server(algorithm)
@@ -59,7 +59,7 @@ def final_state(algorithm: Algorithm) -> State:
 
 
 def learns_in_threads(algorithm: Algorithm) -> bool:
-    """Whether weights change between iterations, too."""
+    """Return whether weights change between iterations, too."""
     return isinstance(algorithm, IMPALA)
 
 
@@ -73,10 +73,10 @@ def _pulled(server: Any) -> State | None:
 
 
 def _runner_state(algorithm: Algorithm) -> State:
-    """What the local EnvRunner, or the Algorithm in its place, knows: all but the weights."""
+    """Return the state of the local EnvRunner, or of the Algorithm instead, without the weights."""
     runner = algorithm.env_runner
     if runner is not None:
-        # Theirs may be what the next iteration changes.
+        # A copy: the next iteration may change these objects.
         state = copy.deepcopy(runner.get_state(components=list(_CONNECTORS)))
     else:
         state = {
@@ -91,7 +91,7 @@ def _runner_state(algorithm: Algorithm) -> State:
 
 def _weights(algorithm: Algorithm) -> Any:
     components = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
-    # RLlib copies them on their way out of the module.
+    # RLlib copies the weights here.
     state = algorithm.learner_group.get_state(components=components, inference_only=True)
     return state[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
 

@@ -1,4 +1,4 @@
-"""Whom a training can send its weights to, in a form that an AlgorithmConfig can carry."""
+"""The targets of published weights, in a form that an AlgorithmConfig can hold."""
 
 import uuid
 import weakref
@@ -14,25 +14,25 @@ from rlmesh_ray.errors import ConfigurationError, EndpointUnreachableError
 
 @runtime_checkable
 class WeightSink(Protocol):
-    """Acts with the weights that it is given: a ``ModelFleet``, a ``ModelServer``, ..."""
+    """A served policy whose weights can be replaced: a ``ModelFleet``, a ``ModelServer``, ..."""
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that act."""
+        """Version of the current weights."""
 
     def set_weights(self, weights: object, version: int | None = None) -> int:
-        """Let new weights act; return the version that acts from now on."""
+        """Replace the weights; return the version of the current ones."""
 
 
 def weight_sink(target: object) -> WeightSink:
-    """Return ``target`` in a form that can be copied, and sent to other processes.
+    """Return ``target`` in a form that can be copied and pickled.
 
     Args:
         target: A ``ModelFleet`` or its name, the handle of a ``ModelServiceActor``, or a
             ``ModelServer`` of this process.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It has another type.
     """
     if isinstance(target, _ActorSink | _LocalServerSink):
         return target
@@ -45,7 +45,7 @@ def weight_sink(target: object) -> WeightSink:
     if isinstance(target, WeightSink):
         return _LocalServerSink(target)
     raise ConfigurationError(
-        f"weights cannot be sent to a {type(target).__name__}: name a ModelFleet, a "
+        f"weights cannot be sent to a {type(target).__name__}: give a ModelFleet, a "
         "ModelServiceActor or a ModelServer"
     )
 
@@ -68,7 +68,7 @@ _LOCAL: "weakref.WeakValueDictionary[str, WeightSink]" = weakref.WeakValueDictio
 
 
 class _LocalServerSink:
-    """A ModelServer, which cannot leave its process; copies of this elsewhere find nothing."""
+    """A ModelServer, which cannot leave its process; copies in other processes do not work."""
 
     def __init__(self, server: WeightSink) -> None:
         self._key = uuid.uuid4().hex

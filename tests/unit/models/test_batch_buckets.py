@@ -26,5 +26,5 @@ def test_a_batch_above_the_largest_bucket_runs_in_parts_of_known_sizes() -> None
 
 @pytest.mark.parametrize("sizes", [[0, 2], [2, 2], [8, 2], [True, 2], [1.5]])
 def test_sizes_that_are_not_ascending_row_counts_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(ConfigurationError, match="no ascending row counts; such as"):
+    with pytest.raises(ConfigurationError, match="must be ascending row counts, such as"):
         BatchBuckets(sizes)

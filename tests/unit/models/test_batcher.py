@@ -155,7 +155,7 @@ def test_misuse_is_refused() -> None:
         batcher.offer(a, 0.0)
     with pytest.raises(ValueError, match="0 rows"):
         batcher.offer(item("b", 0), 0.0)
-    with pytest.raises(ValueError, match="no batch is out"):
+    with pytest.raises(ValueError, match="no batch is running"):
         batcher.done(0.0)
     with pytest.raises(ConfigurationError, match="max_rows is 0"):
         Batcher[str](max_rows=0)

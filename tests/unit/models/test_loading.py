@@ -82,8 +82,8 @@ def test_a_torch_module_becomes_a_torch_policy(module: torch.nn.Module) -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (7, "a int is no policy"),
-        ("checkpoint", "load_policy makes one"),
+        (7, "a int is not a policy"),
+        ("checkpoint", "load_policy loads one"),
         (CallablePolicy, "the class CallablePolicy itself"),
     ],
 )
@@ -162,9 +162,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(archive, "w") as writer:
         writer.writestr("a/readme", "left")
 
-    with pytest.raises(ConfigurationError, match=r"policy\.txt is no policy; name an RLlib"):
+    with pytest.raises(ConfigurationError, match=r"policy\.txt is not a policy; name an RLlib"):
         load_policy(str(text))
-    with pytest.raises(ConfigurationError, match=r"policy\.zip is an archive of something else"):
+    with pytest.raises(ConfigurationError, match=r"policy\.zip is an archive without a policy"):
         load_policy(str(archive))
 
 
@@ -214,7 +214,9 @@ def test_a_folder_of_checkpoints_names_the_newest(tmp_path: Path, above: int, ki
         folder.mkdir(parents=True)
         (folder / "rllib_checkpoint.json").write_text("{}")
 
-    with pytest.raises(ConfigurationError, match=f"{kind} does; .*checkpoint_000010$"):
+    with pytest.raises(
+        ConfigurationError, match=f"{kind}, which has checkpoints; .*checkpoint_000010$"
+    ):
         load_policy(str((trial, trial.parent)[above - 1]))
 
 
@@ -226,7 +228,9 @@ def test_a_folder_inside_a_checkpoint_names_the_whole(tmp_path: Path) -> None:
         (inner / file).touch()
     (tmp_path / "rllib_checkpoint.json").write_text("{}")
 
-    with pytest.raises(ConfigurationError, match=f"a part of one; name the whole: {tmp_path}$"):
+    with pytest.raises(
+        ConfigurationError, match=f"a part of one; name the whole folder: {tmp_path}$"
+    ):
         load_policy(str(inner))
 
 
@@ -265,7 +269,7 @@ def test_a_factory_may_be_an_attribute_of_a_class(own_code: Callable[[str], str]
     [
         ("", "make", ConfigurationError, r"own_\d+ has no make"),
         ("make = 7", "make", ConfigurationError, "make is a int; a function is needed"),
-        ("def make():\n return 7", "make", ConfigurationError, r"make\(\): a int is no policy"),
+        ("def make():\n return 7", "make", ConfigurationError, r"make\(\): a int is not a policy"),
         ("def make(a):\n return a", "make", PolicyError, r"TypeError.*called without arguments"),
         ("def make():\n return 1 / 0", "make", PolicyError, "raised ZeroDivisionError"),
         ("import absent_thing", "make", PolicyError, "importing .* failed: .*absent_thing"),

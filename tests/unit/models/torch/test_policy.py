@@ -188,7 +188,7 @@ def test_a_module_that_cannot_act_there_is_refused_when_the_route_is_configured(
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (torch.full((2,), 0.5), "0.5 is no whole number"),
+        (torch.full((2,), 0.5), "0.5 is not a whole number"),
         (torch.zeros(2, dtype=torch.complex64), "complex64 cannot become int32"),
         (torch.zeros(2).to_sparse(), "Sparse layout"),
         (torch.zeros(2, device="meta"), "cannot be actions"),
@@ -287,7 +287,7 @@ def test_what_takes_one_row_only_is_found_out_where_there_may_be_several() -> No
     of_one = replace(of_two, num_envs=1)
 
     with pytest.raises(
-        ContractMismatchError, match=r"actions \(2, 1\); one row it takes: .*bucket"
+        ContractMismatchError, match=r"actions \(2, 1\); it works with one row: .*bucket"
     ):
         TorchPolicy(OneRow()).check_contract(of_two)
     TorchPolicy(OneRow()).check_contract(of_one)
@@ -315,8 +315,8 @@ def test_a_row_s_action_does_not_depend_on_who_shares_its_batch() -> None:
     [
         ("cuda", r"device=cuda is not available.*use one of \['cpu'\]"),
         ("cuda:7", "device=cuda:7 is not available"),
-        ("meta", "none that policies run on"),
-        ("gpu", "device=gpu is none that policies run on"),
+        ("meta", "cannot run policies"),
+        ("gpu", "device=gpu cannot run policies; available are"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_with_a_remedy(device: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Whether the actors of an algorithm find room: arithmetic, without Ray."""
+"""Whether the actors of an algorithm fit into a cluster: arithmetic, without Ray."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_an_actor_has_its_resources_on_one_node() -> None:
 
     assert shortage is not None
     assert shortage.is_certain
-    assert "only 1 find room" in shortage.reason
+    assert "only 1 can be placed" in shortage.reason
 
 
 @pytest.mark.parametrize("name", ["GPU", "simulator"])

@@ -96,7 +96,7 @@ def test_an_idle_courier_has_no_thread(sender: LatestOnlySender[str], recipient:
     sender.send("first")
     assert sender.wait(TIMEOUT_S)
 
-    left = [thread for thread in threading.enumerate() if thread.name == "rlmesh-ray-courier"]
+    left = [thread for thread in threading.enumerate() if thread.name == "rlmesh-ray-sender"]
     for thread in left:
         thread.join(TIMEOUT_S)  # it may be about to end
         assert not thread.is_alive()
