@@ -104,7 +104,7 @@ def test_training_ends_with_the_error_of_its_remote_runners() -> None:
 
 
 @pytest.mark.parametrize(("sampled", "gives_up"), [(0, True), (math.nan, True), (8, False)])
-def test_an_iteration_without_steps_ends_the_training_also_after_others(
+def test_an_iteration_without_steps_ends_the_training_also_after_iterations_with_steps(
     sampled: float, gives_up: bool
 ) -> None:
     error = RemoteEnvError("INTERNAL", "it failed 11 times", False)

@@ -108,7 +108,7 @@ def test_lanes_of_agents_that_had_no_turn_return_nothing(fleets: Callable[..., F
     runner.stop()
 
 
-def test_agents_steps_are_counted_where_the_config_says_so(fleets: Callable[..., Fleet]) -> None:
+def test_agents_steps_are_counted_if_the_config_asks_for_it(fleets: Callable[..., Fleet]) -> None:
     runner = runner_of(fleets(Climb, Climb))
     runner.config.multi_agent(count_steps_by="agent_steps")
 

@@ -102,13 +102,13 @@ def _sample_for_ever(runner: Any) -> None:
         runner.sample(num_timesteps=4)
 
 
-def test_a_fault_while_a_session_is_opened_anew_is_not_kept_from_whoever_samples(
+def test_a_defect_while_a_session_is_reopened_is_raised_by_sample(
     fleets: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = fleets(Stairs, Stairs)
     runner = fleet.runner()
     runner.sample(num_timesteps=4)
-    assign, faults = fleet.board.assign, [KeyError("nobody has expected this")]
+    assign, faults = fleet.board.assign, [KeyError("a defect")]
 
     def claim_at_last(*arguments: Any) -> Any:
         if faults:
@@ -118,7 +118,7 @@ def test_a_fault_while_a_session_is_opened_anew_is_not_kept_from_whoever_samples
     monkeypatch.setattr(fleet.board, "assign", claim_at_last)
     fleet.lose(0)
     fleet.bring_back(0)
-    with pytest.raises(KeyError, match="nobody has expected this"):
+    with pytest.raises(KeyError, match="a defect"):
         _sample_for_ever(runner)
 
     chunks: list[SingleAgentEpisode] = []
@@ -181,7 +181,7 @@ def test_after_an_error_of_a_callback_sampling_begins_anew(
     runner.stop()
 
 
-def test_actions_that_do_not_fit_are_told_each_time(fleets: Callable[..., Fleet]) -> None:
+def test_actions_that_do_not_fit_are_refused_each_time(fleets: Callable[..., Fleet]) -> None:
     runner = fleets(Stairs).runner()
     runner._module_to_env = lambda **_kwargs: {"actions": np.array(["left"])}
 
@@ -191,7 +191,7 @@ def test_actions_that_do_not_fit_are_told_each_time(fleets: Callable[..., Fleet]
     runner.stop()
 
 
-def test_a_slow_session_does_not_hold_the_others_up(
+def test_a_slow_session_does_not_delay_the_other_sessions(
     fleets: Callable[..., Fleet], tmp_path: Path
 ) -> None:
     gate, log = tmp_path / "gate", tmp_path / "log"
@@ -311,7 +311,7 @@ def test_killed_endpoints_never_end_the_runner_s_actor() -> None:
 
 
 @pytest.mark.slow
-def test_recovery_is_measured_and_told_as_json() -> None:
+def test_recovery_is_measured_and_printed_as_json() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "recovery", "--kills", "2", "--json"],
         capture_output=True, text=True, timeout=280, check=True,

@@ -51,14 +51,14 @@ def num_episodes(chunks: list[Any]) -> int:
     return len({chunk.id_ for chunk in chunks})
 
 
-@pytest.mark.parametrize("treated", ["as arrays", "one by one"])
+@pytest.mark.parametrize("path", ["fast", "per item"])
 def test_a_session_moves_without_a_transition_lost_doubled_or_stitched(
-    fleets: Callable[..., Fleet], treated: str, caplog: pytest.LogCaptureFixture
+    fleets: Callable[..., Fleet], path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "rlmesh_ray.rllib")
     fleet = fleets(Stairs, Stairs)
     runner = fleet.runner()
-    if treated == "one by one":
+    if path == "per item":
         runner.config.callbacks_on_episode_step = lambda **_kwargs: None
     send(fleet, 0, to=1)
 
@@ -66,7 +66,7 @@ def test_a_session_moves_without_a_transition_lost_doubled_or_stitched(
     chunks = list(first)
     sample_until(runner, chunks, lambda: num_episodes(chunks) == 3)
 
-    assert (runner.fast_path_disabled_reason is None) == (treated == "as arrays")
+    assert (runner.fast_path_disabled_reason is None) == (path == "fast")
     assert_unbroken(chunks)
     assert eventually(lambda: num_sessions(fleet) == [0, 2])
     (cut,) = (chunk for chunk in chunks if chunk.is_done)
@@ -79,7 +79,7 @@ def test_a_session_moves_without_a_transition_lost_doubled_or_stitched(
     runner.stop()
 
 
-def test_a_session_that_is_alone_moves_while_nobody_samples(fleets: Callable[..., Fleet]) -> None:
+def test_the_only_session_moves_between_two_samples(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets(Stairs, Stairs)
     del fleet.board.addresses[1]
     runner = fleet.runner()
@@ -98,7 +98,7 @@ def test_a_session_that_is_alone_moves_while_nobody_samples(fleets: Callable[...
     runner.stop()
 
 
-def test_sessions_move_while_others_are_being_sampled(fleets: Callable[..., Fleet]) -> None:
+def test_sessions_move_while_other_sessions_are_sampled(fleets: Callable[..., Fleet]) -> None:
     fleet = fleets(Stairs, Stairs, Stairs)
     runner = fleet.runner()
     chunks = runner.sample(num_timesteps=30)

@@ -28,7 +28,7 @@ from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_
 
 BOX = from_gymnasium(spaces.Box(-1.0, 1.0, (2,), np.float32))
 DISCRETE = from_gymnasium(spaces.Discrete(3, start=5))
-NOBODY = np.zeros(2, np.bool_)
+NONE_IGNORED = np.zeros(2, np.bool_)
 
 
 def contract(agents: Any = ("b", "a"), **changes: Any) -> EnvContract:
@@ -94,7 +94,9 @@ def test_actions_of_any_space_arrive_as_they_were(name: str) -> None:
     space.seed(1)
     action = space.sample()
 
-    sent = columns.actions([{"a": action}, {}], np.array([[False, True], [False, False]]), NOBODY)
+    sent = columns.actions(
+        [{"a": action}, {}], np.array([[False, True], [False, False]]), NONE_IGNORED
+    )
 
     absent = np.zeros(2, np.float32)
     whole = DictSpec((("b", BOX), ("a", spec)))
@@ -117,7 +119,7 @@ def test_an_action_of_the_wrong_structure_names_its_agent() -> None:
     columns = AgentColumns([AgentSpec("a", "a", BOX, BOX)])
 
     with pytest.raises(ConformanceError, match=r"a: has shape \(3,\), expected \(2,\)"):
-        columns.actions([{"a": np.zeros(3)}], np.array([[True]]), NOBODY[:1])
+        columns.actions([{"a": np.zeros(3)}], np.array([[True]]), NONE_IGNORED[:1])
 
 
 def test_infos_that_belong_to_no_agent_are_common() -> None:
@@ -146,10 +148,10 @@ def test_ids_that_are_no_strings_are_those_of_all_that_rllib_sees() -> None:
     assert given.rewards == [{1: 0.5, ("car", 0): 0.0}]
     assert given.terminated == [{1: False, ("car", 0): True, "__all__": False}]
     assert infos == {1: {"x": 1}, ("car", 0): {"y": 2}, "__common__": {"0": 3}}
-    sent = columns.actions([{1: 6}], np.array([[True, False]]), NOBODY[:1])
+    sent = columns.actions([{1: 6}], np.array([[True, False]]), NONE_IGNORED[:1])
     np.testing.assert_array_equal(sent, [[6], [5]])
     with pytest.raises(ConformanceError, match=r"1: has no action in lane 0"):
-        columns.actions([{"1": 6}], np.array([[True, False]]), NOBODY[:1])
+        columns.actions([{"1": 6}], np.array([[True, False]]), NONE_IGNORED[:1])
 
 
 RLLIBS_OWN: dict[str, Any] = {

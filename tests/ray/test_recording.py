@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 class Watching(RLlibCallback):
-    """Has lanes treated one by one."""
+    """Turns the fast path off."""
 
     def on_episode_step(self, **_kwargs: Any) -> None:
         pass

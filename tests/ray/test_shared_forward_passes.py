@@ -1,4 +1,4 @@
-"""Slots that wait at the same time are chosen for in one forward pass."""
+"""Slots that wait at the same time share one forward pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -117,7 +117,7 @@ def test_whole_episodes_are_as_many_as_were_asked_for(runner_with: BuildRunner) 
 def test_a_module_that_gives_no_rows_is_asked_for_each_slot_by_itself(
     runner_with: BuildRunner, rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What cannot be taken apart belongs to nobody.
+    # The output cannot be split into rows of slots.
     monkeypatch.setattr(ActionBatch, "split", lambda self, widths: None)
     runner = runner_with(4)
 
@@ -128,7 +128,7 @@ def test_a_module_that_gives_no_rows_is_asked_for_each_slot_by_itself(
 
 
 @pytest.mark.parametrize("num_sessions", [2, 6])
-def test_a_module_that_begins_to_give_other_things_is_followed_lane_by_lane(
+def test_the_per_item_path_takes_over_when_the_module_s_output_changes(
     runner_with: BuildRunner, monkeypatch: pytest.MonkeyPatch, num_sessions: int
 ) -> None:
     choose, num_chosen = ArrayPipeline.choose, 0

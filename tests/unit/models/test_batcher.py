@@ -122,7 +122,7 @@ def test_an_item_that_runs_cannot_be_cancelled() -> None:
     assert batcher.statistics().cancelled == 0
 
 
-def test_statistics_tell_what_happened() -> None:
+def test_statistics_count_batches_and_waits() -> None:
     a, b, c = item("a", 2), item("b", 3), item("c", 4)
     batcher = offered(a, b, c, item("d", 5), max_rows=8)  # at 0, 1, 2 and 3 s
     batcher.cancel(c)

@@ -61,7 +61,7 @@ def test_zeros_take_the_place_of_whole_rows() -> None:
         ),
     ],
 )
-def test_actions_of_such_rows_are_refused_and_no_others(spec: SpaceSpec, actions: Any) -> None:
+def test_only_actions_of_rows_with_nan_are_refused(spec: SpaceSpec, actions: Any) -> None:
     marked = refusable(spec, actions, np.array([False, True, False]))
 
     before, _, after = split(coerce_batch(spec, marked, 3), [1, 1, 1])
@@ -83,7 +83,7 @@ def test_where_every_number_is_an_action_the_batch_fails() -> None:
         refusable(box("uint8"), np.zeros((2, 1), np.uint8), np.array([True, False]))
 
 
-def test_actions_that_fit_nothing_are_left_to_whoever_checks_them() -> None:
+def test_actions_that_fit_no_space_are_returned_unchanged() -> None:
     actions = np.zeros((2, 7))
 
     assert refusable(DiscreteSpec(2), actions, np.array([True, False])) is actions

@@ -116,7 +116,7 @@ def with_own_activation() -> nn.Module:
         exported,
     ],
 )
-def test_what_is_torch_s_own_only_computes(make: Callable[[], nn.Module]) -> None:
+def test_modules_of_torch_only_compute(make: Callable[[], nn.Module]) -> None:
     module = make()
 
     assert only_computes(module, CPU)
@@ -140,7 +140,7 @@ def test_what_is_torch_s_own_only_computes(make: Callable[[], nn.Module]) -> Non
         with_own_activation,
     ],
 )
-def test_what_runs_somebody_else_s_code_may_wait(make: Callable[[], nn.Module]) -> None:
+def test_modules_with_custom_code_may_wait(make: Callable[[], nn.Module]) -> None:
     module = make()
 
     assert not only_computes(module, CPU)

@@ -47,7 +47,7 @@ def test_an_interrupted_training_ends_after_its_iteration_with_a_checkpoint(tmp_
     assert saved == [str(tmp_path)]
 
 
-def test_progress_tells_what_first_cut_episodes_short_in_any_runner() -> None:
+def test_progress_has_the_first_failure_that_truncated_episodes_of_a_runner() -> None:
     asked = []
 
     def foreach_env_runner(ask: Any, **_: Any) -> list[Any]:

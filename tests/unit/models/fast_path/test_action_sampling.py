@@ -28,7 +28,7 @@ WIDTHS = {"discrete": 5, "box": 6}
 
 
 class Peculiar(TorchCategorical):
-    """Somebody's own distribution: it turns the logits round."""
+    """A custom distribution, which negates the logits."""
 
     @classmethod
     def from_logits(cls, logits: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ def test_a_mean_without_its_deviations_is_refused_as_by_rllib(width: int) -> Non
     assert raised[0] is raised[1]
 
 
-def test_whatever_torchs_defaults_are_draws_can_be_compared() -> None:
+def test_draws_are_compared_under_any_defaults_of_torch() -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -137,7 +137,7 @@ def test_what_is_no_probability_is_refused_as_by_torch(value: float) -> None:
             add()
 
 
-def test_an_action_that_cannot_be_has_no_effect_on_the_others() -> None:
+def test_an_impossible_action_has_no_effect_on_other_actions() -> None:
     inputs = torch.zeros(64, 5)
     inputs[:, 2] = -torch.inf  # as modules with action masks have it
 

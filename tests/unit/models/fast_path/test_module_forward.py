@@ -105,7 +105,7 @@ def test_other_modules_of_rllibs_are_switched_once(settings: dict[str, Any]) -> 
 
     assert_same(module(**settings), other, settings.get("observation", VECTOR))
 
-    assert not other.training, "until somebody switches it back"
+    assert not other.training, "until the caller switches it back"
 
 
 def test_a_hook_is_called() -> None:
@@ -131,7 +131,7 @@ class WithAnotherEncoder(DefaultPPOTorchRLModule):
 
 
 @pytest.mark.parametrize("of", [WithAnotherHead, WithAnotherEncoder])
-def test_a_network_that_somebody_has_put_into_rllibs_module_is_called(
+def test_a_custom_network_in_rllibs_module_is_called(
     of: type[TorchRLModule],
 ) -> None:
     assert_same(module(of=of), module(of=of))

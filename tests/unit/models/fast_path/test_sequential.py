@@ -82,7 +82,7 @@ def test_what_is_more_than_its_layers_is_called_itself(make: Callable[[], nn.Mod
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-def test_a_served_network_is_called_itself_if_somebody_listens(is_later: bool) -> None:
+def test_a_served_network_with_hooks_is_called_itself(is_later: bool) -> None:
     hooked, seen = network(), []
     served = TorchModule(hooked) if is_later else None
     hooked[1].register_forward_hook(lambda *_: seen.append(1))

@@ -95,7 +95,7 @@ def test_a_reset_and_another_episode_begin_anew(policy: RecurrentTorchPolicy) ->
     assert at_last == [1, 20]
 
 
-def test_a_forgotten_lane_begins_anew_and_does_not_disturb_the_others(
+def test_a_forgotten_lane_begins_anew_and_does_not_disturb_other_lanes(
     policy: RecurrentTorchPolicy,
 ) -> None:
     act(policy, [1, 10, 100])
@@ -322,7 +322,7 @@ def test_new_weights_act_at_once_and_running_episodes_keep_their_states(
 
 
 @pytest.mark.parametrize("buckets", [(), (2,)])
-def test_a_request_with_nan_leaves_its_lanes_as_they_were_and_others_move_on(
+def test_a_request_with_nan_keeps_the_states_of_its_lanes_and_other_requests_advance(
     buckets: tuple[int, ...],
 ) -> None:
     policy = RecurrentTorchPolicy(Sum(), buckets=buckets)

@@ -54,7 +54,7 @@ def test_another_episode_begins_anew_without_a_reset_flag(before: str) -> None:
     assert states.of(rows(a=[slot(0, "z")])) == [1]
 
 
-def test_an_empty_episode_id_says_nothing() -> None:
+def test_an_empty_episode_id_does_not_begin_an_episode() -> None:
     states = counting_states()
     states.of(rows(a=[slot(0, "x")]))
 
@@ -72,7 +72,7 @@ def test_a_lane_twice_in_one_batch_is_refused_and_changes_nothing() -> None:
     assert states.of(rows(a=[slot(0, "x")])) == [0]
 
 
-def test_forgetting_a_lane_leaves_the_others() -> None:
+def test_forgetting_a_lane_keeps_the_other_lanes() -> None:
     states = counting_states()
     states.of(rows(a=[slot(0), slot(1)]))
 
@@ -113,7 +113,7 @@ def test_nothing_is_left_of_a_route_whose_lanes_are_all_forgotten() -> None:
     assert states._routes == {}
 
 
-def test_each_state_that_is_dropped_is_told_once() -> None:
+def test_each_dropped_state_is_freed_once() -> None:
     freed: list[int] = []
     counter = itertools.count()
     states = SlotStates(lambda: next(counter), freed.append)

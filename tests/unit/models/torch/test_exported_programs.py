@@ -210,7 +210,7 @@ LOAD_ALL = """
     from rlmesh_ray.models.loading import load_policy
 
     folder = Path(sys.argv[1])
-    load_policy(str(folder / "sound.pt2"))  # whatever torch imports on demand
+    load_policy(str(folder / "sound.pt2"))  # so that torch has imported what it imports on demand
     load_policy(str(folder / "sound.pt"))
     found = []
     # The C unpickler says what it looks up. The one in torch/_weights_only_unpickler.py, which

@@ -219,12 +219,12 @@ def test_a_module_that_makes_nan_of_zeros_is_not_refused_for_it() -> None:
     TorchPolicy(Normalise()).check_contract(contract(box(2), box(2)))
 
 
-def test_the_others_in_a_batch_act_on_although_one_row_s_logits_are_nan() -> None:
+def test_other_rows_of_a_batch_get_actions_although_one_row_s_logits_are_nan() -> None:
     logits = torch.tensor([[0.0, torch.nan, 1.0], [2.0, 0.0, 1.0]])
 
     actions = act(logits, DiscreteSpec(3, start=5))
 
-    # 8 is outside the space: whoever checks the actions refuses that row.
+    # 8 is outside the space: the server's check refuses that row.
     assert np.array_equal(actions, [8, 5])
 
 
@@ -246,7 +246,7 @@ class Sizes(torch.nn.Module):
 @pytest.mark.parametrize(
     ("num_rows", "sizes"), [(1, [2]), (2, [2]), (3, [4]), (4, [4]), (5, [4, 2]), (11, [4, 4, 4])]
 )
-def test_the_module_sees_bucket_sizes_only_and_padding_acts_for_nobody(
+def test_the_module_gets_bucket_sizes_only_and_padding_gives_no_actions(
     num_rows: int, sizes: list[int]
 ) -> None:
     module = Sizes()
@@ -294,7 +294,7 @@ def test_what_takes_one_row_only_is_found_out_where_there_may_be_several() -> No
     TorchPolicy(OneRow(), buckets=[1]).check_contract(of_two)
 
 
-def test_a_row_s_action_does_not_depend_on_who_shares_its_batch() -> None:
+def test_a_row_s_action_does_not_depend_on_the_other_rows() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     policy, of_env = TorchPolicy(module, buckets=[4]), contract(box(3), box(2))

@@ -33,7 +33,7 @@ def test_arguments_are_set_by_name(settings: dict[str, Any], name: str, value: A
     assert getattr(config_with(settings), name) == value
 
 
-def test_entries_of_dicts_are_set_and_the_others_stay() -> None:
+def test_entries_of_dicts_are_set_and_other_entries_stay() -> None:
     buffer = config_with({"replay_buffer_config.capacity": 1000}, "DQN").replay_buffer_config
 
     assert buffer["capacity"] == 1000

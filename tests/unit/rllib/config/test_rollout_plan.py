@@ -59,7 +59,7 @@ def test_an_evaluation_that_was_not_planned_goes_to_the_endpoints_of_training() 
     assert plan.endpoints_of(2, in_evaluation=True) == plan.endpoints_of(2) == (1,)
 
 
-def test_joined_directories_keep_their_order_and_ask_whoever_knows() -> None:
+def test_combined_resolvers_keep_their_order_and_ask_the_resolver_of_an_endpoint() -> None:
     joined = CombinedResolver.of([FixedAddressResolver(("127.0.0.1:9",)), ADDRESSES])
 
     found = [joined.address(index) for index in range(len(joined))]

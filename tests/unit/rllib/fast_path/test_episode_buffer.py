@@ -217,13 +217,13 @@ def test_the_episodes_are_those_that_rllib_would_have_made(
 
 
 def test_what_has_ended_is_made_one_by_one_while_there_is_time() -> None:
-    zeros, nobody = np.zeros((2, 2), np.float32), np.zeros(2, np.bool_)
+    zeros, no_lane = np.zeros((2, 2), np.float32), np.zeros(2, np.bool_)
     record = EpisodeBuffer(
         zeros, [{}, {}], lookback=1, observation_space=OBSERVATIONS, action_space=ACTIONS
     )
     columns = {"actions": np.zeros(2, np.int32)}
-    for terminated in (~nobody, nobody):
-        record.add(zeros, np.zeros(2), terminated, nobody, [{}, {}], columns)
+    for terminated in (~no_lane, no_lane):
+        record.add(zeros, np.zeros(2), terminated, no_lane, [{}, {}], columns)
 
     made = [record.make_one() for _ in range(3)]
 
@@ -288,8 +288,8 @@ def test_lists_can_go_on_where_arrays_have_ended(lookback: int, is_cut: bool) ->
         assert parts(mine.to_numpy()) == parts(other.to_numpy())
 
 
-def test_steps_without_infos_have_a_dict_each_that_is_nobody_elses() -> None:
-    zeros, nobody = np.zeros(2), np.zeros(2, np.bool_)
+def test_steps_without_infos_have_a_separate_dict_each() -> None:
+    zeros, no_lane = np.zeros(2), np.zeros(2, np.bool_)
     record = EpisodeBuffer(
         np.zeros((2, 2), np.float32),
         NoInfos(2),
@@ -299,7 +299,7 @@ def test_steps_without_infos_have_a_dict_each_that_is_nobody_elses() -> None:
     )
     for infos in (NoInfos(2), [{"x": 1}, {}], NoInfos(2)):
         columns = {"actions": np.zeros(2, np.int64)}
-        record.add(np.zeros((2, 2), np.float32), zeros, nobody, nobody, infos, columns)
+        record.add(np.zeros((2, 2), np.float32), zeros, no_lane, no_lane, infos, columns)
 
     _, (first, second) = record.cut()
 

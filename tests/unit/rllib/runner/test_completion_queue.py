@@ -45,7 +45,7 @@ def told() -> Iterator[Told]:
     told.close()
 
 
-def test_work_is_done_when_its_signal_tells(completions: CompletionQueue[str], told: Told) -> None:
+def test_a_job_runs_when_its_signal_arrives(completions: CompletionQueue[str], told: Told) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
 
     assert completions.take(0.0) is None
@@ -54,7 +54,7 @@ def test_work_is_done_when_its_signal_tells(completions: CompletionQueue[str], t
     assert completions.take(0.0) is None
 
 
-def test_a_descriptor_that_is_another_one_by_now_takes_no_work_away(
+def test_a_descriptor_whose_number_was_reused_takes_no_job_away(
     completions: CompletionQueue[str], told: Told
 ) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
@@ -65,7 +65,7 @@ def test_a_descriptor_that_is_another_one_by_now_takes_no_work_away(
     assert {completions.take(None), completions.take(None)} == {"done", "done, too"}
 
 
-def test_there_is_something_to_do_until_a_signal_tells(
+def test_idle_work_runs_until_a_signal_arrives(
     completions: CompletionQueue[str], told: Told
 ) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
@@ -80,7 +80,9 @@ def test_there_is_something_to_do_until_a_signal_tells(
     assert pieces == ["third"]
 
 
-def test_who_has_nothing_left_to_do_waits(completions: CompletionQueue[str], told: Told) -> None:
+def test_take_waits_when_no_idle_work_is_left(
+    completions: CompletionQueue[str], told: Told
+) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
     thread = threading.Thread(target=told.ring)
 
@@ -93,7 +95,7 @@ def test_who_has_nothing_left_to_do_waits(completions: CompletionQueue[str], tol
     thread.join()
 
 
-def test_what_does_not_tell_for_long_is_left_to_its_owner_who_knows_for_how_long_to_wait(
+def test_a_job_without_a_signal_for_long_is_handed_back_to_its_owner(
     completions: CompletionQueue[str], told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
@@ -110,7 +112,7 @@ def test_what_does_not_tell_for_long_is_left_to_its_owner_who_knows_for_how_long
     assert completions.unwatch("one") is None
 
 
-def test_what_does_not_tell_for_long_is_left_although_others_tell(
+def test_a_job_without_a_signal_for_long_is_handed_back_although_others_have_signals(
     completions: CompletionQueue[str], told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_MAX_WATCH_S", 0.0)
@@ -125,7 +127,7 @@ def test_what_does_not_tell_for_long_is_left_although_others_tell(
     silent.close()
 
 
-def test_who_waits_for_signals_hears_of_threads(
+def test_a_wait_for_signals_ends_when_a_thread_puts_a_result(
     completions: CompletionQueue[str], told: Told
 ) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
@@ -137,7 +139,7 @@ def test_who_waits_for_signals_hears_of_threads(
     assert completions.take(0.0) is None
 
 
-def test_what_was_put_before_anything_was_watched_is_not_forgotten(
+def test_a_result_that_was_put_before_the_first_watch_is_not_lost(
     completions: CompletionQueue[str], told: Told
 ) -> None:
     completions.put("put")
@@ -147,7 +149,7 @@ def test_what_was_put_before_anything_was_watched_is_not_forgotten(
     assert [completions.take(None), completions.take(None)] == ["put", "done"]
 
 
-def test_each_take_does_one_work(completions: CompletionQueue[str]) -> None:
+def test_each_take_runs_one_job(completions: CompletionQueue[str]) -> None:
     several = [Told() for _ in range(3)]
     for number, told in enumerate(several):
         completions.watch(told.wakeup, number, lambda number=number: str(number), keep)  # type: ignore[misc]
@@ -158,7 +160,7 @@ def test_each_take_does_one_work(completions: CompletionQueue[str]) -> None:
         told.close()
 
 
-def test_who_waits_for_a_peer_hears_of_its_end_and_of_nothing_that_it_says(
+def test_a_peer_signals_by_its_end_and_not_by_its_data(
     completions: CompletionQueue[str], told: Told
 ) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
@@ -169,7 +171,7 @@ def test_who_waits_for_a_peer_hears_of_its_end_and_of_nothing_that_it_says(
     assert completions.take(None) == "done"
 
 
-def test_what_is_no_longer_watched_is_the_caller_s(
+def test_a_job_that_is_no_longer_watched_belongs_to_the_caller(
     completions: CompletionQueue[str], told: Told
 ) -> None:
     completions.watch(told.wakeup, "one", lambda: "done", keep)
@@ -190,7 +192,7 @@ def test_a_thread_may_be_late(completions: CompletionQueue[str], told: Told) -> 
     completions.put("put")
 
 
-def test_what_one_look_has_found_is_there_without_another(
+def test_signals_found_at_once_need_no_further_wait(
     completions: CompletionQueue[str],
 ) -> None:
     several = [Told() for _ in range(3)]
@@ -208,7 +210,7 @@ def test_what_one_look_has_found_is_there_without_another(
         told.close()
 
 
-def test_what_is_watched_no_more_is_not_taken_although_it_has_told(
+def test_an_unwatched_job_is_not_taken_although_its_signal_has_arrived(
     completions: CompletionQueue[str],
 ) -> None:
     several = [Told() for _ in range(2)]
@@ -227,7 +229,7 @@ def test_what_is_watched_no_more_is_not_taken_although_it_has_told(
         told.close()
 
 
-def test_what_was_put_is_there(completions: CompletionQueue[str]) -> None:
+def test_a_result_that_was_put_is_ready(completions: CompletionQueue[str]) -> None:
     assert not completions.is_ready
     completions.put("put")
     assert completions.is_ready

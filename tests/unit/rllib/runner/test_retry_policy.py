@@ -30,7 +30,7 @@ def test_an_endpoint_may_stay_away_for_a_while_but_not_for_ever() -> None:
     assert retry.failed(AWAY, now_s=161.0) is None
 
 
-def test_an_endpoint_may_stay_away_for_ever_while_others_do_the_work() -> None:
+def test_an_endpoint_may_stay_away_without_limit_while_other_slots_sample() -> None:
     retry = RetryPolicy(give_up_after_s=60.0)
     retry.failed(AWAY, now_s=0.0)
 
@@ -47,7 +47,7 @@ def test_success_restores_all_patience() -> None:
     assert retry.num_failures == 1
 
 
-def test_an_environment_that_raises_is_tried_ten_times_whatever_time_that_takes() -> None:
+def test_an_environment_that_raises_is_tried_ten_times_however_long_that_takes() -> None:
     retry = RetryPolicy(give_up_after_s=1.0)
 
     delays = [retry.failed(RAISED, now_s=float(100 * number)) for number in range(11)]
@@ -78,7 +78,7 @@ def test_an_episode_that_is_finished_gives_an_environment_all_tries_again() -> N
     assert retry.failed(RAISED, now_s=0.0) == 0.0
 
 
-def test_discarded_episodes_are_too_many_after_ten_in_each_lane_whatever_steps_succeed() -> None:
+def test_discarded_episodes_are_too_many_after_ten_in_each_lane_even_if_steps_succeed() -> None:
     retry = RetryPolicy(num_lanes=2)
     for _ in range(20):
         assert retry.discarded(1) is False

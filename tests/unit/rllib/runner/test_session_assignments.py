@@ -53,7 +53,7 @@ class Fleet:
 
     def rebalance(self, placed: Mapping[str, str]) -> Any:
         if self.is_away:
-            raise EndpointUnreachableError("nobody is there")
+            raise EndpointUnreachableError("the registry is away")
         self.asked.append(dict(placed))
         self.answers.append([])
         return self.answers[-1]
@@ -132,7 +132,7 @@ def test_a_directory_is_asked_at_once_and_then_after_two_seconds_at_the_earliest
     assert fleet.asked == [{"a": "x", "b": "y"}] * 3
 
 
-def test_while_an_answer_is_awaited_nobody_asks_unless_it_takes_very_long() -> None:
+def test_no_request_follows_while_an_answer_is_awaited_unless_it_takes_very_long() -> None:
     clock, fleet = Clock(), Fleet("x")
     assignments = seats_at(fleet, clock=clock)
     taken(assignments)
@@ -145,7 +145,7 @@ def test_while_an_answer_is_awaited_nobody_asks_unless_it_takes_very_long() -> N
     assert len(fleet.answers) == 2
 
 
-def test_where_there_is_nobody_to_ask_nobody_moves_until_there_is() -> None:
+def test_without_a_registry_no_session_moves_until_it_is_back() -> None:
     clock, fleet = Clock(), Fleet("x")
     assignments = seats_at(fleet, clock=clock)
     taken(assignments)
@@ -161,7 +161,7 @@ def test_where_there_is_nobody_to_ask_nobody_moves_until_there_is() -> None:
     assert (first, set(assignments.sessions_to_move())) == (set(), {0})
 
 
-def test_a_directory_may_say_that_nothing_ever_moves() -> None:
+def test_a_resolver_may_answer_that_sessions_never_move() -> None:
     class Rigid(Fleet):
         def rebalance(self, placed: Mapping[str, str]) -> None:
             return None
@@ -174,12 +174,12 @@ def test_a_directory_may_say_that_nothing_ever_moves() -> None:
     assert assignments.sessions_to_move() == frozenset()
 
 
-def test_who_is_asked_to_move_is_told_once() -> None:
+def test_a_session_that_has_to_move_is_reported_once() -> None:
     fleet = Fleet("x", "y", "z")
     assignments = seats_at(fleet)
     taken(assignments)
     assignments.request_rebalance()
-    fleet.answers[0].append(("a", "c", "somebody else"))
+    fleet.answers[0].append(("a", "c", "unknown"))
 
     assert assignments.sessions_to_move() == {0, 2}
     assert assignments.sessions_to_move() == frozenset()
@@ -274,5 +274,5 @@ def test_no_two_runners_have_sessions_of_the_same_name() -> None:
     assert "plan/eval/0/1@s" in names
 
 
-def test_runners_outside_of_actors_are_told_apart_too() -> None:
+def test_runners_outside_of_actors_have_different_ids_too() -> None:
     assert runner_id() != runner_id()

@@ -13,7 +13,7 @@ BATCH = GroupBatch(np.zeros(1), np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, 
 
 
 class Group:
-    """Notes what it is asked; what it is told to raise it raises."""
+    """Records calls, and raises ``error`` if it is set."""
 
     num_envs = 1
 
@@ -54,7 +54,7 @@ def test_what_was_called_while_a_slot_was_away_is_called_before_its_next_step() 
     group, completions = Group(), CompletionQueue[SlotResult](1)
     slot = slot_of(group, completions)
     slot.reopen(0.0)
-    completions.take(None)  # it is back, but its runner does not know yet
+    completions.take(None)  # it is open again, but its runner has not processed that yet
     slot.call("set_level", (3,))
     slot.phase = SlotPhase.IDLE
     slot.call("set_wind", (1,))
@@ -95,7 +95,7 @@ def test_an_error_of_the_caller_s_leaves_the_slot_idle() -> None:
     assert slot.phase is SlotPhase.IDLE
 
 
-def test_a_slot_that_is_alone_opens_anew_while_nobody_waits_for_it() -> None:
+def test_the_only_slot_is_reopened_in_the_background() -> None:
     groups, opened = [Group(), Group()], threading.Event()
 
     def open_group() -> Any:
@@ -121,7 +121,7 @@ def test_a_slot_that_is_alone_opens_anew_while_nobody_waits_for_it() -> None:
 
 
 def test_a_fault_in_a_slot_s_thread_arrives_instead_of_ending_the_thread() -> None:
-    fault, groups = KeyError("nobody has expected this"), [Group(), Group()]
+    fault, groups = KeyError("a defect"), [Group(), Group()]
     outcomes: list[Any] = [groups[0], fault, groups[1]]
 
     def open_group() -> Any:
