@@ -18,6 +18,7 @@ from rlmesh_ray.envs.vector_host import describe
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
 from rlmesh_ray.rllib.runner.multi_agent_columns import AgentColumns, AgentSpec, agents_of_lane
+from rlmesh_ray.rllib.runner.next_step_session import SessionBatch
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
@@ -141,13 +142,15 @@ def test_ids_that_are_no_strings_are_those_of_all_that_rllib_sees() -> None:
     observed: list[Any] = [points, points, present, rewards, terminated, 0 * present]
     goes_on = np.zeros(1, np.bool_)
 
-    given = columns.dicts(observed, goes_on, goes_on, np.ones((1, 2), np.bool_))
-    infos = columns.infos({"1": {"x": 1}, "car_0": {"y": 2}, "0": 3})
+    infos = [{"1": {"x": 1}, "car_0": {"y": 2}, "0": 3}]
+    batch = SessionBatch(observed, np.zeros(1), goes_on, goes_on, infos)
+
+    given = columns.dicts(batch, np.ones((1, 2), np.bool_))
 
     assert given.observations[0].keys() == {1, ("car", 0)}
     assert given.rewards == [{1: 0.5, ("car", 0): 0.0}]
     assert given.terminated == [{1: False, ("car", 0): True, "__all__": False}]
-    assert infos == {1: {"x": 1}, ("car", 0): {"y": 2}, "__common__": {"0": 3}}
+    assert given.infos == [{1: {"x": 1}, ("car", 0): {"y": 2}, "__common__": {"0": 3}}]
     sent = columns.actions([{1: 6}], np.array([[True, False]]), NONE_IGNORED[:1])
     np.testing.assert_array_equal(sent, [[6], [5]])
     with pytest.raises(ConformanceError, match=r"1: has no action in lane 0"):

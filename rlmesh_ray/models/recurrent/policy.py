@@ -1,6 +1,7 @@
 """A policy that is a recurrent torch module."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,15 +9,15 @@ import torch
 
 from rlmesh_ray.errors import PolicyError
 from rlmesh_ray.models.nan_rows import IsNan, nan_rows
-from rlmesh_ray.models.policy import PolicyTraits, Rows
+from rlmesh_ray.models.policy import Rows
 from rlmesh_ray.models.recurrent.slot_states import SlotStates
 from rlmesh_ray.models.recurrent.state_table import StateTable
 from rlmesh_ray.models.torch.actions import action_layout, zero_observations
-from rlmesh_ray.models.torch.module import TorchModule
+from rlmesh_ray.models.torch.policy import TorchPolicy
 from rlmesh_ray.spaces.contract import EnvContract
 
 
-class RecurrentTorchPolicy:
+class RecurrentTorchPolicy(TorchPolicy):
     """Runs a module with a recurrent state, one for each lane's episode.
 
     The module has two methods::
@@ -48,13 +49,10 @@ class RecurrentTorchPolicy:
         buckets: Sequence[int] = (),
         compile: bool = False,
     ) -> None:
+        super().__init__(module, device=device, buckets=buckets, compile=compile)
+        # A trial run takes rows of the table, so it must not run beside a batch.
+        self.traits = replace(self.traits, checks_concurrently=False)
         self._initial_state: Any = module.initial_state
-        self._module = TorchModule(module, device=device, buckets=buckets, compile=compile)
-        self.traits = PolicyTraits(
-            is_repeatable=True,
-            only_computes=self._module.only_computes,
-            kind=self._module.kind,
-        )
         self._table = StateTable(self._initial, self._module.device)
         self._lanes = SlotStates(self._table.allocate, self._table.release)
 
@@ -118,18 +116,6 @@ class RecurrentTorchPolicy:
     def forget(self, route_key: str, env_index: int | None) -> None:
         """Free the state of a lane, or of all lanes of a route."""
         self._lanes.forget(route_key, env_index)
-
-    def get_weights(self) -> dict[str, Any]:
-        """Return a copy of the state dict; see ``TorchPolicy``."""
-        return self._module.get_weights()
-
-    def set_weights(self, weights: object) -> None:
-        """Replace all weights in place; running episodes keep their states.
-
-        Raises:
-            PolicyError: A name, shape or dtype differs from the module's; nothing has changed.
-        """
-        self._module.set_weights(weights)
 
     def _initial(self) -> Any:
         try:

@@ -10,6 +10,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.common.flatten_observations import FlattenObservations
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
+from ray.rllib.utils import force_list
 
 from rlmesh_ray.models.rllib.inference import (
     DEFAULT_ENV_TO_MODULE,
@@ -38,8 +39,7 @@ _ACTIONS = (
     gymnasium.spaces.MultiDiscrete,
     gymnasium.spaces.MultiBinary,
 )
-_FLATTENED = _ACTIONS
-"""Spaces of which FlattenObservations makes one array, of a batch as of single lanes."""
+"""Also spaces of which FlattenObservations makes one array, of a batch as of single lanes."""
 
 Space = gymnasium.Space[Any]
 
@@ -86,12 +86,10 @@ def config_ineligibility(config: AlgorithmConfig, observation: Space, action: Sp
             return f"env_runners({kind}_connector=...) is set{_EXCEPTIONS[kind]}"
         if not getattr(config, f"add_default_connectors_to_{kind}_pipeline"):
             return f"env_runners(add_default_connectors_to_{kind}_pipeline=False) is set"
-    kinds = config.callbacks_class
-    kinds = kinds if isinstance(kinds, list | tuple) else [kinds]
     return (
         _no_arrays(observation, _OBSERVATIONS)
         or _no_arrays(action, _ACTIONS)
-        or _episode_callback(config, kinds)
+        or _episode_callback(config, force_list(config.callbacks_class))
     )
 
 
@@ -110,7 +108,7 @@ def _observations(runner: Any) -> str | None:
     for space in tree.flatten(flattener._input_obs_base_struct):
         if isinstance(space, gymnasium.spaces.Discrete) and space.start != 0:
             return f"FlattenObservations encodes other values than those of {space}"
-        reason = _no_arrays(space, _FLATTENED)
+        reason = _no_arrays(space, _ACTIONS)
         if reason:
             return reason
     return None

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlmesh_ray.errors import ConformanceError, ContractMismatchError
 from rlmesh_ray.protocol import capabilities
+from rlmesh_ray.rllib.runner.next_step_session import SessionBatch
 from rlmesh_ray.spaces.batch import flatten, unflatten
 from rlmesh_ray.spaces.coercion import coerce
 from rlmesh_ray.spaces.contract import EnvContract
@@ -80,8 +81,8 @@ def _keys(spec: DictSpec) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDicts:
-    """The result of a step or reset; one entry a lane everywhere, each by agent."""
+class AgentBatch:
+    """The result of a step or reset in all lanes of a group; one entry a lane, each by agent."""
 
     observations: list[dict[AgentId, Any]]
     """For the agents that are present."""
@@ -91,6 +92,9 @@ class AgentDicts:
     """For the agents that are present, and for absent ones that have ended; with ``__all__``."""
     truncated: list[dict[AgentId, bool]]
     """Likewise."""
+    infos: list[dict[AgentId, Any]]
+    discarded: Mapping[int, str]
+    """See ``SessionBatch``."""
     acting: NDArray[np.bool_]
     """Whether an agent acts next: ``(num_lanes, num_agents)``; False where the episode is over."""
 
@@ -108,36 +112,30 @@ class AgentColumns:
         self._observations = _parts(agents, [agent.observation for agent in agents])
         self._actions = _parts(agents, [agent.action for agent in agents])
 
-    def dicts(
-        self,
-        columns: Sequence[Column],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        acted: NDArray[np.bool_],
-    ) -> AgentDicts:
+    def dicts(self, batch: SessionBatch, acted: NDArray[np.bool_]) -> AgentBatch:
         """Convert the result of a step or reset.
 
         Args:
-            columns: Columns of the lanes' observation space, over all lanes; arrays are kept.
-            terminated: Whether a whole environment has terminated, one flag for each lane.
-            truncated: Likewise, truncated.
+            batch: Columns of the lanes' observation space, over all lanes; arrays are kept.
             acted: Whether an agent acted in this step: ``(num_lanes, num_agents)``.
         """
-        *observed, presences, rewards, terminations, truncations = columns
+        *observed, presences, rewards, terminations, truncations = batch.observation
         present = np.asarray(presences, np.bool_)
         ended = np.asarray(terminations, np.bool_), np.asarray(truncations, np.bool_)
-        observations: list[dict[AgentId, Any]] = [{} for _ in terminated]
+        observations: list[dict[AgentId, Any]] = [{} for _ in present]
         for position, part in enumerate(self._observations):
             for lane in np.flatnonzero(present[:, position]).tolist():
                 observations[lane][part.agent_id] = part.value(observed, lane)
         is_listed = present | ended[0] | ended[1]
         values = np.asarray(rewards)
-        is_over = terminated | truncated
-        return AgentDicts(
+        is_over = batch.terminated | batch.truncated
+        return AgentBatch(
             observations,
             self._by_agent(values, acted | (values != 0.0)),
-            self._with_all(ended[0], is_listed, terminated),
-            self._with_all(ended[1], is_listed, truncated),
+            self._with_all(ended[0], is_listed, batch.terminated),
+            self._with_all(ended[1], is_listed, batch.truncated),
+            [self.infos(info) for info in batch.infos],
+            batch.discarded,
             present & ~ended[0] & ~ended[1] & ~is_over[:, np.newaxis],
         )
 

@@ -1,7 +1,6 @@
 """The session group and the environment of a runner whose lanes hold several agents each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,12 @@ from gymnasium.spaces import Dict
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 
-from rlmesh_ray.rllib.runner.multi_agent_columns import AgentColumns, AgentSpec, agents_of_lane
+from rlmesh_ray.rllib.runner.multi_agent_columns import (
+    AgentBatch,
+    AgentColumns,
+    AgentSpec,
+    agents_of_lane,
+)
 from rlmesh_ray.rllib.runner.next_step_session import NextStepSession, SessionBatch
 from rlmesh_ray.rllib.runner.runner_env import LaneCall, LaneCalls
 from rlmesh_ray.rllib.runner.session_group import SessionGroup
@@ -17,9 +21,6 @@ from rlmesh_ray.spaces.contract import EnvContract
 from rlmesh_ray.spaces.gym_conversion import to_gymnasium
 from rlmesh_ray.spaces.leaves import Column
 from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
-
-ByAgent = list[dict[AgentId, Any]]
-"""One dict by agent for each lane."""
 
 
 class SpacesOnlyMultiAgentEnv(MultiAgentEnv):
@@ -39,19 +40,6 @@ class SpacesOnlyMultiAgentEnv(MultiAgentEnv):
             agent.agent_id: to_gymnasium(agent.action) for agent in agents
         }
         super().__init__()
-
-
-@dataclass(frozen=True, slots=True)
-class AgentBatch:
-    """The result of a step or reset in all lanes of a group; one entry a lane, each by agent."""
-
-    observations: ByAgent
-    rewards: ByAgent
-    terminated: ByAgent
-    truncated: ByAgent
-    infos: ByAgent
-    discarded: Mapping[int, str] = field(default_factory=dict)
-    """See ``SessionBatch``."""
 
 
 class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
@@ -92,21 +80,12 @@ class MultiAgentSessionGroup(SessionGroup[AgentBatch]):
 
     def _result(self, batch: SessionBatch) -> AgentBatch:
         """Convert the result of all lanes, and note which agents act next."""
-        terminated, truncated = batch.terminated, batch.truncated
-        dicts = self._agents.dicts(batch.observation, terminated, truncated, self._acting)
-        result = AgentBatch(
-            dicts.observations,
-            dicts.rewards,
-            dicts.terminated,
-            dicts.truncated,
-            [self._agents.infos(info) for info in batch.infos],
-            batch.discarded,
-        )
+        result = self._agents.dicts(batch, self._acting)
         for lane in np.flatnonzero(self._is_over).tolist():  # a new episode has begun there
             result.rewards[lane] = self._agents.for_all(0.0)
             for flags in (result.terminated, result.truncated):
                 flags[lane] = {**self._agents.for_all(False), ALL_AGENTS: False}
-        self._acting, self._is_over = dicts.acting, terminated | truncated
+        self._acting, self._is_over = result.acting, batch.terminated | batch.truncated
         return result
 
 

@@ -6,7 +6,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 
-from rlmesh_ray.rllib.runner.multi_agent_env import AgentBatch
+from rlmesh_ray.rllib.runner.multi_agent_columns import AgentBatch
 from rlmesh_ray.rllib.runner.sampling_path import PerItemPath
 from rlmesh_ray.rllib.runner.slot_state import SlotState
 from rlmesh_ray.rllib.runner.truncation import truncate_agents

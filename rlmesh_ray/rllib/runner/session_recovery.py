@@ -73,10 +73,9 @@ class SessionRecovery:
             raise error
         runner.first_failure = runner.first_failure or f"{_lanes_of(slot)}: {error}"
         _LOG.warning(
-            "worker %s, lanes %d to %d: %s; a new session is opened in %.2g s (failure %d)",
+            "worker %s, %s: %s; a new session is opened in %.2g s (failure %d)",
             runner.worker_index,
-            slot.lanes.start,
-            slot.lanes.stop - 1,
+            _lanes_of(slot),
             error,
             delay_s,
             max(slot.retry.num_failures, num_raised),
@@ -153,10 +152,9 @@ class SessionRecovery:
             runner._path.interrupt(slot, EndpointClosedError(cause))
         runner.metrics.log_value(NUM_SESSIONS_MOVED_LIFETIME, len(leaving), reduce="lifetime_sum")
         _LOG.info(
-            "worker %s, lanes %d to %d: %d session(s) leave endpoint %s for another one",
+            "worker %s, %s: %d session(s) leave endpoint %s for another one",
             runner.worker_index,
-            slot.lanes.start,
-            slot.lanes.stop - 1,
+            _lanes_of(slot),
             len(leaving),
             former,
         )

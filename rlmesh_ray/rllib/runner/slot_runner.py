@@ -26,7 +26,7 @@ from rlmesh_ray.rllib.runner.session_setup import (
     require_width,
 )
 from rlmesh_ray.rllib.runner.slot import SlotGroup, SlotPhase, SlotResult
-from rlmesh_ray.rllib.runner.slot_state import SlotState, call_slots, close_slots, slots_of
+from rlmesh_ray.rllib.runner.slot_state import SlotState, close_slots, slots_of
 
 _PART_OF_SAMPLE_TIMEOUT = 0.5
 """How long ``sample`` waits while all endpoints are away, before it returns what it has."""
@@ -98,7 +98,7 @@ class SlotRunner(EnvRunner):
             plan.contract,
             self.num_envs,
             partial(close_slots, slots, self._completions, self._assignments),
-            partial(call_slots, slots),
+            lambda name, args: tuple(one for each in slots for one in each.slot.call(name, args)),
         )
         try:
             require_width(self.config, self.num_envs)

@@ -58,13 +58,6 @@ def slots_of(
     return found
 
 
-def call_slots(
-    slots: Sequence[SlotState], name: str, arguments: tuple[object, ...]
-) -> tuple[Any, ...]:
-    """Call into every lane; see ``Slot.call``."""
-    return tuple(result for state in slots for result in state.slot.call(name, arguments))
-
-
 def close_slots(
     slots: Sequence[SlotState],
     completions: CompletionQueue[SlotResult],
