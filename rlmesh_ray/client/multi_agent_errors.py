@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.multi_agent import described_agents
+from rlmesh_ray.spaces.multi_agent import agents_from_metadata
 
 _MOST_NAMES = 8
 _REMEDY = (
@@ -16,7 +16,7 @@ _REMEDY = (
 
 def agents_notice(contract: EnvContract) -> str:
     """Return that a lane holds several agents, and which, as a sentence; empty: it holds one."""
-    agents = described_agents(contract.metadata.get(MULTI_AGENT))
+    agents = agents_from_metadata(contract.metadata.get(MULTI_AGENT))
     if not agents:
         return ""
     return f"each lane of {contract.id} holds several agents ({_listed(agents)}); {_REMEDY}"
@@ -38,7 +38,7 @@ def with_agent_names(error: ConformanceError, contract: EnvContract) -> Conforma
     agents = agents_notice(contract)
     if not agents:
         return error
-    keys = _listed(described_agents(contract.metadata.get(MULTI_AGENT)).values())
+    keys = _listed(agents_from_metadata(contract.metadata.get(MULTI_AGENT)).values())
     reason = (
         f"{error.reason}; the action of a lane is a dict with an entry for each agent, under the "
         f"keys {keys}: {agents}"

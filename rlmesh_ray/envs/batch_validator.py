@@ -6,7 +6,7 @@ import numpy as np
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import Column, leaves
-from rlmesh_ray.spaces.conformance import Checker, Deviation, ValidationMode
+from rlmesh_ray.spaces.conformance import Checker, ValidationMode, Violation
 from rlmesh_ray.spaces.conformance_warnings import ConformanceWarning
 from rlmesh_ray.spaces.multi_agent import filler_of_leaf
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -45,7 +45,7 @@ class BatchValidator:
         found = self._found(columns, lanes) if lanes else self._checker.check(columns)
         return [ConformanceWarning.of(self._side, deviation) for deviation in found]
 
-    def _found(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Deviation]:
+    def _found(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Violation]:
         try:
             if not self._checker.check(rows):
                 return []

@@ -66,7 +66,7 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         self._fillers = {key: multi_agent.filler(spec) for key, spec in observations.items}
         self._acting: list[AgentId] = []
         self._rewards = np.zeros(len(self._keys))
-        self.observation_space = to_gymnasium(multi_agent.lane_observation(observations))
+        self.observation_space = to_gymnasium(multi_agent.lane_observation_space(observations))
         self.action_space = to_gymnasium(_specs(env, self._keys, "action"))
         own_metadata = getattr(env, "metadata", None) or {}
         described = multi_agent.describe_agents(self._keys)

@@ -27,8 +27,8 @@ from rlmesh_ray.spaces.spec import (
 
 __all__ = [
     "Checker",
-    "Deviation",
     "ValidationMode",
+    "Violation",
     "check",
     "check_rewards",
     "coerce",
@@ -67,7 +67,7 @@ class ValidationMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deviation:
+class Violation:
     """A value that is delivered although it is out of its range."""
 
     kind: str
@@ -109,9 +109,9 @@ class Checker:
         self._is_strict = validation is ValidationMode.STRICT
         self._is_range_checked = validation is not ValidationMode.OFF
 
-    def check(self, columns: Sequence[Column]) -> list[Deviation]:
+    def check(self, columns: Sequence[Column]) -> list[Violation]:
         """See the function of that name."""
-        deviations: list[Deviation] = []
+        deviations: list[Violation] = []
         for rule, column in zip(self._rules, columns, strict=True):
             deviations += rule.deviations(column, is_range_checked=self._is_range_checked)
         if deviations and self._is_strict:
@@ -121,7 +121,7 @@ class Checker:
 
 def check(
     leaves_: Sequence[Leaf], columns: Sequence[Column], validation: ValidationMode
-) -> list[Deviation]:
+) -> list[Violation]:
     """Check a batch: structural rules always, range rules as ``validation`` says.
 
     Args:
@@ -140,7 +140,7 @@ def check(
     return Checker(leaves_, validation).check(columns)
 
 
-def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Deviation]:
+def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Violation]:
     """Check that rewards are finite. No space says so, and a learner can do nothing with others.
 
     Args:
@@ -157,13 +157,13 @@ def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> l
     if validation is ValidationMode.OFF or np.count_nonzero(is_finite) == is_finite.size:
         return []
     lane = int(is_finite.argmin())
-    found = Deviation("range", "", f"{rewards[lane]} is not finite (lane {lane})", lane)
+    found = Violation("range", "", f"{rewards[lane]} is not finite (lane {lane})", lane)
     if validation is ValidationMode.STRICT:
         raise _refused(found)
     return [found]
 
 
-def _refused(found: Deviation) -> ConformanceError:
+def _refused(found: Violation) -> ConformanceError:
     return ConformanceError("range", found.path, found.message, found.lane)
 
 
@@ -174,7 +174,7 @@ def structure_checker(spec: SpaceSpec) -> Checker:
 
 
 class _Rule(Protocol):
-    def deviations(self, column: Any, *, is_range_checked: bool) -> list[Deviation]: ...
+    def deviations(self, column: Any, *, is_range_checked: bool) -> list[Violation]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class _IntervalRule:
     is_uniform: bool
     """Whether the bounds are numbers, the same for every element; arrays otherwise."""
 
-    def deviations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Deviation]:
+    def deviations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Violation]:
         is_bounded = self.low is not None or self.high is not None
         is_checked = is_bounded and (is_range_checked or self.is_domain)
         # NaN is outside every interval: one comparison finds it, too.
@@ -204,7 +204,7 @@ class _IntervalRule:
         lane, message = self._message(column)
         if self.is_domain:
             raise ConformanceError("structure", self.path, message, lane)
-        return [Deviation("range", self.path, message, lane)]
+        return [Violation("range", self.path, message, lane)]
 
     def _holds(self, column: NDArray[Any]) -> bool:
         if self.is_domain and self.is_uniform and column.size == 1:
@@ -241,13 +241,13 @@ class _TextRule:
     charset: frozenset[str]
     """Empty: every character is allowed."""
 
-    def deviations(self, column: tuple[str, ...], *, is_range_checked: bool) -> list[Deviation]:
+    def deviations(self, column: tuple[str, ...], *, is_range_checked: bool) -> list[Violation]:
         if not is_range_checked:
             return []
-        by_kind: dict[str, Deviation] = {}
+        by_kind: dict[str, Violation] = {}
         for lane, text in enumerate(column):
             for kind, message in self._of_one(text):
-                found = Deviation(kind, self.path, f"{message} (lane {lane})", lane)
+                found = Violation(kind, self.path, f"{message} (lane {lane})", lane)
                 by_kind.setdefault(kind, found)
         return list(by_kind.values())
 

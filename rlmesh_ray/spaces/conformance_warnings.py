@@ -7,7 +7,7 @@ them is their dialect's affair (edition 2026.06, "Conformance warnings").
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlmesh_ray.spaces.conformance import Deviation
+from rlmesh_ray.spaces.conformance import Violation
 
 WARNING_KEY = "rlmesh.conformance.warning"
 """Reserved key of the infos."""
@@ -20,14 +20,14 @@ class ConformanceWarning:
     side: str
     """Whose it is: ``"action"``, ``"observation"`` or ``"reward"``."""
     kind: str
-    """See ``Deviation``; or ``"truncated"``: the value was not delivered (``on_bad_value``)."""
+    """See ``Violation``; or ``"truncated"``: the value was not delivered (``on_bad_value``)."""
     path: str
-    """See ``Deviation``."""
+    """See ``Violation``."""
     detail: str
-    """See ``Deviation.message``."""
+    """See ``Violation.message``."""
 
     @classmethod
-    def of(cls, side: str, deviation: Deviation) -> "ConformanceWarning":
+    def of(cls, side: str, deviation: Violation) -> "ConformanceWarning":
         """Return the warning that tells of ``deviation``."""
         return cls(side, deviation.kind, deviation.path, deviation.message)
 

@@ -91,7 +91,7 @@ def describe_agents(keys: Mapping[AgentId, str]) -> dict[str, Any]:
     return described
 
 
-def described_agents(described: object) -> dict[AgentId, str]:
+def agents_from_metadata(described: object) -> dict[AgentId, str]:
     """Return the agents' keys by id, as ``describe_agents`` has said them; none: it has not."""
     told = described if isinstance(described, Mapping) else {}
     keys = told.get(_KEYS)
@@ -122,7 +122,7 @@ def _from_plain(value: object) -> Any:
     return tuple(map(_from_plain, value)) if isinstance(value, list) else value
 
 
-def lane_observation(observations: DictSpec) -> DictSpec:
+def lane_observation_space(observations: DictSpec) -> DictSpec:
     """Return the observation space of a lane.
 
     Args:

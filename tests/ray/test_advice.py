@@ -49,7 +49,7 @@ from rlmesh_ray.rllib.runner.env_runner import LANES_AS_ARRAYS
 from rlmesh_ray.server.env_options import DEFAULT_MAX_SESSIONS
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.multi_agent import lane_observation
+from rlmesh_ray.spaces.multi_agent import lane_observation_space
 from rlmesh_ray.spaces.spec import DictSpec
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -495,7 +495,7 @@ def check_modules(
     assert isinstance(observations, DictSpec)
     of_two = EnvContract(
         "Two-v0",
-        lane_observation(observations),
+        lane_observation_space(observations),
         from_gymnasium(spaces.Dict(odd=action or spaces.Discrete(2), even=spaces.Discrete(4))),
         8,
         AutoresetMode.NEXT_STEP,

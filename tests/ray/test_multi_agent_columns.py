@@ -22,7 +22,7 @@ from rlmesh_ray.rllib.runner.next_step_session import SessionBatch
 from rlmesh_ray.spaces.batch import stack
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.multi_agent import filler, lane_observation
+from rlmesh_ray.spaces.multi_agent import filler, lane_observation_space
 from rlmesh_ray.spaces.spec import DictSpec
 from rlmesh_ray.testing.envs import SPACES
 from rlmesh_ray.wire.rlmesh_v1.contract import contract_from_proto, contract_to_proto
@@ -36,7 +36,7 @@ def contract(agents: Any = ("b", "a"), **changes: Any) -> EnvContract:
     own = DictSpec((("b", BOX), ("a", DISCRETE)))
     fields = {
         "id": "pair",
-        "observation_space": lane_observation(own),
+        "observation_space": lane_observation_space(own),
         "action_space": own,
         "num_envs": 2,
         "autoreset_mode": AutoresetMode.NEXT_STEP,
@@ -78,7 +78,7 @@ def test_a_contract_gives_the_ids_of_agents_that_are_no_strings() -> None:
         contract(action_space=DictSpec((("a", DISCRETE), ("b", BOX)))),
         contract(observation_space=BOX),
         contract(observation_space=DictSpec((("b", BOX), ("a", DISCRETE)))),
-        contract(observation_space=lane_observation(DictSpec(()))),
+        contract(observation_space=lane_observation_space(DictSpec(()))),
         contract(observation_space=DictSpec((("observations", BOX),))),
     ],
 )

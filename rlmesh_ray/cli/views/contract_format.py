@@ -4,7 +4,7 @@ import math
 
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import EnvContract
-from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, described_agents
+from rlmesh_ray.spaces.multi_agent import OBSERVATIONS, agents_from_metadata
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import (
     BoxSpec,
@@ -57,7 +57,7 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
 
     For several agents only the observations are shown, without the arrays of present agents.
     """
-    agents = described_agents(contract.metadata.get(MULTI_AGENT))
+    agents = agents_from_metadata(contract.metadata.get(MULTI_AGENT))
     observation = contract.observation_space
     if agents and isinstance(observation, DictSpec):
         observation = dict(observation.items).get(OBSERVATIONS, observation)
@@ -74,7 +74,7 @@ def contract_facts(contract: EnvContract) -> dict[str, object]:
 
 def next_commands(contract: EnvContract, address: str) -> list[str]:
     """Return commands for an endpoint; ``train`` only for a single agent."""
-    can_train = not described_agents(contract.metadata.get(MULTI_AGENT))
+    can_train = not agents_from_metadata(contract.metadata.get(MULTI_AGENT))
     return [f"inspect {address}", *([f"train {address}"] if can_train else [])]
 
 

@@ -18,9 +18,9 @@ from rlmesh_ray.spaces.multi_agent import (
     ALL_AGENTS,
     OBSERVATIONS,
     AgentId,
-    described_agents,
+    agents_from_metadata,
     filler_of_leaf,
-    lane_observation,
+    lane_observation_space,
 )
 from rlmesh_ray.spaces.space_description import space_lines
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec, TupleSpec
@@ -51,7 +51,7 @@ def agents_of_lane(contract: EnvContract) -> tuple[AgentSpec, ...]:
         ContractMismatchError: Its metadata and spaces do not fit together; see
             ``spaces.multi_agent``.
     """
-    keys = described_agents(contract.metadata.get(capabilities.MULTI_AGENT))
+    keys = agents_from_metadata(contract.metadata.get(capabilities.MULTI_AGENT))
     space, actions = contract.observation_space, contract.action_space
     parts = dict(space.items) if isinstance(space, DictSpec) else {}
     observations = parts.get(OBSERVATIONS)
@@ -60,7 +60,7 @@ def agents_of_lane(contract: EnvContract) -> tuple[AgentSpec, ...]:
         or not isinstance(observations, DictSpec)
         or not isinstance(actions, DictSpec)
         or not _keys(observations) == _keys(actions) == list(keys.values())
-        or space != lane_observation(observations)
+        or space != lane_observation_space(observations)
     ):
         raise ContractMismatchError(
             f"the contract of {contract.id} has the agents {list(keys)}, but its observation space "

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.errors import ConformanceError
 from rlmesh_ray.spaces.batch import stack
-from rlmesh_ray.spaces.conformance import Deviation, ValidationMode, check, coerce_batch, has_nan
+from rlmesh_ray.spaces.conformance import ValidationMode, Violation, check, coerce_batch, has_nan
 from rlmesh_ray.spaces.gym_conversion import Space, from_gymnasium
 from rlmesh_ray.spaces.leaves import Column, leaves
 from rlmesh_ray.spaces.spec import SpaceSpec
@@ -21,7 +21,7 @@ BOUNDED_ABOVE = spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dt
 
 def checked(
     space: Space, column: Any, validation: ValidationMode = ValidationMode.WARN
-) -> list[Deviation]:
+) -> list[Violation]:
     spec = from_gymnasium(space)
     return check(leaves(spec), [column], validation)
 
@@ -106,10 +106,10 @@ def test_a_range_deviation_is_told_with_place_and_bound() -> None:
     column = np.array([[0.0, 0.0], [0.0, 1.5]])
 
     assert checked(UNIT, column) == [
-        Deviation("range", "", "1.5 is above 1.0 (lane 1, element (1,))")
+        Violation("range", "", "1.5 is above 1.0 (lane 1, element (1,))")
     ]
     assert checked(UNIT, -column) == [
-        Deviation("range", "", "-1.5 is below -1.0 (lane 1, element (1,))")
+        Violation("range", "", "-1.5 is below -1.0 (lane 1, element (1,))")
     ]
 
 
@@ -151,8 +151,8 @@ def test_a_text_deviates_once_in_length_and_once_in_charset() -> None:
     space = spaces.Text(2, charset="ab")
 
     assert checked(space, ("ab", "abab", "c", "", "zz")) == [
-        Deviation("length", "", "has 4 characters, expected 1 to 2 (lane 1)"),
-        Deviation("charset", "", "'c' is not in the charset (lane 2)"),
+        Violation("length", "", "has 4 characters, expected 1 to 2 (lane 1)"),
+        Violation("charset", "", "'c' is not in the charset (lane 2)"),
     ]
     assert refusal(space, ("c",), ValidationMode.STRICT).kind == "range"
 

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from rlmesh_ray.spaces.conformance import Deviation
+from rlmesh_ray.spaces.conformance import Violation
 from rlmesh_ray.spaces.conformance_warnings import (
     WARNING_KEY,
     ConformanceWarning,
@@ -10,8 +10,8 @@ from rlmesh_ray.spaces.conformance_warnings import (
     warnings_as_texts,
 )
 
-ROOT = ConformanceWarning.of("action", Deviation("range", "", "3.0 is above 1.0 (lane 0)"))
-INNER = ConformanceWarning.of("observation", Deviation("length", "cam.depth", "is long"))
+ROOT = ConformanceWarning.of("action", Violation("range", "", "3.0 is above 1.0 (lane 0)"))
+INNER = ConformanceWarning.of("observation", Violation("length", "cam.depth", "is long"))
 
 
 def test_the_edition_s_clients_are_told_in_words() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlmesh_ray.spaces.multi_agent import (
     agent_keys,
+    agents_from_metadata,
     describe_agents,
-    described_agents,
     is_agent_id,
 )
 from rlmesh_ray.wire.rlmesh_v1.meta import decode_peer_meta, encode_meta
@@ -65,7 +65,7 @@ def test_no_two_agents_share_a_key() -> None:
 def test_a_client_has_all_ids_back_in_their_order(agent_ids: list[Any]) -> None:
     keys = agent_keys(agent_ids)
 
-    told = described_agents(over_the_wire(describe_agents(keys)))
+    told = agents_from_metadata(over_the_wire(describe_agents(keys)))
 
     assert list(told.items()) == list(keys.items())
     assert len(set(told.values())) == len(agent_ids)
@@ -81,7 +81,7 @@ def test_ids_of_other_classes_come_back_as_the_plain_ids_that_they_equal(
     assert is_agent_id(agent_id)
     keys = agent_keys([agent_id])
 
-    told = described_agents(over_the_wire(describe_agents(keys)))
+    told = agents_from_metadata(over_the_wire(describe_agents(keys)))
 
     assert told == {agent_id: key}
     assert {type(one) for one in told} <= {int, str}
@@ -124,4 +124,4 @@ def test_ids_that_are_nested_without_end_are_none() -> None:
     ],
 )
 def test_metadata_that_make_no_sense_name_no_agents(described: Any) -> None:
-    assert described_agents(described) == {}
+    assert agents_from_metadata(described) == {}

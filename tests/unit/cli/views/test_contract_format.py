@@ -14,7 +14,7 @@ from rlmesh_ray.cli.views.contract_format import (
 from rlmesh_ray.protocol.capabilities import MULTI_AGENT
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
 from rlmesh_ray.spaces.gym_conversion import from_gymnasium
-from rlmesh_ray.spaces.multi_agent import agent_keys, describe_agents, lane_observation
+from rlmesh_ray.spaces.multi_agent import agent_keys, describe_agents, lane_observation_space
 from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, TupleSpec
 
 SPACES: list[gs.Space[Any]] = [
@@ -73,7 +73,7 @@ def test_a_contract_has_rows_and_json() -> None:
 def test_several_agents_are_shown_with_their_spaces() -> None:
     by_agent = DictSpec((("0", DiscreteSpec(2)), ("1", DiscreteSpec(3))))
     metadata = {MULTI_AGENT: describe_agents(agent_keys((0, 1)))}
-    observation = lane_observation(by_agent)
+    observation = lane_observation_space(by_agent)
     mode = AutoresetMode.NEXT_STEP
     contract = EnvContract("Duel", observation, by_agent, 2, mode, metadata=metadata)
 
