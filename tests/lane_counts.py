@@ -9,5 +9,5 @@ def note_step(
 ) -> None:
     """Have ``lanes`` count a vector step, in which ``num_ended`` episodes have ended."""
     progress = SessionProgress.local(num_lanes)
-    progress.count(took_ns, num_lanes, num_ended, num_deviations)
+    progress.count_vector_step(took_ns, num_lanes, num_ended, num_deviations)
     lanes.attach(progress)

@@ -40,12 +40,12 @@ class StepCommand:
     """One string for each lane that is stepped."""
     lanes: tuple[int, ...] = ()
     """Which lanes, in any order; empty: all. Only where ``Started.steps_subsets``."""
-    begins: tuple[int, ...] = ()
+    autoreset_lanes: tuple[int, ...] = ()
     """Lanes in which an autoreset begins an episode with this step that counts as one."""
 
     def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
         # Two messages a step: what dataclasses generate for slots takes three times as long.
-        return StepCommand, (self.text_columns, self.lanes, self.begins)
+        return StepCommand, (self.text_columns, self.lanes, self.autoreset_lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class OpenDirectReply:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachRefused:
+class OpenDirectRefused:
     """Answers OpenDirectCommand where the process lacks something; no connection is opened."""
 
     message: str
@@ -216,7 +216,7 @@ Reply = (
     | RenderReply
     | CallReply
     | OpenDirectReply
-    | AttachRefused
+    | OpenDirectRefused
     | CloseDirectReply
     | CloseEnvReply
     | RecreateEnvReply

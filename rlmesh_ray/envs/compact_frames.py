@@ -25,7 +25,7 @@ NumberedCommand = tuple[int, Command]
 def command_frame(command: Command, number: int = 0) -> bytes:
     """Return the frame of ``command``, the request with this number."""
     is_bare = type(command) is StepCommand and not (
-        command.text_columns or command.lanes or command.begins
+        command.text_columns or command.lanes or command.autoreset_lanes
     )
     return frame_of(_NUMBER.pack(_STEP_TAG, number)) if is_bare else encode((number, command))
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from rlmesh_ray.envs import fault_log, parent_watch
 from rlmesh_ray.envs.commands import (
-    AttachRefused,
     CallCommand,
     CloseDirectCommand,
     CloseDirectReply,
@@ -25,6 +24,7 @@ from rlmesh_ray.envs.commands import (
     CloseEnvReply,
     Command,
     OpenDirectCommand,
+    OpenDirectRefused,
     OpenDirectReply,
     Outcome,
     RecreateEnvCommand,
@@ -138,7 +138,7 @@ class EnvWorker:
 
     def start_session(self) -> None:
         """Take the requests of a session from now on."""
-        self._progress.forget()
+        self._progress.invalidate_counts()
         self._requests = WorkerSide(self._progress)
         self._kept = _REFUSED
 
@@ -155,7 +155,7 @@ class EnvWorker:
             descriptors = _received_descriptors(self._descriptors, command.num_descriptors)
             client, shared = _opened(descriptors, self.contract)
         except OSError as error:
-            return AttachRefused(str(error))
+            return OpenDirectRefused(str(error))
         buffers = shared or self._own_buffers
         self._switch_buffers(buffers)
         self._direct = DirectStepServer(
@@ -246,9 +246,9 @@ class EnvWorker:
             self._progress.count_step(
                 results.rewards, results.terminated, results.truncated, command.lanes
             )
-            if command.begins:
-                self._progress.count_reset(command.begins)
-            self._progress.count(
+            if command.autoreset_lanes:
+                self._progress.count_reset(command.autoreset_lanes)
+            self._progress.count_vector_step(
                 self._progress.elapsed_ns,
                 len(command.lanes) or self.contract.num_envs,
                 len(reply.final_infos),

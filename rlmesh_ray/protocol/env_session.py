@@ -60,7 +60,7 @@ class EnvSession:
     Args:
         num_lanes: Width of the session's vector.
         new_id: Mints episode ids.
-        counting: What the worker counts in the lanes.
+        counters: What the worker counts in the lanes.
         rules: The dialect's.
         autoresets: Whether a lane that has ended begins anew on the next step (NEXT_STEP).
         steps_subsets: Whether the endpoint can reset and step any of its lanes alone.
@@ -70,20 +70,20 @@ class EnvSession:
         self,
         num_lanes: int,
         new_id: Callable[[], str],
-        counting: EpisodeCounterSource,
+        counters: EpisodeCounterSource,
         rules: EnvRules = EDITION_2026_06_RULES,
         *,
         autoresets: bool = False,
         steps_subsets: bool = False,
     ) -> None:
         self._all_lanes = range(num_lanes)
-        self._tracker = EpisodeTracker(num_lanes, new_id, counting)
+        self._tracker = EpisodeTracker(num_lanes, new_id, counters)
         self._rules = rules
         self._validator = RequestValidator(num_lanes, rules, steps_subsets=steps_subsets)
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
         self._state = State.AWAIT_RESET
         self._pending: EnvRequest | None = None
-        self._begins: tuple[int, ...] = ()
+        self._autoreset_lanes: tuple[int, ...] = ()
         # The lanes that have been reset, since the beginning or since they were lost.
         self._begun: set[int] = set()
         self._superseded = SupersededEpisodes(max(_MAX_SUPERSEDED, num_lanes))
@@ -99,9 +99,9 @@ class EnvSession:
         return self._pending
 
     @property
-    def begins(self) -> tuple[int, ...]:
+    def autoreset_lanes(self) -> tuple[int, ...]:
         """Lanes in which an autoreset begins an episode with the pending step."""
-        return self._begins
+        return self._autoreset_lanes
 
     @property
     def episode_ids(self) -> tuple[str, ...]:
@@ -138,9 +138,9 @@ class EnvSession:
         if isinstance(request, (Close, Configure)):
             return self._answered(request, now_ns)
         self._pending = self._spread(request) if isinstance(request, Reset) else request
-        self._begins = ()
+        self._autoreset_lanes = ()
         if isinstance(request, Step) and self._tracks_autoresets:
-            self._begins = self._due(request.env_indices or self._all_lanes)
+            self._autoreset_lanes = self._due(request.env_indices or self._all_lanes)
         return None
 
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
@@ -208,10 +208,10 @@ class EnvSession:
             now_ns,
             lanes,
         )
-        if self._begins:
+        if self._autoreset_lanes:
             given = zip(lanes, request.episode_ids, strict=False)
-            ids = [episode_id for lane, episode_id in given if lane in self._begins]
-            self._tracker.begin(self._begins, (), now_ns, ids)
+            ids = [episode_id for lane, episode_id in given if lane in self._autoreset_lanes]
+            self._tracker.begin(self._autoreset_lanes, (), now_ns, ids)
         if self._rules.reports_superseded:
             completed = (*self._superseded.take(lanes), *completed)
         return StepDone(
@@ -282,9 +282,9 @@ class EnvSession:
 
     def _outcome_mismatch(self, request: Step, outcome: StepOutcome) -> str:
         """Return how the environment has broken its autoreset mode; empty if it has not."""
-        begins = set(self._begins)
+        due = set(self._autoreset_lanes)
         for position, lane in enumerate(request.env_indices or self._all_lanes):
-            if lane not in begins:
+            if lane not in due:
                 continue
             reward = outcome.rewards[position]
             if reward != 0 or outcome.terminated[position] or outcome.truncated[position]:

@@ -71,16 +71,16 @@ class EpisodeTracker:
     Args:
         num_lanes: Width of the session's vector.
         new_id: Mints an episode id; never the same one twice.
-        counting: What is counted in the lanes.
+        counters: What is counted in the lanes.
     """
 
     def __init__(
-        self, num_lanes: int, new_id: Callable[[], str], counting: EpisodeCounterSource
+        self, num_lanes: int, new_id: Callable[[], str], counters: EpisodeCounterSource
     ) -> None:
         # By lane: the latest, until its record has been given out.
         self._episodes: list[EpisodeStart | None] = [None] * num_lanes
         self._all_lanes = range(num_lanes)
-        self._counting = counting
+        self._counters = counters
         self._new_id = new_id
 
     @property
@@ -89,7 +89,7 @@ class EpisodeTracker:
         return tuple(
             episode.episode_id if is_tracked and episode else ""
             for episode, is_tracked in zip(
-                self._episodes, self._counting.now.is_tracked, strict=True
+                self._episodes, self._counters.now.is_tracked, strict=True
             )
         )
 
@@ -140,7 +140,7 @@ class EpisodeTracker:
             now_ns: Time since the epoch.
             lanes: Those that were stepped, if not all: there is one flag for each.
         """
-        now, before = self._counting.now, self._counting.before
+        now, before = self._counters.now, self._counters.before
         records = []
         for position, lane in enumerate(lanes or self._all_lanes):
             if not (terminated[position] or truncated[position]):
@@ -166,7 +166,7 @@ class EpisodeTracker:
             is_truncated: Whether that counts as truncation.
             is_before: Whether it was cut off by the last request, which does not count.
         """
-        counts = self._counting.before if is_before else self._counting.now
+        counts = self._counters.before if is_before else self._counters.now
         records = []
         for lane in lanes:
             if counts.is_tracked[lane]:

@@ -168,7 +168,7 @@ class SessionScheduler:
         deadline = Deadline.after(call.timeout_ms)
         try:
             async with asyncio.timeout_at(deadline.at_s):
-                while not self._has_come_to(call.num_requests):
+                while not self._has_reached(call.num_requests):
                     self._progress.clear()
                     await self._progress.wait()
                 await self._turn.acquire()
@@ -184,9 +184,9 @@ class SessionScheduler:
             self._turn.release()
             self._progress.set()
 
-    def _has_come_to(self, num_requests: int) -> bool:
+    def _has_reached(self, num_requests: int) -> bool:
         if self._executor.is_numbered:
-            return self._executor.has_come_to(num_requests)
+            return self._executor.has_reached(num_requests)
         return self._num_answered >= num_requests
 
     def refuse(self, call: LaneCall) -> None:

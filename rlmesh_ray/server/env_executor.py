@@ -78,13 +78,13 @@ class EnvExecutor:
         self._is_released = False
 
     async def run(
-        self, request: EnvRequest, begins: Lanes = (), waited_s: float = 0.0
+        self, request: EnvRequest, autoreset_lanes: Lanes = (), waited_s: float = 0.0
     ) -> EnvOutcome:
         """Do what a legal ``request`` asks; what goes wrong comes back as a Failure.
 
         Args:
             request: What to do.
-            begins: Lanes in which an autoreset begins an episode with it, a step.
+            autoreset_lanes: Lanes in which an autoreset begins an episode with it, a step.
             waited_s: How long it has waited for its turn, which counts.
         """
         self._worker.settle_numbers()
@@ -95,21 +95,25 @@ class EnvExecutor:
             text = "not done: others were at its environment for"
             outcome: EnvOutcome = self._worker.timed_out(text, request.timeout_ms)
         else:
-            outcome = await self._run(request, deadline, number, begins)
-        if number and self._worker.endpoint.last_given != number:
+            outcome = await self._run(request, deadline, number, autoreset_lanes)
+        if number and self._worker.endpoint.last_forwarded != number:
             self._worker.skip(number, has_failed=isinstance(outcome, Failure))
-        if not self._worker.endpoint.is_worker_idle:
+        if not self._worker.endpoint.is_at_rest:
             self._direct.disconnect()  # the worker may be sending an answer that is never read
         return outcome
 
     async def _run(
-        self, request: Reset | Step | Render, deadline: Deadline, number: int, begins: Lanes
+        self,
+        request: Reset | Step | Render,
+        deadline: Deadline,
+        number: int,
+        autoreset_lanes: Lanes,
     ) -> EnvOutcome:
         match request:
             case Reset():
                 return await self._reset(request, deadline, number)
             case Step():
-                return await self._step(request, deadline, number, begins)
+                return await self._step(request, deadline, number, autoreset_lanes)
             case Render():
                 return await self._render(request, deadline, number)
 
@@ -119,13 +123,13 @@ class EnvExecutor:
         if number:
             self._worker.skip(number)
 
-    def has_come_to(self, number: int) -> bool:
+    def has_reached(self, number: int) -> bool:
         """Tell whether all requests up to this number have been worked on.
 
         Args:
             number: That of a client which numbers its requests.
         """
-        return self._worker.endpoint.has_come_to(number)
+        return self._worker.endpoint.has_reached(number)
 
     @property
     def is_numbered(self) -> bool:
@@ -205,7 +209,7 @@ class EnvExecutor:
 
         It has no deadline: one that passes would cost the client its episodes.
         """
-        if not self._worker.endpoint.is_worker_idle:
+        if not self._worker.endpoint.is_at_rest:
             message = "its environment is still busy with a request that was too late; ask again"
             return Failure(FailureKind.TIMEOUT, message)
         if self._is_released or not self._is_running:
@@ -288,13 +292,13 @@ class EnvExecutor:
         )
 
     async def _step(
-        self, request: Step, deadline: Deadline, number: int, begins: Lanes
+        self, request: Step, deadline: Deadline, number: int, autoreset_lanes: Lanes
     ) -> EnvOutcome:
         if self._worker.endpoint.is_overdue(number):
             return self._direct.overdue
         if self._has_late_call:
             return Failure(FailureKind.TIMEOUT, _LATE_CALL)
-        if not self._worker.endpoint.is_worker_idle:
+        if not self._worker.endpoint.is_at_rest:
             obstacle = await self._worker.make_idle(deadline)
             if obstacle is not None:
                 return obstacle
@@ -304,7 +308,7 @@ class EnvExecutor:
             text_columns = self._write_action(worker, request.action, lanes)
         except CodecError as error:
             return Failure(FailureKind.BAD_ACTION, str(error))
-        command = StepCommand(text_columns, lanes, begins)
+        command = StepCommand(text_columns, lanes, autoreset_lanes)
         reply = await self._worker.request(command, deadline, number)
         if not isinstance(reply, StepReply):
             return as_failure(reply)

@@ -126,7 +126,7 @@ def _obstacle_to_tcp(address: Address, transports: frozenset[str], *, has_tls: b
         return "there is none with TLS"
     if address.path:
         return "there is none at a unix socket"
-    return "" if tcp.IS_POSSIBLE else "this system cannot"
+    return "" if tcp.IS_SUPPORTED else "this system cannot"
 
 
 def bound_sockets(address: Address) -> tuple[socket.socket, ...]:

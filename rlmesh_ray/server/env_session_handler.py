@@ -66,7 +66,7 @@ class EnvSessionHandler:
         if response is None:
             pending = session.pending
             assert pending is not None, "the session wants it done"
-            outcome = await self.executor.run(pending, session.begins, waited_s)
+            outcome = await self.executor.run(pending, session.autoreset_lanes, waited_s)
             response = session.complete(outcome, time.time_ns())
             if session.state is not State.READY:
                 self.executor.clear_episodes()

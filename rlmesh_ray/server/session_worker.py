@@ -161,7 +161,7 @@ class SessionWorker:
             number: The client's for it; 0: the client has none, and it gets the next one.
         """
         worker, endpoint = self.require(), self.endpoint
-        number = number or endpoint.last_given + 1
+        number = number or endpoint.last_forwarded + 1
         if self._started is not worker:
             if not endpoint.may_start(number):
                 message = f"request {number} is out of order: a former worker has come further"
@@ -169,7 +169,7 @@ class SessionWorker:
             self._start(worker, number)
         else:
             self.settle_numbers()  # the worker may have done more while this one waited for it
-        endpoint.give(number)
+        endpoint.forward(number)
         reply = await self.call(command, deadline, number)
         if isinstance(reply, Failure):
             endpoint.failed(number)
@@ -186,7 +186,7 @@ class SessionWorker:
         """Tell the worker of the numbers that it passes over; see ``EndpointSide.tell``."""
         worker = self._started
         if worker is not None and worker.fileno() >= 0:
-            for number in self.endpoint.tell():
+            for number in self.endpoint.take_skips():
                 worker.submit(SkipRequestCommand(number))
 
     def _start(self, worker: WorkerProcess, number: int) -> None:
@@ -200,7 +200,7 @@ class SessionWorker:
         worker = self.require()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
-        self.endpoint.asked()
+        self.endpoint.command_sent()
         worker.submit(command, number)
         is_alone = self._pool.num_sessions == 1  # else others would wait for the loop meanwhile
         if is_alone:
@@ -210,7 +210,7 @@ class SessionWorker:
         if is_alone:
             self._spin.learn()
         reply = await take_reply(worker)
-        self.endpoint.replied()
+        self.endpoint.reply_received()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
@@ -225,13 +225,13 @@ class SessionWorker:
         worker = self.require()
         if worker.fileno() < 0:
             return Failure(FailureKind.CRASHED, "the worker is gone; send Reset for a new one")
-        self.endpoint.asked()
+        self.endpoint.command_sent()
         worker.submit(command)
         progress, loop = worker.progress, asyncio.get_running_loop()
         deadline: Deadline | None = None
         while True:
             is_stepping = progress.is_busy
-            number, limit_ms, left_s = progress.begun, progress.timeout_ms, progress.left_s
+            number, limit_ms, left_s = progress.begun, progress.timeout_ms, progress.remaining_s
             if is_stepping:
                 until_s = None if left_s is None else loop.time() + left_s
             else:
@@ -248,7 +248,7 @@ class SessionWorker:
                     worker, timeout_ms, "the idle environment's process has not answered within"
                 )
         reply = await take_reply(worker)
-        self.endpoint.replied()
+        self.endpoint.reply_received()
         if isinstance(reply, Failure) and reply.kind in _ENVIRONMENTS_OWN:
             self._report(reply)
         return reply
@@ -284,7 +284,7 @@ class SessionWorker:
     def call_without_reply(self, command: Command) -> None:
         """Have ``command`` done after what the worker is busy with; nobody waits for either."""
         worker = self.require()
-        self.endpoint.asked()
+        self.endpoint.command_sent()
         worker.submit(command)
         self._finishing = asyncio.ensure_future(self._finish(worker))
 
@@ -370,7 +370,7 @@ class SessionWorker:
 
     async def _finished(self) -> None:
         """Wait until the worker is idle, or gone."""
-        while self._finishing is not None and not self.endpoint.is_worker_idle:
+        while self._finishing is not None and not self.endpoint.is_at_rest:
             await asyncio.shield(self._finishing)
 
     async def _finish(self, worker: WorkerProcess, longest_aside_s: float = 0.0) -> None:
@@ -395,7 +395,7 @@ class SessionWorker:
                 self.warn("still busy %g s after a deadline: the worker is killed", self._grace_s)
                 await in_thread(worker.kill)
         finally:
-            self.endpoint.replied()
+            self.endpoint.reply_received()
             self._finishing = None
 
 

@@ -6,10 +6,10 @@ See ``transport.frames`` for what a road is.
 import socket
 
 from rlmesh_ray.envs.commands import (
-    AttachRefused,
     CloseDirectCommand,
     Command,
     OpenDirectCommand,
+    OpenDirectRefused,
     OpenDirectReply,
     Reply,
     SetEpisodesCommand,
@@ -63,7 +63,7 @@ class TransportSupervisor:
             tag_arrays: Whether it knows arrays in infos.
         """
         process, progress = self._worker.process, self._worker.progress
-        if process is None or not self._worker.endpoint.is_worker_idle:
+        if process is None or not self._worker.endpoint.is_at_rest:
             return None
         self.disconnect()  # an earlier one, which its client has left
         try:
@@ -79,7 +79,7 @@ class TransportSupervisor:
         command = OpenDirectCommand(tag_arrays, direct.num_descriptors)
         reply = await self.call_after_step(command, timeout_ms)
         if not isinstance(reply, OpenDirectReply):
-            if isinstance(reply, AttachRefused):
+            if isinstance(reply, OpenDirectRefused):
                 self._worker.warn("no direct road for a session: %s", reply.message)
             direct.disconnect()
             return None
@@ -115,7 +115,7 @@ class TransportSupervisor:
 
     async def close(self) -> None:
         """Have the next requests come over the stream, after the step that is in progress."""
-        if self._is_there and self._worker.endpoint.is_worker_idle:
+        if self._is_there and self._worker.endpoint.is_at_rest:
             await self.call_after_step(CloseDirectCommand(), self._timeout_ms)
             self.disconnect()
 

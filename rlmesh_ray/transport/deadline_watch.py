@@ -52,10 +52,10 @@ class DeadlineWatch:
         if not self._is_there():
             self._on_end()
             return
-        late = self._progress.late
+        late = self._progress.overdue_number
         if late and self._on_overdue(late):
             return
-        left_s = self._progress.left_s if self._progress.is_busy else None
+        left_s = self._progress.remaining_s if self._progress.is_busy else None
         wait_s = self._period_s if left_s is None else min(left_s, self._period_s)
         self._look_again(max(wait_s, _SHORTEST_PERIOD_S))
 

@@ -30,7 +30,7 @@ _HELLO_TIMEOUT_S = 3.0
 _LONGEST_ATTACH_S = 600.0
 _GET_SEALS = 1034  # F_GET_SEALS
 _SHRINK_SEAL = 2  # F_SEAL_SHRINK
-IS_POSSIBLE = sys.platform == "linux"
+IS_SUPPORTED = sys.platform == "linux"
 """Whether this system has what it takes: descriptors over abstract sockets, and sealed memory."""
 
 
@@ -90,7 +90,7 @@ class DirectConnection:
             contract: The session's.
             spin: See ``RemoteEnv``.
         """
-        where = wire.socket_address(name) if IS_POSSIBLE else None
+        where = wire.socket_address(name) if IS_SUPPORTED else None
         if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
             return None
         descriptors: list[int] = []
@@ -141,7 +141,7 @@ class DirectConnection:
         attach_s = (
             min(2 * timeout_ms / 1000, _LONGEST_ATTACH_S) if timeout_ms else _LONGEST_ATTACH_S
         )
-        worker = tcp.connect_options(host, port, ticket, attach_s)
+        worker = tcp.connect(host, port, ticket, attach_s)
         if timeout_ms:
             worker.limit_sending(timeout_ms / 1000)
         return cls(worker, StepBuffers(-1, contract), contract, spin)
@@ -286,7 +286,7 @@ class DirectConnection:
 
 def is_reachable(name: str) -> bool:
     """Tell whether an endpoint's socket for roads can be reached from here."""
-    where = wire.socket_address(name) if IS_POSSIBLE else None
+    where = wire.socket_address(name) if IS_SUPPORTED else None
     if where is None:
         return False
     with socket.socket(socket.AF_UNIX) as broker:

@@ -87,7 +87,7 @@ class DirectConnector:
         self._spin = spin
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
         self._host = parse_address(address).host
-        can_dial = TCP in wanted and tcp.IS_POSSIBLE and self._host
+        can_dial = TCP in wanted and tcp.IS_SUPPORTED and self._host
         self._port = _port(offered.get(capabilities.DIRECT_TCP, "")) if can_dial else 0
         self._is_required = len(wanted) == 1
         if self._is_required:
@@ -182,20 +182,18 @@ class DirectConnector:
         if not self._port:
             self._failed(_NO_MEMORY if self._is_required else f"{_NO_MEMORY}, and {_NO_TCP}")
         elif self._is_required:
-            self._connect_options()
+            self._open_tcp()
         else:
             with self._lock:
                 if self._state is not _State.WAITING:
                     return
                 self._state = _State.DIALING
             try:
-                threading.Thread(
-                    target=self._connect_options, name="rlmesh-ray-dial", daemon=True
-                ).start()
+                threading.Thread(target=self._open_tcp, name="rlmesh-ray-dial", daemon=True).start()
             except RuntimeError as error:
                 self._failed(f"no direct TCP connection: {error}")
 
-    def _connect_options(self) -> None:
+    def _open_tcp(self) -> None:
         try:
             direct = DirectConnection.open_tcp(
                 self._host,

@@ -118,22 +118,22 @@ class EndpointSide:
 
     def __init__(self, numbers: RequestNumbers) -> None:
         self._numbers = numbers
-        self._given = self._told = self._failed = self._overdue = 0
+        self._last_forwarded = self._last_skipped = self._failed = self._overdue = 0
         # Those that the worker has to pass over, and has not been told of.
-        self._passed_over: frozenset[int] = frozenset()
+        self._skipped: frozenset[int] = frozenset()
         self._is_idle = self._is_at_rest = True
 
     # --- which numbers the worker has, or passes over -------------------------------------
 
     @property
-    def last_given(self) -> int:
+    def last_forwarded(self) -> int:
         """Number of the last request that a worker was given on its channel."""
-        return self._given
+        return self._last_forwarded
 
     @property
     def _reached(self) -> int:
         """How far a worker has come, on a direct road, too."""
-        return max(self._given, self._numbers.begun)
+        return max(self._last_forwarded, self._numbers.begun)
 
     def may_start(self, number: int) -> bool:
         """Tell whether a new worker may begin with this number: no former one has come so far."""
@@ -142,12 +142,12 @@ class EndpointSide:
     def start(self, number: int, numbers: RequestNumbers) -> None:
         """Note that a new worker, with these ``numbers``, begins with request ``number``."""
         self._numbers = numbers
-        self._told = self._failed = 0
-        self._passed_over = frozenset(one for one in self._passed_over if one >= number)
+        self._last_skipped = self._failed = 0
+        self._skipped = frozenset(one for one in self._skipped if one >= number)
 
-    def give(self, number: int) -> None:
+    def forward(self, number: int) -> None:
         """Note that the worker is given the request with this number."""
-        self._given, self._failed = number, 0
+        self._last_forwarded, self._failed = number, 0
 
     def skip(self, number: int, *, has_failed: bool = False) -> None:
         """Note that the endpoint answers a request itself; the worker has to be told (``tell``).
@@ -157,30 +157,30 @@ class EndpointSide:
             has_failed: Whether it does not count, even if it was done on the direct road.
         """
         if number <= self._reached + _MOST_AHEAD:  # else its client does not count
-            self._passed_over |= {number}
+            self._skipped |= {number}
         if has_failed:
             self._failed = number
 
-    def tell(self) -> Sequence[int]:
+    def take_skips(self) -> Sequence[int]:
         """Return which numbers the worker is to be told now to pass over, in order.
 
         None while it is at a request: a later number would make the counts of that final.
         """
-        if not self._passed_over or not self._is_idle:
+        if not self._skipped or not self._is_idle:
             return ()
-        first = last = max(self._numbers.done, self._told)
-        while last + 1 in self._passed_over:
+        first = last = max(self._numbers.done, self._last_skipped)
+        while last + 1 in self._skipped:
             last += 1
         if last > first:
-            self._told = last
-        self._passed_over = frozenset(one for one in self._passed_over if one > last)
+            self._last_skipped = last
+        self._skipped = frozenset(one for one in self._skipped if one > last)
         return range(first + 1, last + 1)
 
-    def has_come_to(self, number: int) -> bool:
+    def has_reached(self, number: int) -> bool:
         """Tell whether all requests up to this number have been worked on, or passed over."""
-        while number in self._passed_over:
+        while number in self._skipped:
             number -= 1
-        return max(self._reached, self._told) >= number
+        return max(self._reached, self._last_skipped) >= number
 
     def failed(self, number: int) -> None:
         """Note that a request has failed for the client: what it does does not count."""
@@ -201,15 +201,15 @@ class EndpointSide:
         return self._is_idle
 
     @property
-    def is_worker_idle(self) -> bool:
+    def is_at_rest(self) -> bool:
         """Whether the worker is not busy with an overdue request; else nothing is forwarded."""
         return self._is_at_rest
 
-    def asked(self) -> None:
+    def command_sent(self) -> None:
         """Note that the worker owes a reply."""
         self._is_idle = False
 
-    def replied(self) -> None:
+    def reply_received(self) -> None:
         """Note that the worker owes none: it has finished also what was overdue, or is dead."""
         self._is_idle = self._is_at_rest = True
 

@@ -101,7 +101,7 @@ class SessionProgress:
         return self._fields[_TIMEOUT_MS]
 
     @property
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the deadline of the request in progress; None: it has none."""
         timeout_ms = self._fields[_TIMEOUT_MS]
         if timeout_ms <= 0:
@@ -109,10 +109,10 @@ class SessionProgress:
         return timeout_ms / 1000 - (time.monotonic_ns() - self._fields[_BEGUN_NS]) / 1e9
 
     @property
-    def late(self) -> int:
+    def overdue_number(self) -> int:
         """Number of the request in progress if it has missed its deadline; 0: there is none."""
         number = self._fields[_BEGUN]
-        left_s = self.left_s
+        left_s = self.remaining_s
         is_over = left_s is None or left_s > 0 or self._fields[_DONE] == number
         # The worker may have gone on to another one, in time, while this was read.
         return 0 if is_over or self._fields[_BEGUN] != number else number
@@ -149,7 +149,7 @@ class SessionProgress:
             own.step_counts[:] = counts.step_counts
             own.cumulative_rewards[:] = counts.cumulative_rewards
 
-    def forget(self) -> None:
+    def invalidate_counts(self) -> None:
         """Take notice that the other process has called ``start``."""
         self._num_tracked = -1
 
@@ -214,7 +214,9 @@ class SessionProgress:
         np.add(earned, rewards, out=earned, where=counted)
         np.greater(tracked, counted & has_ended, out=tracked)
 
-    def count(self, took_ns: int, num_lanes: int, num_ended: int, num_deviations: int = 0) -> None:
+    def count_vector_step(
+        self, took_ns: int, num_lanes: int, num_ended: int, num_deviations: int = 0
+    ) -> None:
         """Count a vector step that has succeeded.
 
         Args:

@@ -49,7 +49,7 @@ _KEEPALIVE_OPTIONS = {
     "TCP_USER_TIMEOUT": 15_000,
 }
 
-IS_POSSIBLE = (
+IS_SUPPORTED = (
     hasattr(socket, "MSG_DONTWAIT") and hasattr(select, "poll") and sys.byteorder == "little"
 )
 """Whether this system has what it takes (Windows does not), and the byte order of the columns."""
@@ -140,7 +140,7 @@ class TcpSocket(DirectSocket):
         self.connection.close()
 
 
-def connect_options(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
+def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket:
     """Return a connection to the worker of the session that ``ticket`` is for.
 
     Args:

@@ -240,7 +240,7 @@ def test_a_ticket_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) ->
     with served(Lifelike, "shared_memory") as client:
         port = int(client.answer.capabilities[capabilities.DIRECT_TCP])
         with pytest.raises(OSError, match="hung up"):
-            tcp.connect_options("127.0.0.1", port, client._direct_connector._ask(30.0), 30.0)
+            tcp.connect("127.0.0.1", port, client._direct_connector._ask(30.0), 30.0)
 
 
 def test_a_session_that_is_over_gets_no_connection() -> None:
@@ -252,7 +252,7 @@ def test_a_session_that_is_over_gets_no_connection() -> None:
         assert eventually(lambda: server.num_sessions == 0)
 
         with pytest.raises(OSError, match="hung up"):
-            tcp.connect_options("127.0.0.1", port_of(server), ticket, 30.0)
+            tcp.connect("127.0.0.1", port_of(server), ticket, 30.0)
 
 
 def test_a_client_shows_nothing_to_another_endpoint() -> None:
@@ -268,9 +268,7 @@ def test_a_client_shows_nothing_to_another_endpoint() -> None:
         pretending = threading.Thread(target=pretend, args=(listener,))
         pretending.start()
         with pytest.raises(OSError, match="is another endpoint"):
-            tcp.connect_options(
-                "127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0
-            )
+            tcp.connect("127.0.0.1", listener.getsockname()[1], tcp.new_ticket("theirs"), 30.0)
         pretending.join()
 
     assert heard == [b""]

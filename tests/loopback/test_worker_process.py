@@ -24,9 +24,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from PIL import Image
 
 from rlmesh_ray.envs.commands import (
-    AttachRefused,
     Command,
     OpenDirectCommand,
+    OpenDirectRefused,
     Outcome,
     RecreateEnvCommand,
     RecreateEnvReply,
@@ -716,7 +716,7 @@ def test_a_road_that_a_worker_cannot_take_is_refused_and_leaves_nothing(
         )
         direct.disconnect()
 
-    assert isinstance(reply, AttachRefused)
+    assert isinstance(reply, OpenDirectRefused)
     assert ("RLIMIT_NOFILE" in reply.message) is (fault == "too few")
     assert sorted(os.listdir(held)) == before
     assert isinstance(step(worker, [1]), StepReply)

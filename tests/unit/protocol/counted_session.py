@@ -42,7 +42,7 @@ class CountedSession(EnvSession):
             terminated[lanes] = list(map(bool, outcome.terminated))
             truncated[lanes] = list(map(bool, outcome.truncated))
             progress.count_step(rewards, terminated, truncated, request.env_indices)
-            if self.begins:
-                progress.count_reset(self.begins)
+            if self.autoreset_lanes:
+                progress.count_reset(self.autoreset_lanes)
             progress.end()
         return super().complete(outcome, now_ns)

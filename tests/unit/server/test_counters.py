@@ -30,13 +30,13 @@ def test_what_a_worker_notes_counts_while_it_has_the_session_and_afterwards() ->
     counts = EnvCounters()
     lanes, progress = counts.open(), SessionProgress.local(NUM_LANES)
     counts.attach(lanes, progress)
-    progress.count(1_000, NUM_LANES, 0, 1)
-    progress.count(1_000, NUM_LANES, 2)
+    progress.count_vector_step(1_000, NUM_LANES, 0, 1)
+    progress.count_vector_step(1_000, NUM_LANES, 2)
 
     during = counts.statistics()
     counts.close(lanes)
     progress.start(0)  # the next session's
-    progress.count(1_000, NUM_LANES, 1)
+    progress.count_vector_step(1_000, NUM_LANES, 1)
     after = counts.statistics()
 
     for statistics in (during, after):
@@ -51,7 +51,7 @@ def test_a_second_worker_adds_to_the_first() -> None:
     for _ in range(2):
         progress = SessionProgress.local(NUM_LANES)
         counts.attach(lanes, progress)
-        progress.count(1_000, NUM_LANES, 1)
+        progress.count_vector_step(1_000, NUM_LANES, 1)
 
     assert counts.statistics().steps == lanes.num_steps == 2
     assert counts.statistics().episodes == 2

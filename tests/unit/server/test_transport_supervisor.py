@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlmesh_ray.envs.commands import (
-    AttachRefused,
     Command,
     OpenDirectCommand,
+    OpenDirectRefused,
     OpenDirectReply,
     Reply,
     SetEpisodesCommand,
@@ -36,7 +36,7 @@ def lent(reply: Reply | Failure) -> tuple[list[tuple[Command, int]], list[str], 
     worker: Any = SimpleNamespace(
         process=SimpleNamespace(open_direct_tcp=lambda connection: DirectHandle((), connection)),
         progress=object(),
-        endpoint=SimpleNamespace(is_worker_idle=True),
+        endpoint=SimpleNamespace(is_at_rest=True),
         call_after_step=call_after_step,
         warn=lambda message, *values: logged.append(message % values),
     )
@@ -59,7 +59,7 @@ def test_a_worker_has_as_long_to_take_a_road_as_a_step_has() -> None:
 @pytest.mark.parametrize(
     ("reply", "logged"),
     [
-        (AttachRefused("no room"), ["no direct road for a session: no room"]),
+        (OpenDirectRefused("no room"), ["no direct road for a session: no room"]),
         (Failure(FailureKind.RAISED, "told already"), []),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_worker_that_does_not_read_which_episodes_run_loses_the_road(has_left:
     worker: Any = SimpleNamespace(
         process=SimpleNamespace(open_direct_tcp=lambda connection: DirectHandle((), connection)),
         progress=SessionProgress.local(1),
-        endpoint=SimpleNamespace(is_worker_idle=True),
+        endpoint=SimpleNamespace(is_at_rest=True),
         counts=SimpleNamespace(transport="grpc"),
         call_after_step=call_after_step,
         tell=tell,

@@ -85,7 +85,7 @@ class ForgetsToConfirm(EndpointModel):
 
     def judge_overdue(self, number: int) -> None:
         super().judge_overdue(number)
-        self.side.replied()
+        self.side.reply_received()
 
 
 class ForgetsRefusals(EndpointModel):
@@ -99,9 +99,9 @@ class ForgetsRefusals(EndpointModel):
 class ForgetsWhatItTold(EndpointSide):
     """As it was: what the worker has been told and has not read yet counts as not told."""
 
-    def tell(self) -> Sequence[int]:
-        self._told = 0
-        return super().tell()
+    def take_skips(self) -> Sequence[int]:
+        self._last_skipped = 0
+        return super().take_skips()
 
 
 class LateCallLeavesRoadOpen(EndpointModel):
@@ -138,15 +138,15 @@ class PartialResetForgives(EndpointModel):
 class CallsAtOnce(EndpointSide):
     """A call overtakes the steps that were sent before it."""
 
-    def has_come_to(self, number: int) -> bool:
+    def has_reached(self, number: int) -> bool:
         return True
 
 
 class RefusedCallsCount(EndpointSide):
     """As it was: where a call was refused, all that was sent before it counts as done."""
 
-    def has_come_to(self, number: int) -> bool:
-        return max(self._passed_over, default=0) >= number or super().has_come_to(number)
+    def has_reached(self, number: int) -> bool:
+        return max(self._skipped, default=0) >= number or super().has_reached(number)
 
 
 class CallsBeforeTheAnswer(ClientModel):
@@ -179,7 +179,7 @@ class MissesLateReplies(EndpointModel):
     """The endpoint does not look at a reply that comes after its deadline."""
 
     def take(self) -> None:
-        is_late, buffers = not self.side.is_worker_idle, self.buffers
+        is_late, buffers = not self.side.is_at_rest, self.buffers
         super().take()
         if is_late:
             self.buffers = buffers
@@ -217,7 +217,7 @@ class GivesBusyWorkersBack(EndpointModel):
     """A worker that still owes a reply is given to the next session."""
 
     def release(self) -> None:
-        self.side.replied()
+        self.side.reply_received()
         super().release()
 
 
@@ -253,9 +253,9 @@ class CountsOverdueSteps(CountsWhatItRefused):
 class TellsDuringRequests(EndpointSide):
     """As it was: what is passed over during a request makes the counts of that final."""
 
-    def tell(self) -> Sequence[int]:
+    def take_skips(self) -> Sequence[int]:
         is_idle, self._is_idle = self._is_idle, True
-        told = super().tell()
+        told = super().take_skips()
         self._is_idle = is_idle
         return told
 

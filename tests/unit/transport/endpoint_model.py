@@ -148,7 +148,7 @@ class EndpointModel:
         session._begun = set(session._begun)
         session._tracker = ledger = shallow_copy(session._tracker)
         ledger._episodes = list(ledger._episodes)
-        ledger._counting = other.counting
+        ledger._counters = other.counting
         return other
 
     @property
@@ -204,7 +204,7 @@ class EndpointModel:
             return
         if world.is_join_lost:
             yield Move("endpoint sees the stream's end", "endpoint", "release")
-        is_awaited = not self.side.is_worker_idle or (self.turn is not None and self.turn.is_asked)
+        is_awaited = not self.side.is_at_rest or (self.turn is not None and self.turn.is_asked)
         if worker.replies:
             yield Move(f"endpoint takes a reply: {worker.replies[0].kind}", "endpoint", "take")
         elif not worker.is_alive and is_awaited:
@@ -217,12 +217,12 @@ class EndpointModel:
     def _turn_moves(self) -> Iterator[Move]:
         world = self.world
         if self.turn is not None:
-            if not self.turn.is_asked and self.side.is_worker_idle:
+            if not self.turn.is_asked and self.side.is_at_rest:
                 yield Move("endpoint goes on with the request", "endpoint", "go_on")
             return
         if world.requests:
             yield Move(f"endpoint takes a request: {world.requests[0]}", "endpoint", "take_request")
-        if world.call and self.side.has_come_to(world.call_after):
+        if world.call and self.side.has_reached(world.call_after):
             yield Move("endpoint begins the call", "endpoint", "begin_call")
         if world.asks:
             yield Move("endpoint begins to lend a road", "endpoint", "lend")
@@ -247,7 +247,7 @@ class EndpointModel:
             if turn.task != OBSERVE or progress.is_busy:  # an observer has no deadline of its own
                 name = "miss_aside" if is_aside else "miss_deadline"
                 yield Move(f"the {turn.task} is late", "endpoint", name)
-        elif turn is not None and not self.side.is_worker_idle:
+        elif turn is not None and not self.side.is_at_rest:
             yield Move(f"the {turn.task} waits too long", "endpoint", "wait_too_long")
         # DeadlineWatch._look, and the first lines of TransportSupervisor._end_overdue.
         is_busy = progress.is_busy and world.worker.is_alive
@@ -282,7 +282,7 @@ class EndpointModel:
         if self.is_too_late_for(kind) or self.side.is_overdue(number):
             self._complete(TIMEOUT)
             return
-        if self.side.is_worker_idle:
+        if self.side.is_at_rest:
             self.go_on()
 
     def is_too_late_for(self, kind: str) -> bool:
@@ -328,9 +328,9 @@ class EndpointModel:
         assert self.turn is not None
         number, kind = self.turn.number, self.turn.task
         failure = outcome if isinstance(outcome, str) else outcome.failure
-        if self.side.last_given != number:
+        if self.side.last_forwarded != number:
             self._skip(number, has_failed=bool(failure))
-        if not self.side.is_worker_idle:
+        if not self.side.is_at_rest:
             self.cut()
         chain: Chain | None = None
         result: EnvOutcome
@@ -448,13 +448,13 @@ class EndpointModel:
             self.side.start(number, worker.progress)
         else:
             self._settle_numbers()
-        self.side.give(number)
+        self.side.forward(number)
         self._ask(order)
 
     def _ask(self, order: Order) -> None:
         """The first lines of ``SessionWorker.call`` and ``.call_aside``."""
         assert self.turn is not None
-        self.side.asked()
+        self.side.command_sent()
         self._submit(order)
         self.turn = self.turn._replace(is_asked=True)
 
@@ -471,7 +471,7 @@ class EndpointModel:
     def _settle_numbers(self) -> None:
         """``SessionWorker.settle_numbers``."""
         if self.started == self.process > 0:
-            for number in self.side.tell():
+            for number in self.side.take_skips():
                 self._submit(Order(PASS_OVER, number))
 
     def take(self) -> None:
@@ -485,8 +485,8 @@ class EndpointModel:
             self.buffers = self.lent_block
         elif reply.kind == DETACH:
             self.buffers = worker.own_block
-        is_late = not self.side.is_worker_idle
-        self.side.replied()
+        is_late = not self.side.is_at_rest
+        self.side.reply_received()
         if is_late:
             return  # the client does not get this one
         self.world.require(turn is not None and turn.is_asked, "the worker answers what was asked")
@@ -532,7 +532,7 @@ class EndpointModel:
     def begin_call(self) -> None:
         """``OpenSession._call`` and ``EnvHost.call``."""
         self.turn = Turn(CALL, self.world.call)
-        if self.side.is_worker_idle:
+        if self.side.is_at_rest:
             self.go_on()
 
     def refuse_call(self) -> None:
@@ -570,7 +570,7 @@ class EndpointModel:
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
-        if self.session.state is not State.READY or not self.side.is_worker_idle:
+        if self.session.state is not State.READY or not self.side.is_at_rest:
             world.client.road_comes(client, 0)
             return
         self.cut()
@@ -606,14 +606,14 @@ class EndpointModel:
     def take_back(self) -> None:
         """``TransportSupervisor.close``."""
         self.is_draining = False
-        if self.direct and self.side.is_worker_idle:
+        if self.direct and self.side.is_at_rest:
             self.turn = Turn(DRAIN)
             self._ask(Order(DETACH))
 
     def observe(self) -> None:
         """``EnvHost.observe``."""
         self.world.spend("observers")
-        if self.side.is_worker_idle and self.is_running:
+        if self.side.is_at_rest and self.is_running:
             self.turn = Turn(OBSERVE)
             self._ask(Order(OBSERVE))
 
@@ -657,7 +657,7 @@ class EndpointModel:
 
     def judge_overdue(self, number: int) -> None:
         self._cut_late(number)
-        self.side.asked()  # SessionWorker.call_in_vain
+        self.side.command_sent()  # SessionWorker.call_in_vain
         self._submit(Order(DETACH))
 
 

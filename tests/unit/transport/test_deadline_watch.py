@@ -25,8 +25,8 @@ def test_a_step_that_misses_its_deadline_is_told_of(control: SessionProgress) ->
         watch = DeadlineWatch(control, 10, on_overdue, lambda: True, _no_death)
         control.begin(1, 10)
         await asyncio.wait_for(overdue.wait(), ENOUGH_S)
-        assert control.left_s is not None
-        assert control.left_s <= 0.0
+        assert control.remaining_s is not None
+        assert control.remaining_s <= 0.0
         watch.stop()
 
     asyncio.run(watch())
@@ -69,7 +69,7 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
 def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_late() -> None:
     class Overtaken(SessionProgress):
         @property
-        def left_s(self) -> float | None:
+        def remaining_s(self) -> float | None:
             self.end()
             self.begin(2, 60_000)
             return -0.001
@@ -77,7 +77,7 @@ def test_a_step_that_begins_while_somebody_looks_at_the_one_before_it_is_not_lat
     progress = Overtaken.local(1)
     progress.begin(1, 1)
 
-    assert progress.late == 0
+    assert progress.overdue_number == 0
 
 
 def test_the_death_of_the_worker_is_told_once(control: SessionProgress) -> None:

@@ -73,9 +73,9 @@ def test_a_late_step_is_overdue_unless_it_was_done_before_the_road_was_cut(is_do
     assert endpoint.is_overdue(1) is not is_done
     assert not endpoint.is_overdue(0)
     assert not endpoint.is_overdue(2)
-    assert not endpoint.is_worker_idle
-    endpoint.replied()
-    assert endpoint.is_worker_idle
+    assert not endpoint.is_at_rest
+    endpoint.reply_received()
+    assert endpoint.is_at_rest
 
 
 def test_a_client_asks_again_for_what_the_direct_road_did_not_answer() -> None:

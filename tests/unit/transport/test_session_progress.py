@@ -66,9 +66,9 @@ def test_a_request_in_progress_is_known_with_its_deadline() -> None:
     progress.begin(2, 1000)
 
     assert (progress.begun, progress.is_busy) == (2, True)
-    assert progress.left_s is not None
-    assert 0.0 < progress.left_s <= 1.0
+    assert progress.remaining_s is not None
+    assert 0.0 < progress.remaining_s <= 1.0
     progress.end()
     assert not progress.is_busy
     progress.begin(3, 0)
-    assert progress.left_s is None
+    assert progress.remaining_s is None
