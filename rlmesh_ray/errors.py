@@ -1,31 +1,31 @@
-"""Every error this package raises.
+"""The exceptions of this package, as a tree.
 
 * RlmeshError
-    * ConfigurationError: what the caller or operator asked for cannot be done
+    * ConfigurationError: an argument or option cannot be honoured
         * AddressError: an address cannot be used (in use, not loopback without a token, malformed)
         * UnsupportedSpaceError: a space (or value kind) that the contract cannot express
-        * ContractMismatchError: two sides disagree about width, spaces or autoreset mode
+        * ContractMismatchError: two contracts differ in width, spaces or autoreset mode
     * ConformanceError: a value does not conform to its space
     * CodecError: bytes that do not decode
-    * ProtocolError: the rules of a session were broken
-        * LocalProtocolError: this side broke them; fix the caller
-        * RemoteProtocolError: the peer broke them; tell it in band
+    * ProtocolError: a message violates the rules of the session
+        * LocalProtocolError: this side sent it; fix the caller
+        * RemoteProtocolError: the peer sent it; answer with an in-band error
     * HandshakeRefusedError: the peers do not share a generation or an edition
-    * EndpointError: something is wrong with an endpoint or the road to it
+    * EndpointError: an endpoint, or the connection to it, fails
         * EndpointUnreachableError: nothing answers at the address
         * EndpointLostError: the session broke or had to be abandoned; its lanes are gone
         * EndpointTimeoutError: no answer in time
-        * EndpointClosedError: this side has closed it
-        * AccessDeniedError: the endpoint wants another token
+        * EndpointClosedError: this side has closed the session
+        * AccessDeniedError: the endpoint requires another token, or TLS
         * CapacityError: the endpoint has no free session
-        * EvaluationInterruptedError: nobody is left to run an evaluation's episodes
+        * EvaluationInterruptedError: no endpoint is left to run an evaluation's episodes
     * RemoteError: the peer answered a request with an in-band error
         * RemoteEnvError: ... from an EnvService
         * RemoteModelError: ... from a ModelService
     * EnvStartError: an environment could not be created; carries the worker's traceback
     * PolicyError: a policy could not be loaded or failed while predicting
 
-* ConfigurationWarning: the only warning; what the caller asked for works, but hardly as meant
+* ConfigurationWarning: the only warning; an option works, but probably not as intended
 
 Errors travel between Ray processes, so each one keeps all its constructor arguments
 in ``args`` and survives pickling.
@@ -39,11 +39,11 @@ class RlmeshError(Exception):
 
 
 class ConfigurationError(RlmeshError):
-    """What the caller or operator asked for cannot be done; says how it can."""
+    """An argument or option cannot be honoured; the message names the remedy."""
 
 
 class ConfigurationWarning(UserWarning):
-    """What the caller asked for works, but hardly as meant; names the setting."""
+    """An option works, but probably not as intended; the message names it."""
 
 
 class AddressError(ConfigurationError):
@@ -55,17 +55,17 @@ class UnsupportedSpaceError(ConfigurationError):
 
 
 class ContractMismatchError(ConfigurationError):
-    """Two sides disagree about width, spaces or autoreset mode."""
+    """Two contracts differ in width, spaces or autoreset mode."""
 
 
 class ConformanceError(RlmeshError):
     """A value does not conform to its space.
 
     Args:
-        kind: Which rule it breaks: ``"structure"``, ``"range"`` or ``"dtype"``.
-        path: Where in the space the value stands, such as ``"camera.depth"``; empty at the root.
+        kind: The violated rule: ``"structure"``, ``"range"`` or ``"dtype"``.
+        path: The leaf's place in the space, such as ``"camera.depth"``; empty at the root.
         reason: What was found and what was expected, as part of a sentence.
-        lane: Whose value it is, in a batch; None: not known.
+        lane: The lane of the value in its batch; None where it is not known.
     """
 
     def __init__(self, kind: str, path: str, reason: str, lane: int | None = None) -> None:
@@ -84,7 +84,7 @@ class CodecError(RlmeshError):
 
 
 class ProtocolError(RlmeshError):
-    """The rules of a session were broken.
+    """A message violates the rules of the session.
 
     Args:
         message: What happened, in one sentence without the ids.
@@ -101,19 +101,19 @@ class ProtocolError(RlmeshError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This side tried something the protocol does not allow now."""
+    """This side sent something that the protocol does not allow in this state."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something the protocol does not allow now."""
+    """The peer sent something that the protocol does not allow in this state."""
 
 
 class HandshakeRefusedError(RlmeshError):
     """The peers do not share a generation or an edition.
 
     Args:
-        reason: What the peer said, or what this side found.
-        supported_editions: What the peer offers instead; may be empty.
+        reason: The peer's error message, or what this side found.
+        supported_editions: The editions that the peer supports; may be empty.
     """
 
     def __init__(self, reason: str, supported_editions: tuple[str, ...] = ()) -> None:
@@ -128,11 +128,11 @@ class HandshakeRefusedError(RlmeshError):
 
 
 class EndpointError(RlmeshError):
-    """Something is wrong with an endpoint or the road to it.
+    """An endpoint, or the connection to it, fails.
 
     Args:
         message: What happened and what to do about it.
-        address: The endpoint's address; empty when it has none.
+        address: The endpoint's address; empty where there is none.
     """
 
     def __init__(self, message: str, address: str = "") -> None:
@@ -161,7 +161,7 @@ class EndpointClosedError(EndpointError):
 
 
 class AccessDeniedError(EndpointError):
-    """The endpoint wants another token, or TLS."""
+    """The endpoint requires another token, or TLS."""
 
 
 class CapacityError(EndpointError):
@@ -169,12 +169,12 @@ class CapacityError(EndpointError):
 
 
 class EvaluationInterruptedError(EndpointError):
-    """Nobody is left to run an evaluation's episodes; those that are finished are kept.
+    """No endpoint is left to run an evaluation's episodes; finished episodes are kept.
 
     Args:
-        message: How far it came, what was lost and what to do about it.
-        episodes: What is finished: an ``Episode`` each, in the order of their indices.
-        causes: What was wrong with each endpoint, in one line each.
+        message: How far the evaluation came, what was lost and what to do about it.
+        episodes: The finished episodes, each an ``Episode``, in the order of their indices.
+        causes: The failure of each endpoint, in one line each.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RemoteError(RlmeshError):
 
     Args:
         code: Name of the wire code, such as ``"TIMEOUT"``.
-        message: The peer's own words.
+        message: The error message that the peer sent.
         is_recoverable: Whether the session can go on (after a Reset, on an env stream).
         debug_info: The peer's traceback as text; may be empty.
     """
@@ -212,12 +212,12 @@ class RemoteEnvError(RemoteError):
 
     Args:
         code: Name of the wire code, such as ``"TIMEOUT"``.
-        message: The peer's own words.
+        message: The error message that the peer sent.
         is_recoverable: Whether the session can go on, after a Reset where episodes were
             interrupted.
         debug_info: The peer's traceback as text; may be empty.
-        interrupted_episodes: What the failure has cost: an ``EpisodeRecord`` for each episode
-            that was running.
+        interrupted_episodes: An ``EpisodeRecord`` for each running episode that the failure
+            ended.
     """
 
     def __init__(

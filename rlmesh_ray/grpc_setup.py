@@ -1,16 +1,17 @@
-"""gRPC, loaded so that whoever waits for a message reads it from the socket himself.
+"""Import of grpcio with its poll-based I/O: a thread that waits for a message reads the socket.
 
-The newer way of gRPC's core ("event engine") has threads of its own that read, and wake each other
-and whoever waits; for small messages that takes longer than all the rest. The older way is still
-there. In it nobody reads for a client that waits for nothing, as while a runner learns, but gRPC's
-timer, now and then: often enough that pings do not go unanswered, which would end sessions.
+By default gRPC's core ("event engine") reads in threads of its own, which wake each other and the
+waiting thread; for small messages those wake-ups dominate. With the older I/O only gRPC's backup
+timer reads for a client that waits for nothing, as while a runner learns; its period is set so that
+pings are answered in time, else sessions would end.
 
-gRPC looks into its environment variables once, when it is loaded, so everything here gets gRPC
-through this module; where a program has loaded it before, it stays as it is, and slower.
+gRPC reads its environment variables once, at its import, so this package imports gRPC through this
+module only. Where a program has imported it before, gRPC keeps its default, and is slower.
 
-What it gains: ``python -m benchmarks serving`` and ``stepping`` with ``GRPC_EXPERIMENTS=,`` in
-front, which leaves gRPC as it is. The variables: ``doc/environment_variables.md`` and
-``src/core/lib/experiments/experiments.yaml`` of github.com/grpc/grpc.
+To measure: ``python -m benchmarks serving`` and ``stepping``, with and without
+``GRPC_EXPERIMENTS=,`` in front, which keeps gRPC's default. The variables are documented in
+``doc/environment_variables.md`` and ``src/core/lib/experiments/experiments.yaml`` of
+github.com/grpc/grpc.
 """
 
 import contextlib
@@ -21,27 +22,28 @@ from importlib import metadata
 
 _POLLING_ENGINE = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
-    # How often the timer reads, in ms: several times within the 5 s that a ping may take
-    # (client/channel.py), also on a busy machine. By itself gRPC would do so every 5 s.
+    # Period of the backup timer in ms: several times within the 5 s that a ping may take
+    # (client/channel.py), also on a busy machine. gRPC's default is 5 s.
     "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "500",
 }
 _QUIET = {"GRPC_VERBOSITY": "ERROR"}
-"""gRPC notes on standard error whenever a process with open calls forks, as Ray's start does, and
-whenever a server says goodbye. Neither is a fault."""
+"""Without it gRPC logs each fork of a process with open calls (Ray's start forks) and each GOAWAY
+of a server. Neither is a fault."""
 _TESTED_VERSION = "1.85."
-"""Of grpcio; others may not know these names, and complain of what they do not know."""
+"""Prefix of the grpcio versions that these settings were measured with; other versions may not know
+the experiments, and log an error for an unknown one."""
 
 
 def _is_tested_version() -> bool:
     try:
         return sys.platform == "linux" and metadata.version("grpcio").startswith(_TESTED_VERSION)
-    except metadata.PackageNotFoundError:  # it came by another way than a wheel
+    except metadata.PackageNotFoundError:  # not installed from a wheel
         return False
 
 
 @contextlib.contextmanager
 def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables meanwhile, unless the user has set one of them."""
+    """Set environment variables within the context, unless the user has set one of them."""
     if any(name in os.environ for name in variables):
         yield
         return
@@ -49,7 +51,7 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        # Other programs that this one starts may have a gRPC of another version, as Ray has.
+        # Child processes may use another version of gRPC, as Ray's do.
         for name in variables:
             del os.environ[name]
 

@@ -1,7 +1,7 @@
-"""Counts by size: how long something took, how many rows a batch had.
+"""Histograms of durations and batch sizes.
 
-A few integer additions for each value, and no lock: there is one writer. The counters may lie in
-memory that another process reads.
+Counting a value takes a few integer additions and no lock: there is one writer. The counters may
+lie in memory that another process reads.
 """
 
 from bisect import bisect_left
@@ -15,13 +15,13 @@ DURATION_BOUNDS_NS = (
     *(digit * 10**power for power in range(4, 10) for digit in (1, 2, 5)),
     10**10,
 )
-"""From 10 us to 10 s: no bucket is wider than two and a half times its lower end."""
+"""Bucket bounds from 10 us to 10 s: no bucket is wider than 2.5 times its lower bound."""
 BATCH_BOUNDS_ROWS = tuple(2**power for power in range(13))
-"""From 1 to 4096."""
+"""Bucket bounds from 1 to 4096 rows."""
 
 
 class CounterArray(Protocol):
-    """Integers: a list, or a view of memory."""
+    """A mutable sequence of integers: a list, or a memoryview."""
 
     def __iter__(self) -> Iterator[int]: ...
     def __getitem__(self, index: int, /) -> int: ...
@@ -30,40 +30,40 @@ class CounterArray(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """What has been counted up to some moment."""
+    """Snapshot of the counts of a histogram."""
 
     bounds: tuple[float, ...]
-    """Upper bounds of all buckets but the last; a value on a bound is below it."""
+    """Upper bounds of all buckets but the last; a value on a bound is in the bucket below."""
     counts: tuple[int, ...]
-    """One a bucket, not cumulative: one more than ``bounds``."""
+    """Counts of the buckets, not cumulative: one more than ``bounds``."""
     total: float
     """Sum of the values."""
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float | None:
-        """Their mean; None: there were none."""
+        """Mean of the values; None without any."""
         return self.total / self.count if self.count else None
 
     def cumulative(self) -> tuple[int, ...]:
-        """Return for each bucket how many values are in it or below; the last has all of them."""
+        """Return the number of values in each bucket or below it; the last entry is ``count``."""
         return tuple(accumulate(self.counts))
 
     def quantile(self, share: float) -> float | None:
         """Return an estimate of the value below which ``share`` of all values lie.
 
-        Within a bucket the values count as evenly spread, as in Prometheus. Beyond the last bound
-        there is nothing to tell them apart by: the answer is that bound.
+        Values are taken as evenly spread within a bucket, as in Prometheus. Beyond the last bound
+        the estimate is that bound.
 
         Args:
             share: From 0 to 1; 0.5 is the median.
 
         Returns:
-            None: There were no values.
+            The estimate; None without values.
         """
         rank, below = share * self.count, 0
         for index, count in enumerate(self.counts):
@@ -76,7 +76,7 @@ class Histogram:
         return None
 
     def since(self, earlier: "Histogram") -> "Histogram":
-        """Return what has come after an ``earlier`` snapshot of the same histogram."""
+        """Return the counts added since an ``earlier`` snapshot of the same histogram."""
         counts = zip(self.counts, earlier.counts, strict=True)
         return Histogram(
             self.bounds,
@@ -86,11 +86,11 @@ class Histogram:
 
 
 class HistogramCounter:
-    """A histogram that is being counted, in whole numbers.
+    """Writer of a histogram of integers.
 
     Args:
         bounds: See ``Histogram``.
-        counters: Where to count, ``num_counters`` of them, zeros at first; default: in a list.
+        counters: Memory of ``num_counters(bounds)`` zeros to count in; default: a new list.
     """
 
     __slots__ = ("_bounds", "_counters")
@@ -106,29 +106,29 @@ class HistogramCounter:
         counters[-1] += value
 
     def read(self) -> tuple[int, ...]:
-        """Return the slots as they are: one a bucket, and the sum of the values."""
+        """Return the counters: one for each bucket, then the sum of the values."""
         return tuple(self._counters)
 
     def merge(self, counters: Iterable[int]) -> None:
-        """Count what another one with the same bounds has counted, as ``read`` returned it."""
+        """Add the counters of another histogram with the same bounds, as ``read`` returns them."""
         for index, value in enumerate(counters):
             self._counters[index] += value
 
 
 def num_counters(bounds: Sequence[int]) -> int:
-    """Return how many integers ``HistogramCounter`` need."""
+    """Return the number of integers that a ``HistogramCounter`` needs."""
     return len(bounds) + 2
 
 
 def histogram_of(
     bounds: Sequence[int], readings: Iterable[Sequence[int]], unit: int = 1
 ) -> Histogram:
-    """Return the sum of what several ``HistogramCounter`` with the same bounds have counted.
+    """Return the sum of several ``HistogramCounter`` with the same bounds.
 
     Args:
-        bounds: Theirs.
-        readings: What their ``read`` returned.
-        unit: How many of theirs make one: ``NS_PER_S`` turns nanoseconds into seconds.
+        bounds: Bucket bounds of the counters.
+        readings: Results of ``HistogramCounter.read``.
+        unit: Divisor of bounds and total: ``NS_PER_S`` turns nanoseconds into seconds.
     """
     sums = [0] * num_counters(bounds)
     for reading in readings:

@@ -1,4 +1,7 @@
-"""Checks of options, made where a caller gives them, and defaults that several rooms share."""
+"""Validation of option values, and defaults that several rooms share.
+
+Options are checked where the caller passes them, not where they are used.
+"""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +17,7 @@ DEFAULT_RUNNER_STEP_TIMEOUT_S = 30.0
 hangs returns the steps of its other sessions before RLlib drops its sample."""
 SHARED_MEMORY, TCP = "shared_memory", "tcp"
 _LONGEST_S = 1e15
-"""In milliseconds, a protocol's whole number still holds it."""
+"""In milliseconds it still fits into an int64 field of the protocol."""
 _TRANSPORTS = {
     "auto": frozenset({SHARED_MEMORY, TCP}),
     SHARED_MEMORY: frozenset({SHARED_MEMORY}),
@@ -24,10 +27,10 @@ _TRANSPORTS = {
 
 
 def as_int(name: str, value: object) -> int:
-    """Return a whole number, one of numpy's too, as a plain integer.
+    """Return a whole number (an int or a NumPy integer) as an int.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: ``value`` is no whole number.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigurationError(f"{name}={value!r} must be a whole number")
@@ -35,10 +38,10 @@ def as_int(name: str, value: object) -> int:
 
 
 def as_seed(value: object) -> int:
-    """Return a seed as a plain integer.
+    """Return a seed as an int.
 
     Raises:
-        ConfigurationError: It is no whole number, or below 0.
+        ConfigurationError: ``value`` is no whole number, or below 0.
     """
     seed = as_int("seed", value)
     if seed < 0:
@@ -47,10 +50,10 @@ def as_seed(value: object) -> int:
 
 
 def require_flag(name: str, value: object, *, allow_none: bool = False) -> None:
-    """Make sure that an option is True or False.
+    """Require that an option is True or False.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is neither.
     """
     if not isinstance(value, bool) and not (allow_none and value is None):
         choices = "True, False or None" if allow_none else "True or False"
@@ -58,10 +61,13 @@ def require_flag(name: str, value: object, *, allow_none: bool = False) -> None:
 
 
 def allowed_transports(transport: object) -> frozenset[str]:
-    """Return what steps may travel by, besides gRPC messages.
+    """Return the transports that an option allows besides the Join stream.
+
+    Args:
+        transport: ``"auto"``, ``"shared_memory"``, ``"tcp"`` or ``"grpc"`` (none besides it).
 
     Raises:
-        ConfigurationError: ``transport`` is nothing that can be chosen.
+        ConfigurationError: ``transport`` is none of these.
     """
     if not isinstance(transport, str) or transport not in _TRANSPORTS:
         raise ConfigurationError(
@@ -71,7 +77,7 @@ def allowed_transports(transport: object) -> frozenset[str]:
 
 
 def require_count(name: str, value: object) -> None:
-    """Make sure that an option is a whole number, 1 or more.
+    """Require that an option is a whole number, 1 or more.
 
     Raises:
         ConfigurationError: It is not.
@@ -81,10 +87,10 @@ def require_count(name: str, value: object) -> None:
 
 
 def as_reset_options(options: object) -> dict[str, Any]:
-    """Return a reset's options as a new dict; None: none.
+    """Return the ``options`` of a reset as a new dict, which is empty for None.
 
     Raises:
-        ConfigurationError: They are no mapping.
+        ConfigurationError: ``options`` is no mapping.
     """
     if options is None:
         return {}
@@ -96,7 +102,7 @@ def as_reset_options(options: object) -> dict[str, Any]:
 def require_seconds(
     name: str, value: object, *, allow_zero: bool = False, allow_infinite: bool = False
 ) -> None:
-    """Make sure that an option is a number of seconds: finite and above 0, unless told otherwise.
+    """Require that an option is a number of seconds, by default finite and above 0.
 
     Raises:
         ConfigurationError: It is not.
@@ -109,8 +115,8 @@ def require_seconds(
 def seconds_problem(
     value: object, *, allow_zero: bool = False, allow_infinite: bool = False
 ) -> str:
-    """Return what is wrong with a number of seconds, as the end of a sentence; empty: nothing."""
-    seconds = math.nan  # which no comparison lets pass
+    """Return why ``value`` is no valid number of seconds, to follow it; empty where it is one."""
+    seconds = math.nan  # every comparison with NaN is False
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             seconds = float(value)

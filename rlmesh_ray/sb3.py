@@ -28,20 +28,21 @@ except ImportError as error:
 class RemoteVecEnv(VecEnv):
     """The lanes of one session with an endpoint, for the algorithms of Stable-Baselines3.
 
-    Gives what ``DummyVecEnv`` gives for the same environments and seeds: a lane that ends is reset
+    Behaves as ``DummyVecEnv`` does with the same environments and seeds: a lane that ends is reset
     within the step, ``infos[lane]["terminal_observation"]`` is its last observation, and
-    ``infos[lane]["TimeLimit.truncated"]`` says whether the episode was cut short. The endpoint's
+    ``infos[lane]["TimeLimit.truncated"]`` says whether the episode was truncated. The endpoint's
     autoreset mode does not matter. Wrap it in ``VecMonitor`` for the returns of episodes.
 
     Args:
         env: The endpoint's address, or an open RemoteVectorEnv, which ``close`` closes, too.
-        options: Of RemoteVectorEnv, for an address: ``token``, ``tls``, ``step_timeout_s``, …
+        options: Keyword arguments of RemoteVectorEnv, for an address: ``token``, ``tls``,
+            ``step_timeout_s``, …
 
     Raises:
         ConfigurationError: ``env`` is of another type, the endpoint cannot reset single lanes
             or has several agents in each, or there are options for an open RemoteVectorEnv.
-        EndpointError: The endpoint cannot be reached, wants another token, or is full.
-        HandshakeRefusedError: It speaks no generation or edition of this package.
+        EndpointError: The endpoint cannot be reached, requires another token, or is full.
+        HandshakeRefusedError: The endpoint shares no generation or edition with this package.
     """
 
     def __init__(self, env: str | RemoteVectorEnv, **options: Any) -> None:
@@ -68,8 +69,8 @@ class RemoteVecEnv(VecEnv):
     def reset(self) -> Any:
         """Start new episodes in all lanes, with what ``seed`` and ``set_options`` have set.
 
-        Lanes with options of their own are reset by a request each. Where none has been reset yet,
-        as after an error, all are reset once before that, without options.
+        Lanes with different options are reset by one request each. Where no lane has been reset
+        yet, as after an error, all are reset once before that, without options.
 
         Returns:
             Batched observations.
@@ -77,7 +78,7 @@ class RemoteVecEnv(VecEnv):
         groups = [np.ones(self.num_envs, np.bool_)]
         if any(self._options) and any(own is not self._options[0] for own in self._options):
             groups = list(np.eye(self.num_envs, dtype=np.bool_))
-            if not self.env.has_begun:  # the protocol begins with a reset of all lanes
+            if not self.env.has_begun:  # the first Reset of a session must reset all lanes
                 self.env.reset()
         observations: Any = None
         for mask in groups:
@@ -92,7 +93,7 @@ class RemoteVecEnv(VecEnv):
         return observations
 
     def step_async(self, actions: Any) -> None:
-        """Send one action a lane, in an array or a sequence; ``step_wait`` returns the result."""
+        """Send one action for each lane, in an array or a sequence; see ``step_wait``."""
         if not isinstance(actions, np.ndarray):
             spec = self.env.contract.action_space
             actions = unflatten(spec, stack(spec, actions))
@@ -101,16 +102,16 @@ class RemoteVecEnv(VecEnv):
     def step_wait(
         self,
     ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Wait for the step that ``step_async`` sent, and reset the lanes that it has ended.
+        """Wait for the step that ``step_async`` sent, and reset the lanes that have ended.
 
         Returns:
             Batched observations, rewards (num_envs,) float32, ends (num_envs,) bool, and one info
             a lane.
         """
         step = same_step(self.env)
-        cut_short = (step.truncated & ~step.terminated).tolist()
-        for info, is_cut_short in zip(step.infos, cut_short, strict=True):
-            info["TimeLimit.truncated"] = is_cut_short
+        is_truncated = (step.truncated & ~step.terminated).tolist()
+        for info, flag in zip(step.infos, is_truncated, strict=True):
+            info["TimeLimit.truncated"] = flag
         for lane, observation in step.final_observations.items():
             step.infos[lane]["terminal_observation"] = observation
             self.reset_infos[lane] = step.reset_infos[lane]
@@ -122,13 +123,14 @@ class RemoteVecEnv(VecEnv):
         self.env.close()
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """Return an attribute of the lanes' environments, where the operator allows to.
+        """Return an attribute of the lanes' environments, where the operator allows it.
 
-        Methods are called, without arguments: they cannot travel. ``render_mode`` is known here.
+        A method is called without arguments, and its result returned: methods cannot be
+        transferred. ``render_mode`` is known without a call.
 
         Raises:
             AttributeError: The environments have no such attribute.
-            ConfigurationError: The operator of the endpoint has not allowed to read it.
+            ConfigurationError: The operator of the endpoint has not allowed reading it.
             RemoteEnvError: An environment raised.
         """
         if attr_name == "render_mode":
@@ -169,17 +171,17 @@ class RemoteVecEnv(VecEnv):
         try:
             return list(self.env.call(method_name, *method_args, lanes=lanes))
         except RemoteEnvError as error:
-            # What SB3 asks for: ``has_attr`` tells from it that there is none.
+            # ``VecEnv.has_attr`` expects it.
             if error.message.startswith("AttributeError:"):
                 raise AttributeError(error.message) from error
             raise
 
     def env_is_wrapped(self, wrapper_class: Any, indices: VecEnvIndices = None) -> list[bool]:
-        """Return False for each lane: wrappers at the endpoint cannot be seen from here."""
+        """Return False for each lane: a client cannot see the wrappers at the endpoint."""
         return [False for _ in self._lanes(indices)]
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """Return one picture a lane, (height, width, 3) uint8, or None."""
+        """Return one frame for each lane, (height, width, 3) uint8, or None."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"{self.env.address} has render mode {self.render_mode}, which gives no pictures; "

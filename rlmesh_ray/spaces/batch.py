@@ -1,7 +1,7 @@
-"""Batches as columns: nested values to lists of leaves and back.
+"""Batches as columns: conversion between nested values and lists of leaves.
 
-A batch over N lanes is a list of columns, one a leaf. The value that users see, batched or
-of one lane, nests the same leaves as the space does.
+A batch over N lanes is a list of columns, one for each leaf of the space. The value that users see,
+batched or of one lane, nests the same leaves as the space does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,11 @@ __all__ = [
 
 
 def flatten(spec: SpaceSpec, value: Any) -> list[Any]:
-    """Return the leaves of ``value``, in the order of ``leaves(spec)``, as they are.
+    """Return the leaves of ``value``, unconverted, in the order of ``leaves(spec)``.
 
     Args:
-        spec: Of one lane.
-        value: Of one lane, or batched; keys that the space does not declare are left out.
+        spec: Space of one lane.
+        value: Value of one lane, or a batch; keys that the space does not declare are left out.
 
     Raises:
         ConformanceError: ``"structure"``: a key is missing, a Tuple has the wrong arity, or
@@ -49,8 +49,8 @@ def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
     """Nest ``leaf_values`` as ``spec`` does: dicts in spec order, tuples, bare leaves.
 
     Args:
-        spec: Of one lane.
-        leaf_values: One a leaf: columns, or values of one lane.
+        spec: Space of one lane.
+        leaf_values: One entry for each leaf: columns, or values of one lane.
 
     Raises:
         ValueError: There are more or fewer values than leaves.
@@ -63,14 +63,14 @@ def unflatten(spec: SpaceSpec, leaf_values: Sequence[Any]) -> Any:
 
 
 def by_leaf(spec: SpaceSpec, values: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return for each leaf its values in all of ``values``, one a lane, as they are.
+    """Return for each leaf the list of its values, one for each lane, unconverted.
 
     Args:
-        spec: Of one lane.
-        values: One a lane.
+        spec: Space of one lane.
+        values: One value for each lane.
 
     Raises:
-        ConformanceError: As ``flatten`` does for the first value that has not the structure.
+        ConformanceError: As ``flatten``, for the first value of another structure.
     """
     if not isinstance(spec, (DictSpec, TupleSpec)):
         return [values]
@@ -82,8 +82,8 @@ def by_lane(spec: SpaceSpec, columns: Sequence[Column]) -> Iterator[Any]:
     """Yield the value of each lane as gymnasium's vectors hand it to their environments.
 
     Args:
-        spec: Of one lane.
-        columns: One a leaf; arrays of more than one axis yield views.
+        spec: Space of one lane.
+        columns: One column for each leaf; arrays of more than one axis yield views.
     """
     if isinstance(spec, (DictSpec, TupleSpec)):
         return (_unflatten(spec, iter(values)) for values in zip(*columns, strict=True))
@@ -99,8 +99,8 @@ def stack(spec: SpaceSpec, values: Sequence[Any]) -> list[Column]:
     """Return the columns of a batch with one lane for each of ``values``.
 
     Args:
-        spec: Of one lane.
-        values: One a lane.
+        spec: Space of one lane.
+        values: One value for each lane.
 
     Raises:
         ConformanceError: A value has the wrong structure, shape or dtype.

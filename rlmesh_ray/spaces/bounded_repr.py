@@ -1,4 +1,4 @@
-"""Text for what infos cannot carry as it is, in bounded time whatever it holds."""
+"""repr() in bounded time and length, for values of the infos that have no wire form."""
 
 import reprlib
 from collections.abc import Mapping
@@ -6,23 +6,23 @@ from collections.abc import Mapping
 import numpy as np
 
 LEFT_OUT_KEY = "rlmesh_ray.left_out"
-"""Key of the infos under which a message says what it has left out."""
+"""Key of the infos for the notice that entries were left out."""
 CONTAINERS = (Mapping, list, tuple, set, frozenset, np.ndarray)
-"""What has parts; all else is one value."""
+"""Types whose values have parts."""
 
 
 def bounded_repr(value: object) -> str:
-    """Return a text of at most some thousand characters for a container, of its first parts."""
+    """Return a text of at most some thousand characters that shows the first parts of a value."""
     return _BOUNDED_REPR.repr(value)
 
 
 def type_repr(value: object) -> str:
-    """Return a text for what has no other; never fails."""
+    """Return a text that names only the type of ``value``; never fails."""
     return f"<{type(value).__name__}>"
 
 
 def left_out_notice(num_entries: int) -> str:
-    """Return what stands under ``LEFT_OUT_KEY``."""
+    """Return the text under ``LEFT_OUT_KEY``."""
     return (
         f"{num_entries} entries of the infos were left out or made text, for one message cannot "
         "carry so many: give fewer, or numeric numpy arrays, which count as one each"
@@ -30,7 +30,7 @@ def left_out_notice(num_entries: int) -> str:
 
 
 def int_repr_cost(number: int) -> int:
-    """Return how many small values the text of ``number`` takes as long as, about."""
+    """Return the time to write ``number`` in decimal, in units of a small value, roughly."""
     return number.bit_length() // 64
 
 
@@ -46,11 +46,11 @@ class _BoundedRepr(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = 200
 
     def repr_int(self, x: int, level: int) -> str:
-        """Name what takes long to write; ``Repr`` would write all of it, to cut it then."""
+        """Name the type of a large integer; ``Repr`` would write all digits and cut them then."""
         return type_repr(x) if x.bit_length() > _MAX_BITS else super().repr_int(x, level)
 
     def repr_instance(self, x: object, level: int) -> str:
-        """Name containers of other classes; their own ``repr`` would go through all they hold."""
+        """Name the type of another container; its ``repr`` would go through all its parts."""
         return type_repr(x) if isinstance(x, CONTAINERS) else super().repr_instance(x, level)
 
 

@@ -1,7 +1,6 @@
-"""Values to the exact dtype of their leaf, after the edition's "Dtype conformance".
+"""Coercion of values to the exact dtype and shape of their leaf (edition: "Dtype conformance").
 
-Two rules hold everywhere: an integer is never truncated or wrapped silently, and an array
-that already fits is handed on as it is, without a copy.
+Integers are never truncated or wrapped silently. An array that fits already is not copied.
 """
 
 from collections.abc import Sequence
@@ -18,10 +17,10 @@ from rlmesh_ray.spaces.spec import DiscreteSpec
 def coerce(leaf: Leaf, value: Any, num_lanes: int | None) -> Any:
     """Return ``value`` at the leaf's exact dtype and shape.
 
-    Whether the numbers lie in the space is not looked at here; see ``conformance.check``.
+    Bounds and domains are not checked here; see ``conformance.check``.
 
     Args:
-        leaf: What the value must become.
+        leaf: The leaf that the value belongs to.
         value: Array, scalar or sequence; for Text a string or a sequence of strings.
         num_lanes: Number of lanes of a batch; None for the value of a single lane.
 
@@ -52,7 +51,7 @@ def _as_array(leaf: Leaf, value: Any) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         if value.dtype != object:
             return value
-        value = value.tolist()  # NumPy finds out what the elements are
+        value = value.tolist()  # NumPy then infers the dtype from the elements
     try:
         array = np.asarray(value)
         if _may_have_lost_integers(leaf, array, value):
@@ -111,7 +110,7 @@ def _check_integral(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> N
 def _check_range(leaf: Leaf, array: NDArray[Any], target: np.dtype[Any]) -> None:
     low, high = _limits(target)
     if array.size and (int(array.min()) < low or int(array.max()) > high):
-        # Bounds outside the source's own range cannot be compared with by every NumPy.
+        # Not every NumPy compares an array with an integer outside its dtype's range.
         own_low, own_high = _limits(array.dtype)
         fits = (array >= max(low, own_low)) & (array <= min(high, own_high))
         _refuse(leaf, array, fits, target)

@@ -1,4 +1,4 @@
-"""Columns from lanes, and of several batches: side by side, apart again, one over the other."""
+"""Operations on columns: concatenating and splitting batches, replacing and writing lanes."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,7 +15,7 @@ def concatenate(batches: Sequence[Sequence[Column]]) -> list[Column]:
     """Return one batch with the lanes of all ``batches``, in order.
 
     Args:
-        batches: At least one; all of one space. A single one is returned as it is, uncopied.
+        batches: At least one, all of one space. A single one is returned without a copy.
     """
     if len(batches) == 1:
         return list(batches[0])
@@ -29,7 +29,7 @@ def concatenate(batches: Sequence[Sequence[Column]]) -> list[Column]:
 
 
 def split(columns: Sequence[Column], counts: Sequence[int]) -> list[list[Column]]:
-    """Return one batch for each of ``counts``, with that many lanes; arrays are views."""
+    """Split a batch into one batch for each of ``counts``, with that many lanes, as views."""
     ends = list(accumulate(counts))
     return [
         [column[end - count : end] for column in columns]
@@ -40,33 +40,36 @@ def split(columns: Sequence[Column], counts: Sequence[int]) -> list[list[Column]
 def replace_lanes(
     columns: Sequence[Column], other: Sequence[Column], lanes: Sequence[int]
 ) -> list[Column]:
-    """Put the rows of ``lanes`` from ``other`` into ``columns``, whose arrays are written to."""
+    """Return ``columns``, whose arrays are changed in place, with the ``lanes`` of ``other``."""
     merged: list[Column] = []
-    for mine, theirs in zip(columns, other, strict=True):
-        if isinstance(mine, tuple):
+    for column, source in zip(columns, other, strict=True):
+        if isinstance(column, tuple):
             merged.append(
-                tuple(theirs[lane] if lane in lanes else text for lane, text in enumerate(mine))
+                tuple(source[lane] if lane in lanes else text for lane, text in enumerate(column))
             )
         else:
-            mine[list(lanes)] = np.asarray(theirs)[list(lanes)]
-            merged.append(mine)
+            column[list(lanes)] = np.asarray(source)[list(lanes)]
+            merged.append(column)
     return merged
 
 
 def write_lane_values(
     leaf: Leaf, column: Column, lanes: Sequence[int], values: Sequence[Any]
 ) -> Column:
-    """Put one lane's value each into ``column``; return it, or a new one for text.
+    """Coerce one value for each of ``lanes`` and write it into ``column``.
 
     Args:
-        leaf: What every value must become.
-        column: An array is written to.
-        lanes: Where the values go.
-        values: One for each of ``lanes``, unconverted.
+        leaf: The leaf of the column.
+        column: An array is changed in place.
+        lanes: Row indices.
+        values: One value for each of ``lanes``, unconverted.
+
+    Returns:
+        ``column``; a new tuple for text.
 
     Raises:
-        ConformanceError: As ``coerce`` does for the first value that is not fit; an array may
-            hold some of the others.
+        ConformanceError: As ``coerce``, for the first value that cannot be coerced; an array may
+            hold some of the other values by then.
     """
     if isinstance(column, tuple):
         strings = list(column)
@@ -81,7 +84,7 @@ def write_lane_values(
 
 
 def _put_numbers(column: NDArray[Any], values: Sequence[Any]) -> bool:
-    """Write scalars of exactly the dtype, all at once; return False if they are not that."""
+    """Write scalars of exactly the dtype at once; return False, unwritten, for any others."""
     kinds = set(map(type, values))
     if kinds != {column.dtype.type} and (kinds != {int} or column.dtype != np.int64):
         return False
@@ -93,7 +96,7 @@ def _put_numbers(column: NDArray[Any], values: Sequence[Any]) -> bool:
 
 
 def _put_arrays(column: NDArray[Any], values: Sequence[Any]) -> bool:
-    """Write arrays of exactly the dtype and shape, all at once; return False if they are not."""
+    """Write arrays of exactly the dtype and shape at once; return False for any others."""
     array, dtype, shape = np.ndarray, column.dtype, column.shape[1:]
     if not column.size or not column.flags.c_contiguous:
         return False

@@ -1,6 +1,6 @@
-"""Whether values lie in their space, after the edition's "Value Conformance".
+"""Conformance checks: whether values lie in their space (edition: "Value Conformance").
 
-Structural deviations are rejected whatever the policy; range deviations follow it.
+Structural violations are always rejected; the validation mode decides about range violations.
 """
 
 import enum
@@ -39,22 +39,22 @@ __all__ = [
 
 
 _FEW = 1024
-"""Numbers that are multiplied in half the time in which the smallest of them is found."""
+"""Up to this many numbers, a dot product takes half the time of a minimum."""
 
 
 class ValidationMode(enum.Enum):
-    """What a server does with a value that is out of its range."""
+    """The edition's validation policy: the treatment of values out of their range."""
 
     WARN = "warn"
     """Deliver it and report it."""
     STRICT = "strict"
     """Reject it."""
     OFF = "off"
-    """Do not look."""
+    """Do not check ranges."""
 
     @classmethod
     def from_option(cls, validation: str) -> Self:
-        """Return the policy that an option names.
+        """Return the mode that an option names.
 
         Raises:
             ConfigurationError: It names none.
@@ -68,25 +68,25 @@ class ValidationMode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A value that is delivered although it is out of its range."""
+    """A range violation: a value that is delivered although it is out of its range."""
 
     kind: str
     """``"range"`` for a Box, ``"length"`` or ``"charset"`` for a Text."""
     path: str
-    """Such as ``"camera.depth"``; empty at the root."""
+    """Dotted path of the leaf, such as ``"camera.depth"``; empty at the root."""
     message: str
     """What was found and what was expected, as part of a sentence."""
     lane: int = field(default=0, compare=False)
-    """Of the first value for which that is true; ``message`` names it, too."""
+    """Lane of the first such value; ``message`` names it, too."""
 
 
 def coerce_batch(spec: SpaceSpec, value: Any, num_lanes: int) -> list[Column]:
     """Return the columns of a batched value, at the exact dtypes of the space.
 
     Args:
-        spec: Of one lane.
-        value: As gymnasium's vector environments have it: every leaf ``(num_lanes, *shape)``,
-            a sequence of ``num_lanes`` strings for Text.
+        spec: Space of one lane.
+        value: Batch in the form of gymnasium's vector environments: every leaf
+            ``(num_lanes, *shape)``, for Text a sequence of ``num_lanes`` strings.
         num_lanes: Width of the batch.
 
     Raises:
@@ -100,8 +100,8 @@ class Checker:
     """Checks batches of one space: structural rules always, range rules as ``validation`` says.
 
     Args:
-        leaves_: Of the space.
-        validation: What to do about values out of their range.
+        leaves_: Leaves of the space.
+        validation: Treatment of range violations.
     """
 
     def __init__(self, leaves_: Sequence[Leaf], validation: ValidationMode) -> None:
@@ -110,13 +110,13 @@ class Checker:
         self._is_range_checked = validation is not ValidationMode.OFF
 
     def check(self, columns: Sequence[Column]) -> list[Violation]:
-        """See the function of that name."""
-        deviations: list[Violation] = []
+        """Check a batch; see the function ``check``."""
+        violations: list[Violation] = []
         for rule, column in zip(self._rules, columns, strict=True):
-            deviations += rule.deviations(column, is_range_checked=self._is_range_checked)
-        if deviations and self._is_strict:
-            raise _refused(deviations[0])
-        return deviations
+            violations += rule.violations(column, is_range_checked=self._is_range_checked)
+        if violations and self._is_strict:
+            raise _rejected(violations[0])
+        return violations
 
 
 def check(
@@ -125,12 +125,12 @@ def check(
     """Check a batch: structural rules always, range rules as ``validation`` says.
 
     Args:
-        leaves_: Of the space.
-        columns: One a leaf, coerced.
-        validation: What to do about values out of their range.
+        leaves_: Leaves of the space.
+        columns: One coerced column for each leaf.
+        validation: Treatment of range violations.
 
     Returns:
-        The range deviations, at most one a kind and leaf; empty unless the policy is WARN.
+        The range violations, at most one for each kind and leaf; empty unless the mode is WARN.
 
     Raises:
         ConformanceError: NaN, or an element outside the domain of its Discrete,
@@ -141,17 +141,17 @@ def check(
 
 
 def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> list[Violation]:
-    """Check that rewards are finite. No space says so, and a learner can do nothing with others.
+    """Check that rewards are finite, which no space demands and every learner needs.
 
     Args:
         rewards: ``(num_lanes,) float64``.
-        validation: What to do about one that is not.
+        validation: Treatment of a reward that is not finite.
 
     Returns:
-        The deviation, if there is one; empty unless the policy is WARN.
+        The first violation in a list; empty unless the mode is WARN.
 
     Raises:
-        ConformanceError: One is not finite, and the policy is STRICT (``"range"``).
+        ConformanceError: One is not finite, and the mode is STRICT (``"range"``).
     """
     is_finite = np.isfinite(rewards)
     if validation is ValidationMode.OFF or np.count_nonzero(is_finite) == is_finite.size:
@@ -159,22 +159,22 @@ def check_rewards(rewards: NDArray[np.float64], validation: ValidationMode) -> l
     lane = int(is_finite.argmin())
     found = Violation("range", "", f"{rewards[lane]} is not finite (lane {lane})", lane)
     if validation is ValidationMode.STRICT:
-        raise _refused(found)
+        raise _rejected(found)
     return [found]
 
 
-def _refused(found: Violation) -> ConformanceError:
+def _rejected(found: Violation) -> ConformanceError:
     return ConformanceError("range", found.path, found.message, found.lane)
 
 
 @lru_cache(maxsize=256)
 def structure_checker(spec: SpaceSpec) -> Checker:
-    """Return what checks the structural rules of a space alone; the same one each time."""
+    """Return the cached checker of a space's structural rules alone."""
     return Checker(leaves(spec), ValidationMode.OFF)
 
 
 class _Rule(Protocol):
-    def deviations(self, column: Any, *, is_range_checked: bool) -> list[Violation]: ...
+    def violations(self, column: Any, *, is_range_checked: bool) -> list[Violation]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +185,12 @@ class _IntervalRule:
     low: Any
     high: Any
     is_domain: bool
-    """Whether to leave the bounds is structural (Discrete and its kin) or a range matter."""
+    """Whether a value outside is a structural violation (as for Discrete) or a range violation."""
     can_be_nan: bool
     is_uniform: bool
-    """Whether the bounds are numbers, the same for every element; arrays otherwise."""
+    """Whether the bounds are numbers that hold for every element; arrays otherwise."""
 
-    def deviations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Violation]:
+    def violations(self, column: NDArray[Any], *, is_range_checked: bool) -> list[Violation]:
         is_bounded = self.low is not None or self.high is not None
         is_checked = is_bounded and (is_range_checked or self.is_domain)
         # NaN is outside every interval: one comparison finds it, too.
@@ -213,13 +213,13 @@ class _IntervalRule:
             return (self.low is None or bool(_least(column) >= self.low)) and (
                 self.high is None or bool(_greatest(column) <= self.high)
             )
-        # Counting costs a third of what all() does on small arrays, which goes through Python.
+        # On small arrays count_nonzero takes a third of the time of all(), which is Python code.
         return (self.low is None or np.count_nonzero(column >= self.low) == column.size) and (
             self.high is None or np.count_nonzero(column <= self.high) == column.size
         )
 
     def _message(self, column: NDArray[Any]) -> tuple[int, str]:
-        """Return lane and description of the first element outside; none is NaN."""
+        """Return lane and description of the first element outside the bounds; none is NaN."""
         bound, word, is_outside = self.low, "below", np.zeros(column.shape, np.bool_)
         if self.low is not None:
             is_outside = column < self.low
@@ -241,7 +241,7 @@ class _TextRule:
     charset: frozenset[str]
     """Empty: every character is allowed."""
 
-    def deviations(self, column: tuple[str, ...], *, is_range_checked: bool) -> list[Violation]:
+    def violations(self, column: tuple[str, ...], *, is_range_checked: bool) -> list[Violation]:
         if not is_range_checked:
             return []
         by_kind: dict[str, Violation] = {}
@@ -257,8 +257,8 @@ class _TextRule:
             expected = f"{self.min_length} to {self.max_length}"
             found.append(("length", f"has {len(text)} characters, expected {expected}"))
         if self.charset and not self.charset.issuperset(text):
-            stranger = next(char for char in text if char not in self.charset)
-            found.append(("charset", f"{stranger!r} is not in the charset"))
+            other = next(char for char in text if char not in self.charset)
+            found.append(("charset", f"{other!r} is not in the charset"))
         return found
 
 
@@ -301,14 +301,14 @@ def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
-def _bound(bounds: NDArray[Any], kept: bytes, extreme: Any) -> Any:
-    """Return the cheapest form of ``bounds``, which ``kept`` holds: None, a scalar, the array."""
-    if (np.frombuffer(kept, bounds.dtype) == extreme).all():
+def _bound(bounds: NDArray[Any], raw: bytes, extreme: Any) -> Any:
+    """Return the cheapest form of ``bounds`` (``raw`` in the spec): None, a scalar, the array."""
+    if (np.frombuffer(raw, bounds.dtype) == extreme).all():
         return None
-    return bounds.flat[0] if len(kept) == bounds.itemsize else bounds
+    return bounds.flat[0] if len(raw) == bounds.itemsize else bounds
 
 
-# The array's own methods go through Python; a batch of few rows would notice that.
+# The array's min() and max() are Python code, which takes long for batches of few rows.
 def _least(column: NDArray[Any]) -> Any:
     return np.minimum.reduce(column, axis=None)
 
@@ -318,16 +318,16 @@ def _greatest(column: NDArray[Any]) -> Any:
 
 
 def has_nan(column: NDArray[Any]) -> bool:
-    """Tell whether there is any NaN in an array of a float dtype."""
+    """Return whether an array of a float dtype contains NaN."""
     if column.size <= _FEW:
-        square = np.vdot(column, column)  # of what is not below zero: NaN, if there is one
+        square = np.vdot(column, column)  # a sum of squares is NaN only if an element is
         return bool(square != square)
     least = _least(column)  # NaN, if there is one
     return bool(least != least)
 
 
 def _where(is_offending: NDArray[Any]) -> tuple[int, str]:
-    """Return the lane of the first offender, and its place in words; the first axis is the lane."""
+    """Return lane and description of the first True; the first axis is the lane."""
     index = np.unravel_index(int(is_offending.argmax()), is_offending.shape)
     lane, element = int(index[0]), tuple(map(int, index[1:]))
     return lane, f"lane {lane}, element {element}" if element else f"lane {lane}"

@@ -1,7 +1,7 @@
-"""Conformance warnings: what the infos say of values that are delivered out of their range.
+"""Conformance warnings: entries of the infos about values that are delivered out of their range.
 
-Inside an endpoint they are ``ConformanceWarning`` values under ``WARNING_KEY``; how clients see
-them is their dialect's affair (edition 2026.06, "Conformance warnings").
+Inside an endpoint they are ``ConformanceWarning`` values under ``WARNING_KEY``; each dialect has
+its own form of them for clients (edition 2026.06, "Conformance warnings").
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ class ConformanceWarning:
     """A value out of its range, which was delivered, or which has truncated its episode."""
 
     side: str
-    """Whose it is: ``"action"``, ``"observation"`` or ``"reward"``."""
+    """Kind of value: ``"action"``, ``"observation"`` or ``"reward"``."""
     kind: str
     """See ``Violation``; or ``"truncated"``: the value was not delivered (``on_bad_value``)."""
     path: str
@@ -27,66 +27,66 @@ class ConformanceWarning:
     """See ``Violation.message``."""
 
     @classmethod
-    def of(cls, side: str, deviation: Violation) -> "ConformanceWarning":
-        """Return the warning that tells of ``deviation``."""
-        return cls(side, deviation.kind, deviation.path, deviation.message)
+    def of(cls, side: str, violation: Violation) -> "ConformanceWarning":
+        """Return the warning about ``violation``."""
+        return cls(side, violation.kind, violation.path, violation.message)
 
     @property
     def text(self) -> str:
-        """One line, for people."""
+        """The warning as one line of text."""
         place = f"{self.side}.{self.path}" if self.path else self.side
         return f"{place}: {self.detail}"
 
     @property
     def entries(self) -> dict[str, str]:
-        """Entries that name the side and the place, the root being ``$``."""
+        """The warning as a map with a JSON-like path, whose root is ``$``."""
         path = f"$.{self.path}" if self.path else "$"
         return {"path": path, "kind": self.side, "detail": f"{path}: {self.detail}"}
 
 
 class WarningCounter:
-    """Counts values that are not as they should be, and tells each kind and path once."""
+    """Counts the warnings of a session, and selects the first of each side, kind and path."""
 
     def __init__(self) -> None:
         self._reported: set[tuple[str, str, str]] = set()
         self.num_found = 0
-        """How many up to now, also those that the session has been told of."""
+        """Number of all warnings, reported or not."""
 
     @property
     def num_reported(self) -> int:
-        """How many the session has been told of."""
+        """Number of warnings that ``unreported`` has returned."""
         return len(self._reported)
 
     def unreported(self, found: Sequence[ConformanceWarning]) -> list[ConformanceWarning]:
-        """Count what was ``found``; return what the session has not been told yet."""
+        """Count the warnings in ``found``; return the first of each new side, kind and path."""
         self.num_found += len(found)
         fresh = []
         for warning in found:
-            what = (warning.side, warning.kind, warning.path)
-            if what not in self._reported:
-                self._reported.add(what)
+            key = (warning.side, warning.kind, warning.path)
+            if key not in self._reported:
+                self._reported.add(key)
                 fresh.append(warning)
         return fresh
 
 
 def warnings_as_texts(infos: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``infos`` with a text for each warning; the same object if there is none."""
-    return _with(infos, lambda warning: warning.text)
+    """Return ``infos`` with each warning as text; the same object if there are none."""
+    return _converted(infos, lambda warning: warning.text)
 
 
 def warnings_as_maps(infos: Mapping[str, object]) -> Mapping[str, object]:
-    """Return ``infos`` with a map for each warning, as rlmesh 0.1.0 gives them.
+    """Return ``infos`` with each warning as a map, as rlmesh 0.1.0 does.
 
-    The same object if there is none.
+    The same object if there are none.
     """
-    return _with(infos, lambda warning: warning.entries)
+    return _converted(infos, lambda warning: warning.entries)
 
 
-def _with(
-    infos: Mapping[str, object], shown: Callable[[ConformanceWarning], object]
+def _converted(
+    infos: Mapping[str, object], convert: Callable[[ConformanceWarning], object]
 ) -> Mapping[str, object]:
-    told = infos.get(WARNING_KEY)
-    # Anything else an environment has put there by itself.
-    if not isinstance(told, list) or not all(isinstance(one, ConformanceWarning) for one in told):
+    found = infos.get(WARNING_KEY)
+    # An environment may have put something else under this key.
+    if not isinstance(found, list) or not all(isinstance(w, ConformanceWarning) for w in found):
         return infos
-    return {**infos, WARNING_KEY: [shown(warning) for warning in told]}
+    return {**infos, WARNING_KEY: [convert(warning) for warning in found]}

@@ -1,4 +1,4 @@
-"""The contract of an environment: what a handshake tells about it."""
+"""EnvContract: the description of an environment that its endpoint sends in the handshake."""
 
 import enum
 from collections.abc import Mapping
@@ -10,59 +10,60 @@ from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
 
 class AutoresetMode(enum.Enum):
-    """What happens in a lane whose episode has ended (names as gymnasium has them)."""
+    """When a lane whose episode has ended starts the next one; gymnasium's names and values."""
 
     NEXT_STEP = "NextStep"
     """The next Step ignores the lane's action and returns the first observation."""
     SAME_STEP = "SameStep"
     """The ending Step already returns the first observation; the last one is in the infos."""
     DISABLED = "Disabled"
-    """Nothing, until a Reset."""
+    """The lane starts no episode before the next Reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvContract:
-    """What the environment behind an endpoint is; fixed for the life of a session."""
+    """Id, spaces, width and modes of an environment; constant during a session."""
 
     id: str
     observation_space: SpaceSpec
-    """Of one lane."""
+    """Observation space of one lane."""
     action_space: SpaceSpec
-    """Of one lane."""
+    """Action space of one lane."""
     num_envs: int
+    """Number of lanes."""
     autoreset_mode: AutoresetMode
     render_mode: str = ""
-    """As gymnasium has it; empty for none."""
+    """Gymnasium's render mode; empty for None."""
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 def require_same_contract(expected: EnvContract, found: EnvContract, address: str) -> None:
-    """Compare what RLlib relies on: width, autoreset mode and spaces.
+    """Require that two contracts agree in width, autoreset mode and spaces, as RLlib needs it.
 
     Raises:
-        ContractMismatchError: Something differs; the message names what differs, on both sides.
+        ContractMismatchError: They differ; the message names the differences, with both values.
     """
     differences = [
-        f"{name} = {theirs} where {ours} is expected"
-        for name, ours, theirs in (
+        f"{name} = {other} where {own} is expected"
+        for name, own, other in (
             ("num_envs", expected.num_envs, found.num_envs),
             ("autoreset_mode", expected.autoreset_mode.value, found.autoreset_mode.value),
         )
-        if ours != theirs
+        if own != other
     ]
     if spaces := space_difference(expected, found):
         differences.append(spaces)
     if differences:
         raise ContractMismatchError(
-            f"{address} serves {found.id} otherwise than {expected.id} is served elsewhere: "
+            f"{address} serves {found.id} with another contract than {expected.id} elsewhere: "
             f"{'; '.join(differences)}; all endpoints of one algorithm must serve the same "
             "environment at the same width"
         )
 
 
 def space_difference(expected: EnvContract, found: EnvContract) -> str:
-    """Return where the spaces of two contracts differ; empty where they are equal."""
-    ours, theirs = (
+    """Return the differences of the spaces of two contracts; empty where they are equal."""
+    own, other = (
         DictSpec(
             (
                 ("observation_space", contract.observation_space),
@@ -71,4 +72,4 @@ def space_difference(expected: EnvContract, found: EnvContract) -> str:
         )
         for contract in (expected, found)
     )
-    return describe_difference(ours, theirs)
+    return describe_difference(own, other)

@@ -1,4 +1,4 @@
-"""Gymnasium spaces to specs and back; the round trip gives an equal space."""
+"""Conversion between gymnasium spaces and specs; a round trip gives an equal space."""
 
 import string
 from collections import OrderedDict
@@ -28,7 +28,7 @@ from rlmesh_ray.spaces.spec import (
 
 _INT64_MAX = 2**63 - 1
 _ANY_TEXT = TextSpec(0, 4096, "")
-"""What spaces of strings are served as that do not say which characters occur and how many."""
+"""Spec of a custom space of strings, whose charset and lengths are unknown."""
 
 Space = gymnasium.Space[Any]
 
@@ -54,8 +54,8 @@ def from_gymnasium(space: Space) -> SpaceSpec:
 def to_gymnasium(spec: SpaceSpec) -> Space:
     """Return a new space, equal to the one that ``spec`` was made from.
 
-    A Text that allows every character, which gymnasium cannot say, gets ASCII's printable ones. A
-    Discrete of another dtype gets int64 from gymnasium before 1.2.1; values that are sent or
+    A Text that allows every character, which gymnasium cannot express, gets the printable ASCII
+    characters. Before gymnasium 1.2.1 every Discrete has dtype int64; values that are sent or
     received have the spec's dtype all the same.
     """
     match spec:

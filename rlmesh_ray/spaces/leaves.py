@@ -1,4 +1,4 @@
-"""The leaves of a space: its parts that hold values, in depth-first order of the spec."""
+"""Leaves of a space: its subspaces other than Dict and Tuple, in depth-first order."""
 
 import math
 from collections.abc import Iterator
@@ -22,38 +22,38 @@ from rlmesh_ray.spaces.spec import (
 )
 
 Path = tuple[str | int, ...]
-"""Where a part stands in its space: keys of Dicts, positions in Tuples."""
+"""Place of a subspace: keys of Dicts, positions in Tuples."""
 
 Column = NDArray[Any] | tuple[str, ...]
-"""One leaf over N lanes: ``(N, *leaf.shape)`` at ``leaf.dtype``, or N strings for Text."""
+"""One leaf's values over N lanes: ``(N, *leaf.shape)`` at ``leaf.dtype``, or N strings (Text)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One part of a space that holds values."""
+    """A subspace other than Dict and Tuple, with its place."""
 
     path: Path
     spec: LeafSpec
     shape: tuple[int, ...]
-    """Of one lane; ``()`` for Discrete and Text."""
+    """Shape of one lane's value; ``()`` for Discrete and Text."""
     dtype: np.dtype[Any] | None
     """None for Text."""
     lane_bytes: int = field(init=False, compare=False, repr=False)
     """Size of one lane's array in bytes; 0 for Text."""
 
     def __post_init__(self) -> None:
-        # Once, since whatever comes over the wire is measured by it.
+        # Computed once: the size of every received batch is checked against it.
         size = 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
         object.__setattr__(self, "lane_bytes", size)
 
     @property
     def name(self) -> str:
-        """The path in one word, such as ``"camera.depth.0"``; empty at the root."""
+        """The dotted path, such as ``"camera.depth.0"``; empty at the root."""
         return path_name(self.path)
 
 
 def path_name(path: Path) -> str:
-    """Return ``path`` in one word, such as ``"camera.depth.0"``."""
+    """Return ``path`` with dots, such as ``"camera.depth.0"``."""
     return ".".join(map(str, path))
 
 

@@ -1,12 +1,12 @@
-"""How a lane holds several agents: the spaces of a multi-agent environment.
+"""Spaces of a multi-agent lane: one environment with several agents, in the form of a single one.
 
-Its observation is a Dict of ``observations`` (a Dict by agent), and of four arrays with one
-element an agent, in the order of that Dict: ``present``, ``rewards``, ``terminated`` and
+The lane's observation is a Dict of ``observations`` (a Dict by agent) and of four arrays with one
+element for each agent, in the order of that Dict: ``present``, ``rewards``, ``terminated`` and
 ``truncated``. Its action is a Dict by agent. An agent acts if it is present and has not ended;
-the entries of all others are fillers, which have no meaning.
+the entries of all other agents are fillers without meaning.
 
-Keys of a Dict are strings; ids of agents need not be. ``agent_keys`` gives the key of each agent,
-and the contract's metadata (``describe_agents``) hold both, so that a client can have the ids back.
+The keys of a Dict are strings; agent ids need not be. ``agent_keys`` maps each id to its key, and
+the contract's metadata (``describe_agents``) carry both, so that a client can restore the ids.
 """
 
 import struct
@@ -29,16 +29,16 @@ from rlmesh_ray.spaces.spec import (
 
 OBSERVATIONS = "observations"
 PRESENT = "present"
-"""Which agents the observations are of."""
+"""Flags of the agents that have an observation."""
 REWARDS = "rewards"
-"""Of the last step; 0 after a reset."""
+"""The agents' rewards of the last step; 0 after a reset."""
 TERMINATED = "terminated"
 TRUNCATED = "truncated"
 
 ALL_AGENTS = "__all__"
-"""The key that RLlib keeps for all agents together; no agent has this id."""
+"""RLlib's key for all agents together; no agent has this id."""
 AGENT_ID_KINDS = "strings, integers of 64 bits, and tuples of these"
-"""For messages: what agents may be named by."""
+"""The allowed types of agent ids, for messages."""
 
 AgentId = Hashable
 """A string, an integer of 64 bits, a bool, or a tuple of these."""
@@ -49,7 +49,7 @@ _MAX_ID_DEPTH = 8
 
 
 def is_agent_id(value: object, depth: int = 0) -> bool:
-    """Return whether an agent can have this id: metadata must be able to carry it."""
+    """Return whether ``value`` is an allowed agent id, which metadata can carry."""
     if isinstance(value, tuple):
         return depth < _MAX_ID_DEPTH and all(is_agent_id(part, depth + 1) for part in value)
     if isinstance(value, (int, np.integer)):
@@ -58,16 +58,16 @@ def is_agent_id(value: object, depth: int = 0) -> bool:
 
 
 def agent_keys(agent_ids: Iterable[AgentId]) -> dict[AgentId, str]:
-    """Return the key of each agent in a lane's Dicts and infos; no two agents share one.
+    """Return a unique key for each agent, for a lane's Dicts and infos.
 
     The key of a string is the string itself; of 0 it is ``"0"``, of ``("car", 1)`` it is
     ``"car_1"``, each followed by underscores where another agent has that key already.
 
     Args:
-        agent_ids: All agents of a lane, each once.
+        agent_ids: All agents of a lane, without duplicates.
     """
     agent_ids = list(agent_ids)
-    taken = {_text(_to_plain(one)) for one in agent_ids if isinstance(one, str)} | {ALL_AGENTS}
+    taken = {_text(_to_plain(each)) for each in agent_ids if isinstance(each, str)} | {ALL_AGENTS}
     keys: dict[AgentId, str] = {}
     for agent_id in agent_ids:
         key = _text(_to_plain(agent_id))
@@ -80,27 +80,27 @@ def agent_keys(agent_ids: Iterable[AgentId]) -> dict[AgentId, str]:
 
 
 def describe_agents(keys: Mapping[AgentId, str]) -> dict[str, Any]:
-    """Return what a contract's metadata say of a lane's agents, in plain values.
+    """Return the metadata entry that describes a lane's agents, in plain values.
 
     Args:
-        keys: Of all agents, in the order of the lane's arrays.
+        keys: The keys of all agents by id, in the order of the lane's arrays.
     """
-    described: dict[str, Any] = {_KEYS: list(keys.values())}
+    metadata: dict[str, Any] = {_KEYS: list(keys.values())}
     if not all(isinstance(agent_id, str) for agent_id in keys):
-        described[_IDS] = [_to_plain(agent_id) for agent_id in keys]
-    return described
+        metadata[_IDS] = [_to_plain(agent_id) for agent_id in keys]
+    return metadata
 
 
-def agents_from_metadata(described: object) -> dict[AgentId, str]:
-    """Return the agents' keys by id, as ``describe_agents`` has said them; none: it has not."""
-    told = described if isinstance(described, Mapping) else {}
-    keys = told.get(_KEYS)
-    plain_ids = told.get(_IDS, keys)
+def agents_from_metadata(metadata: object) -> dict[AgentId, str]:
+    """Return the keys by id from the entry of ``describe_agents``; empty for any other value."""
+    entry = metadata if isinstance(metadata, Mapping) else {}
+    keys = entry.get(_KEYS)
+    plain_ids = entry.get(_IDS, keys)
     if not isinstance(keys, list) or not isinstance(plain_ids, list):
         return {}
     agent_ids = [_from_plain(value) for value in plain_ids]
-    are_such = all(map(is_agent_id, agent_ids)) and all(isinstance(key, str) for key in keys)
-    if not are_such or not len(set(keys)) == len(keys) == len(agent_ids) == len(set(agent_ids)):
+    are_valid = all(map(is_agent_id, agent_ids)) and all(isinstance(key, str) for key in keys)
+    if not are_valid or not len(set(keys)) == len(keys) == len(agent_ids) == len(set(agent_ids)):
         return {}
     return dict(zip(agent_ids, keys, strict=True))
 
@@ -110,7 +110,7 @@ def _text(plain: object) -> str:
 
 
 def _to_plain(agent_id: Any) -> Any:
-    """Return an id as metadata carry it: of subclasses, NumPy's and enums, what they equal."""
+    """Return an id in plain types: subclasses, NumPy scalars and enums become their base value."""
     if isinstance(agent_id, tuple):
         return [_to_plain(part) for part in agent_id]
     if isinstance(agent_id, (bool, np.bool_)):
@@ -123,10 +123,10 @@ def _from_plain(value: object) -> Any:
 
 
 def lane_observation_space(observations: DictSpec) -> DictSpec:
-    """Return the observation space of a lane.
+    """Return the observation space of a multi-agent lane.
 
     Args:
-        observations: The agents' own, by agent.
+        observations: The observation spaces of the agents, by key.
     """
     num_agents = len(observations.items)
     flags = MultiBinarySpec(num_agents)
@@ -143,12 +143,12 @@ def lane_observation_space(observations: DictSpec) -> DictSpec:
 
 
 def filler(spec: SpaceSpec) -> Any:
-    """Return a value of the space that stands where there is none, the same every time."""
+    """Return a constant value of the space, for agents without an observation or action."""
     return unflatten(spec, [filler_of_leaf(leaf) for leaf in leaves(spec)])
 
 
 def filler_of_leaf(leaf: Leaf) -> Any:
-    """Return an array of ``leaf.shape`` and ``leaf.dtype`` within its bounds, or a string."""
+    """Return a constant value of a leaf: an array within its bounds, or a string."""
     match leaf.spec:
         case BoxSpec():
             low, high = leaf.spec.bounds()

@@ -1,4 +1,4 @@
-"""Spaces in words, and how two of them differ: in numbers, never in the bytes of a spec."""
+"""Human-readable descriptions of spaces, and of the differences between two spaces."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 80
 
 
 def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
-    """Return one line a leaf: its place in the space and what it is."""
+    """Return one line for each leaf: its path in the space, and its kind, shape and bounds."""
     if isinstance(spec, DictSpec):
         return [
             line
@@ -38,11 +38,11 @@ def space_lines(spec: SpaceSpec, name: str = "") -> list[str]:
 
 
 def describe_difference(expected: SpaceSpec, found: SpaceSpec) -> str:
-    """Return where two spaces differ, as part of a sentence; empty where they are equal.
+    """Return the differences of two spaces, as part of a sentence; empty where they are equal.
 
     Args:
-        expected: What is wanted here.
-        found: What the other side has.
+        expected: The space of this side.
+        found: The space of the peer.
     """
     first: list[str] = []
     rest = 0
@@ -67,8 +67,8 @@ def _differences(expected: SpaceSpec, found: SpaceSpec, path: _Path) -> Iterator
     elif isinstance(expected, DictSpec | TupleSpec) and isinstance(found, DictSpec | TupleSpec):
         yield from _part_differences(_parts(expected), _parts(found), path)
     else:
-        for name, ours, theirs in _leaf_differences(expected, found):
-            yield path, f"{name} {_instead(theirs, ours)}"
+        for name, own, other in _leaf_differences(expected, found):
+            yield path, f"{name} {_instead(other, own)}"
 
 
 def _part_differences(
@@ -86,11 +86,11 @@ def _part_differences(
 
 
 def _leaf_differences(expected: SpaceSpec, found: SpaceSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of what differs between leaves of one kind, ours, and theirs."""
+    """Yield each differing attribute of two leaves of one kind: name, expected and found value."""
     for name in expected.__dataclass_fields__:
-        ours, theirs = getattr(expected, name), getattr(found, name)
-        if ours != theirs and not isinstance(ours, bytes):
-            yield name, str(ours) or "''", str(theirs) or "''"
+        own, other = getattr(expected, name), getattr(found, name)
+        if own != other and not isinstance(own, bytes):
+            yield name, str(own) or "''", str(other) or "''"
     if not (isinstance(expected, BoxSpec) and isinstance(found, BoxSpec)):
         return
     if expected.shape == found.shape:
@@ -99,28 +99,28 @@ def _leaf_differences(expected: SpaceSpec, found: SpaceSpec) -> Iterator[tuple[s
 
 
 def _bound_difference(
-    name: str, ours: NDArray[np.generic], theirs: NDArray[np.generic]
+    name: str, own: NDArray[np.generic], other: NDArray[np.generic]
 ) -> Iterator[tuple[str, str, str]]:
-    # What specs compare is bytes: 0.0 and -0.0 are not the same bound.
-    is_other = (ours != theirs) | (np.signbit(ours) != np.signbit(theirs))
+    # Specs compare bounds as bytes: 0.0 and -0.0 are different bounds.
+    is_other = (own != other) | (np.signbit(own) != np.signbit(other))
     places = np.argwhere(is_other)
     if not len(places):
         return
     place = tuple(places[0].tolist())
-    is_everywhere = len(places) == ours.size and _is_uniform(ours) and _is_uniform(theirs)
+    is_everywhere = len(places) == own.size and _is_uniform(own) and _is_uniform(other)
     if not is_everywhere:
         name += f"[{', '.join(map(str, place))}]"
     if not is_everywhere and len(places) > 1:
         name += f" (and {len(places) - 1} more of its elements)"
-    yield name, str(ours[place]), str(theirs[place])
+    yield name, str(own[place]), str(other[place])
 
 
 def _is_uniform(values: NDArray[np.generic]) -> bool:
     return bool((values == values.flat[0]).all())
 
 
-def _instead(theirs: str, ours: str) -> str:
-    return f"{_cut(theirs)} where {_cut(ours)} is expected"
+def _instead(found: str, expected: str) -> str:
+    return f"{_cut(found)} where {_cut(expected)} is expected"
 
 
 def _cut(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What a space is, without gymnasium: plain values that compare, hash and pickle.
+"""Specs: descriptions of spaces without gymnasium, as values that compare, hash and pickle.
 
-A spec describes one lane. ``wire`` puts specs on the wire, ``spaces.gym_conversion`` converts them
-from and to gymnasium spaces; everything between works on specs alone.
+A spec describes one lane. ``wire`` encodes specs, ``spaces.gym_conversion`` converts them from and
+to gymnasium spaces; everything between works on specs alone.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,11 @@ DTYPES = (
 )
 """NumPy names of every dtype that a leaf can have."""
 MAX_DEPTH = 32
-"""How deeply Dict and Tuple may be nested; keeps every recursion over a spec short."""
+"""Deepest nesting of Dict and Tuple; limits every recursion over a spec."""
 MAX_RANK = 31
-"""Axes of a leaf; a batch adds one, and NumPy 1 ends at 32."""
+"""Most axes of a leaf; a batch adds one, and NumPy 1 allows 32."""
 MAX_LANE_BYTES = 2**27
-"""What the arrays of one lane may hold together, so that a spec from a peer cannot make
-this side allocate without end."""
+"""Largest total size of one lane's arrays, so that a spec from a peer cannot exhaust memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,10 @@ class BoxSpec:
     dtype: str
     """NumPy name, such as ``"float32"``."""
     low: bytes
-    """Lower bounds: C order, little endian, at ``dtype``; one alone where all are the same,
-    so that a few bytes from a peer cannot become megabytes that are kept."""
+    """Lower bounds: C order, little endian, at ``dtype``; a single one where all are equal, so
+    that a small message from a peer cannot become a spec of many megabytes."""
     high: bytes
-    """Upper bounds, likewise."""
+    """Upper bounds, in the same form."""
 
     def __post_init__(self) -> None:
         item_bytes = np.dtype(self.dtype).itemsize
@@ -68,7 +67,7 @@ class BoxSpec:
 
 
 def _bounds_text(bounds: bytes, dtype: str) -> str:
-    """Return bounds as numbers, few of them where they are many."""
+    """Return bounds as numbers, abbreviated."""
     values = np.frombuffer(bounds, np.dtype(dtype).newbyteorder("<"))
     if len(values) == 1:
         return str(values[0].item())
@@ -76,7 +75,7 @@ def _bounds_text(bounds: bytes, dtype: str) -> str:
 
 
 def _shortened(bounds: bytes, item_bytes: int) -> bytes:
-    # Bytes are compared, not numbers: 0.0 and -0.0 are not the same bound.
+    # Bytes are compared, not numbers: 0.0 and -0.0 are different bounds.
     first = bounds[:item_bytes]
     return first if bounds == first * (len(bounds) // item_bytes) else bounds
 
@@ -95,7 +94,7 @@ class MultiBinarySpec:
     """Zeros and ones, one int8 each."""
 
     n: int | tuple[int, ...]
-    """As gymnasium has it: a count, or a shape."""
+    """Number of elements, or a shape, as in gymnasium."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,7 +107,7 @@ class MultiDiscreteSpec:
     """Integers, element ``i`` in ``[0, nvec[i])``."""
 
     nvec: tuple[int, ...]
-    """In C order."""
+    """Number of values of each element, in C order."""
     shape: tuple[int, ...]
     dtype: str = "int64"
 
@@ -125,14 +124,14 @@ class TextSpec:
 
 @dataclass(frozen=True, slots=True)
 class DictSpec:
-    """Named parts, in the space's own order."""
+    """Named subspaces, in the order of the space."""
 
     items: "tuple[tuple[str, SpaceSpec], ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class TupleSpec:
-    """Parts by position."""
+    """Subspaces by position."""
 
     items: "tuple[SpaceSpec, ...]"
 

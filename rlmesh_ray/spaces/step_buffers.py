@@ -1,8 +1,8 @@
-"""The shared-memory block: where processes on one machine keep the arrays of one step.
+"""Step buffers: the arrays of one step (actions, observations, rewards, flags) in one memory block.
 
-Both sides compute the same layout from the contract: action columns, observation columns, rewards
-and flags, one after the other. Who may write when follows from what they say to each other: who
-asks writes the actions before, and the worker writes all else before it replies.
+Two processes of one machine map the same block. Both compute its layout from the contract: action
+columns, observation columns, rewards and flags, one after the other. The requesting side writes the
+actions before it sends a request, the worker everything else before it replies.
 """
 
 import mmap
@@ -23,7 +23,7 @@ _ALIGNMENT_BYTES = 64  # a cache line, and the widest vector register
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """What one step gave, besides observations."""
+    """Rewards and flags of one vector step."""
 
     rewards: NDArray[np.float64]
     """``(num_envs,)``"""
@@ -34,40 +34,40 @@ class StepArrays:
 
 
 class StepBuffers:
-    """One side's view of the block.
+    """NumPy views of the arrays in one memory block.
 
     Args:
-        descriptor: Of the memory; the block maps it and leaves the descriptor to the caller. -1:
-            new memory, of this process alone.
-        contract: What the environment is; the same on both sides.
+        descriptor: Descriptor of the memory, which is mapped; the caller keeps the descriptor.
+            -1: new memory that no other process shares.
+        contract: The environment's contract; the same on both sides.
     """
 
     def __init__(self, descriptor: int, contract: EnvContract) -> None:
         memory = mmap.mmap(descriptor, size_bytes(contract))
         requested = _request_bytes(contract)
         self.sent_parts = memoryview(memory)[:requested], memoryview(memory)[requested:]
-        """The memory of the actions, and that of all else; what is sent where none is shared."""
+        """The memory of the actions, and of the rest; sent over TCP, where no memory is shared."""
         views = (
             np.frombuffer(memory, dtype, count=_count(shape), offset=offset).reshape(shape)
             for offset, shape, dtype in _layout(contract)
         )
         self.actions: list[Column] = _columns(contract.action_space, contract.num_envs, views)
-        """One a leaf: ``(num_envs, *leaf.shape)`` views, or empty strings for text."""
+        """One column for each leaf: ``(num_envs, *leaf.shape)`` views; empty strings for text."""
         self.observations: list[Column] = _columns(
             contract.observation_space, contract.num_envs, views
         )
-        """Likewise."""
+        """As ``actions``, for the observation space."""
         self.results = StepArrays(next(views), next(views), next(views))
 
 
 def is_fixed_size(contract: EnvContract) -> bool:
-    """Tell whether all values lie in the block: text does not."""
+    """Return whether the buffers hold all values of a step: text has no fixed size."""
     spaces = (contract.action_space, contract.observation_space)
     return all(leaf.dtype is not None for space in spaces for leaf in leaves(space))
 
 
 def size_bytes(contract: EnvContract) -> int:
-    """Return how large the block of ``contract`` is."""
+    """Return the size of the memory that ``StepBuffers`` of ``contract`` need."""
     end = 0
     for offset, shape, dtype in _layout(contract):
         end = offset + _count(shape) * dtype.itemsize
@@ -75,14 +75,14 @@ def size_bytes(contract: EnvContract) -> int:
 
 
 def _request_bytes(contract: EnvContract) -> int:
-    """Return how much of the block the actions take."""
+    """Return the size of the actions' part of the memory."""
     num_actions = sum(leaf.dtype is not None for leaf in leaves(contract.action_space))
     offsets = (offset for offset, _, _ in _layout(contract))
     return next(islice(offsets, num_actions, None))
 
 
 def _layout(contract: EnvContract) -> Iterator[tuple[int, tuple[int, ...], np.dtype[Any]]]:
-    """Yield the offset, shape and dtype of every array in the block."""
+    """Yield the offset, shape and dtype of every array."""
     offset = 0
     for shape, dtype in _arrays(contract):
         yield offset, shape, dtype

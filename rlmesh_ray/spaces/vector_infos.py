@@ -1,4 +1,4 @@
-"""Infos of one lane, or of some, out of those of a vector."""
+"""Selecting and merging lanes in the infos of gymnasium's vector environments."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,16 +7,16 @@ from numpy.typing import NDArray
 
 
 def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
-    """Return what ``infos`` say of ``lane``.
+    """Return the infos of one lane.
 
     Args:
-        infos: As gymnasium's vector environments give them: arrays, sequences or nested
-            mappings by key, and a boolean mask by ``_key`` that tells which lanes have it.
-        lane: Index.
+        infos: Infos of a gymnasium vector environment: arrays, sequences or nested mappings by
+            key, and under ``_key`` a boolean mask of the lanes that have it.
+        lane: Lane index.
 
     Returns:
-        The lane's own infos, with Python scalars where the array holds plain numbers. Keys
-        without a mask are shared by all lanes and kept as they are.
+        The lane's infos, with Python scalars where the array holds plain numbers. Keys without a
+        mask belong to all lanes and are kept unchanged.
     """
     own: dict[str, object] = {}
     for key, value in infos.items():
@@ -31,15 +31,15 @@ def lane_info(infos: Mapping[str, object], lane: int) -> dict[str, object]:
 
 
 def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, object]:
-    """Return what ``infos`` say of ``lanes``, in the form that a vector of just these would give.
+    """Return the infos of some lanes, in the form that a vector of just these would give.
 
     Args:
         infos: See ``lane_info``.
-        lanes: Indices, in the order of the new vector.
+        lanes: Lane indices, in the order of the new vector.
 
     Returns:
         Values and masks with one entry for each of ``lanes``. Keys that none of them has are left
-        out; those without a mask are kept as they are.
+        out; keys without a mask are kept unchanged.
     """
     own: dict[str, object] = {}
     for key, value in infos.items():
@@ -54,11 +54,11 @@ def lanes_infos(infos: Mapping[str, object], lanes: Sequence[int]) -> dict[str, 
 
 
 def merged_infos(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:
-    """Return the infos of a vector some of whose lanes have said ``first``, others ``second``.
+    """Return the union of the infos that two steps of different lanes of a vector gave.
 
     Args:
-        first: See ``lane_info``.
-        second: Likewise; wins where both speak of a lane, or under a key without a mask.
+        first: Infos over all lanes; see ``lane_info``.
+        second: Infos over all lanes; wins where both have a lane, or a key without a mask.
 
     Returns:
         Values and masks over all lanes. Values that fit into no common array become an array of
@@ -105,9 +105,9 @@ def _merged(
 
 
 def _flag(infos: Mapping[str, object], key: str, lane: int) -> bool | None:
-    """Return what the mask of ``key`` says of ``lane``; None if there is none, or no mask.
+    """Return the entry of the mask of ``key`` for ``lane``; None without a valid mask.
 
-    A peer may send anything under such a key.
+    A peer may send anything under ``_key``.
     """
     mask = infos.get(f"_{key}") if key in infos else None
     if not _has_entry(mask, lane):

@@ -218,7 +218,7 @@ def test_a_wait_for_descriptors_looks_only_with_spin(clock: Clock, spin: bool) -
 def test_a_setting_of_spin_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLMESH_RAY_SPIN", "off")
 
-    with pytest.raises(ConfigurationError, match="RLMESH_RAY_SPIN='off': 0 has every wait sleep"):
+    with pytest.raises(ConfigurationError, match="RLMESH_RAY_SPIN='off': 0 makes every wait sleep"):
         AdaptiveSpin(1e-3)
     with pytest.raises(ConfigurationError, match="spin='off' must be True, False or None"):
         AdaptiveSpin(1e-3, "off")  # type: ignore[arg-type]  # as users may write it
