@@ -19,7 +19,7 @@ from rlmesh_ray.protocol.messages import (
 from rlmesh_ray.protocol.outcomes import FailureKind
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """Where one env stream stands."""
 
     AWAIT_RESET = enum.auto()
@@ -30,25 +30,25 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
-Requests = Mapping[State, Mapping[type[Request], State]]
+Requests = Mapping[SessionState, Mapping[type[Request], SessionState]]
 """The state after the request has succeeded. A kind that is missing is refused."""
 
 EDITION_REQUESTS: Requests = {
-    State.AWAIT_RESET: {
-        Reset: State.READY,
-        Render: State.AWAIT_RESET,
-        Close: State.CLOSED,
+    SessionState.AWAIT_RESET: {
+        Reset: SessionState.READY,
+        Render: SessionState.AWAIT_RESET,
+        Close: SessionState.CLOSED,
     },
-    State.READY: {
-        Reset: State.READY,
-        Step: State.READY,
-        Render: State.READY,
-        Close: State.CLOSED,
+    SessionState.READY: {
+        Reset: SessionState.READY,
+        Step: SessionState.READY,
+        Render: SessionState.READY,
+        Close: SessionState.CLOSED,
     },
-    State.ABANDONED: {
-        Close: State.CLOSED,
+    SessionState.ABANDONED: {
+        Close: SessionState.CLOSED,
     },
-    State.CLOSED: {},
+    SessionState.CLOSED: {},
 }
 
 

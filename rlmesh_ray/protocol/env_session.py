@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, EnvRules, State
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, EnvRules, SessionState
 from rlmesh_ray.protocol.episodes import (
     EpisodeCounterSource,
     EpisodeStart,
@@ -49,7 +49,7 @@ from rlmesh_ray.protocol.outcomes import (
 )
 from rlmesh_ray.protocol.request_validation import InvalidRequest, RequestValidator
 
-__all__ = ["EDITION_2026_06_RULES", "EnvSession", "State"]
+__all__ = ["EDITION_2026_06_RULES", "EnvSession", "SessionState"]
 
 _MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, while no Step fetches them
 
@@ -81,7 +81,7 @@ class EnvSession:
         self._rules = rules
         self._validator = RequestValidator(num_lanes, rules, steps_subsets=steps_subsets)
         self._tracks_autoresets = autoresets and rules.tracks_autoresets
-        self._state = State.AWAIT_RESET
+        self._state = SessionState.AWAIT_RESET
         self._pending: EnvRequest | None = None
         self._autoreset_lanes: tuple[int, ...] = ()
         # The lanes that have been reset, since the beginning or since they were lost.
@@ -89,7 +89,7 @@ class EnvSession:
         self._superseded = SupersededEpisodes(max(_MAX_SUPERSEDED, num_lanes))
 
     @property
-    def state(self) -> State:
+    def state(self) -> SessionState:
         """Where the stream stands now."""
         return self._state
 
@@ -160,7 +160,7 @@ class EnvSession:
             case Step(), StepOutcome():
                 breach = self._outcome_mismatch(request, outcome) if self._tracks_autoresets else ""
                 if breach:
-                    self._state = State.ABANDONED
+                    self._state = SessionState.ABANDONED
                     records = self._all_cut_off(now_ns, is_before=True)
                     return EnvFailed(
                         request.request_id, EnvErrorCode.INTERNAL, breach, False, "", records
@@ -180,12 +180,12 @@ class EnvSession:
         """The stream ended without Close: forget the episodes, accept nothing more."""
         self._pending = None
         self._all_cut_off(now_ns)
-        self._state = State.CLOSED
+        self._state = SessionState.CLOSED
 
     def _answered(self, request: Close | Configure, now_ns: int) -> EnvResponse:
         if isinstance(request, Configure):
             return Configured(request.request_id)
-        self._state = State.CLOSED
+        self._state = SessionState.CLOSED
         return Closed(request.request_id, self._all_cut_off(now_ns))
 
     def _reset(self, request: Reset, outcome: ResetOutcome, now_ns: int) -> EnvResponse:
@@ -240,7 +240,7 @@ class EnvSession:
         interrupted = self._cut_off(lanes, now_ns)
         self._begun.difference_update(lanes)
         if not self._begun:
-            self._state = State.AWAIT_RESET
+            self._state = SessionState.AWAIT_RESET
         return EnvFailed(
             request.request_id,
             consequence.code,
@@ -253,13 +253,13 @@ class EnvSession:
     def _abandon(
         self, request: Request, code: EnvErrorCode, message: str, now_ns: int, debug_info: str = ""
     ) -> EnvFailed:
-        self._state = State.ABANDONED
+        self._state = SessionState.ABANDONED
         interrupted = self._all_cut_off(now_ns)
         return EnvFailed(request.request_id, code, message, False, debug_info, interrupted)
 
     def _illegal(self, request: EnvRequest) -> EnvResponse:
         name = type(request).__name__
-        if self._state is State.AWAIT_RESET:
+        if self._state is SessionState.AWAIT_RESET:
             message = f"{name} needs a Reset first"
             return self._refuse(request, EnvErrorCode.NOT_READY, message)
         message = f"{name} is not possible: an error has ended the session; open a new one"
@@ -271,7 +271,7 @@ class EnvSession:
         return self._refuse(request, error.code, error.message)
 
     def _refuse(self, request: Request, code: EnvErrorCode, message: str) -> EnvFailed:
-        is_recoverable = self._state in (State.AWAIT_RESET, State.READY)
+        is_recoverable = self._state in (SessionState.AWAIT_RESET, SessionState.READY)
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
     def _spread(self, reset: Reset) -> Reset:

@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 
-from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.episodes import EpisodeStart
 from rlmesh_ray.protocol.messages import EnvFailed, EnvTimings, Request, ResetDone
@@ -42,7 +42,9 @@ class EnvSessionHandler:
         self._session = session
         self._frames: EnvServerFrames = dialect.frames
         ends_early = dialect.rules.ends_when_abandoned
-        self._last_states = (State.CLOSED, State.ABANDONED) if ends_early else (State.CLOSED,)
+        self._last_states = (
+            (SessionState.CLOSED, SessionState.ABANDONED) if ends_early else (SessionState.CLOSED,)
+        )
         self._tag_arrays = tag_arrays
 
     @property
@@ -68,7 +70,7 @@ class EnvSessionHandler:
             assert pending is not None, "the session wants it done"
             outcome = await self.executor.run(pending, session.autoreset_lanes, waited_s)
             response = session.complete(outcome, time.time_ns())
-            if session.state is not State.READY:
+            if session.state is not SessionState.READY:
                 self.executor.clear_episodes()
             elif isinstance(response, ResetDone):
                 await self.executor.set_episodes(session.episodes)
@@ -83,7 +85,7 @@ class EnvSessionHandler:
         self, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
         """Lend the client a road, between two requests; see ``TransportSupervisor.open``."""
-        if self._session.state is not State.READY:
+        if self._session.state is not SessionState.READY:
             return None
         direct = await self.executor.open_direct(
             timeout_ms, connection, tag_arrays=self._tag_arrays

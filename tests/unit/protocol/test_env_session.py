@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, State
+from rlmesh_ray.protocol.env_rules import EDITION_2026_06_RULES, Effect, SessionState
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -35,15 +35,15 @@ NUM_LANES = 2
 REQUESTS = EDITION_2026_06_RULES.requests
 KINDS: list[type[EnvRequest]] = [Reset, Step, Render, Close]
 LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
-ILLEGAL = [pair for pair in itertools.product(State, KINDS) if pair not in LEGAL]
+ILLEGAL = [pair for pair in itertools.product(SessionState, KINDS) if pair not in LEGAL]
 WORK: list[type[EnvRequest]] = [Reset, Step, Render]
 """What the host has to do something for."""
 WORKED_ON = [(state, kind) for state, kind in LEGAL if kind in WORK]
-ROADS: dict[State, list[str]] = {
-    State.AWAIT_RESET: [],
-    State.READY: ["reset"],
-    State.ABANDONED: ["reset", "rejected step"],
-    State.CLOSED: ["close"],
+ROADS: dict[SessionState, list[str]] = {
+    SessionState.AWAIT_RESET: [],
+    SessionState.READY: ["reset"],
+    SessionState.ABANDONED: ["reset", "rejected step"],
+    SessionState.CLOSED: ["close"],
 }
 
 
@@ -83,7 +83,7 @@ def do(
     return response if response is not None else session.complete(outcome, now_ns)
 
 
-def session_in(state: State) -> EnvSession:
+def session_in(state: SessionState) -> EnvSession:
     session = new_session()
     for move in ROADS[state]:
         if move == "reset":
@@ -97,7 +97,7 @@ def session_in(state: State) -> EnvSession:
 
 
 @pytest.mark.parametrize(("state", "kind"), LEGAL)
-def test_a_legal_request_moves_the_session_on(state: State, kind: type[EnvRequest]) -> None:
+def test_a_legal_request_moves_the_session_on(state: SessionState, kind: type[EnvRequest]) -> None:
     session = session_in(state)
 
     response = do(session, request_of(kind), OUTCOMES.get(kind, reset_outcome()))
@@ -109,7 +109,7 @@ def test_a_legal_request_moves_the_session_on(state: State, kind: type[EnvReques
 
 @pytest.mark.parametrize(("state", "kind"), ILLEGAL)
 def test_an_illegal_request_is_refused_and_changes_nothing(
-    state: State, kind: type[EnvRequest]
+    state: SessionState, kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
     ids = session.episode_ids
@@ -118,7 +118,7 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
 
     assert isinstance(response, EnvFailed)
     assert response.request_id == "r"
-    is_usable = state is State.AWAIT_RESET
+    is_usable = state is SessionState.AWAIT_RESET
     assert response.is_recoverable == is_usable
     assert response.code is (EnvErrorCode.NOT_READY if is_usable else EnvErrorCode.CLOSED)
     assert response.interrupted_episodes == ()
@@ -126,7 +126,7 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
 
 
 def test_the_tables_know_every_state_request_and_failure() -> None:
-    assert set(REQUESTS) == set(State)
+    assert set(REQUESTS) == set(SessionState)
     assert {kind for row in REQUESTS.values() for kind in row} == set(KINDS)
     assert set(EDITION_2026_06_RULES.failures) == set(FailureKind)
 
@@ -134,7 +134,7 @@ def test_the_tables_know_every_state_request_and_failure() -> None:
 @pytest.mark.parametrize("kind", FailureKind)
 @pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
 def test_each_failure_is_answered_as_the_rules_say(
-    kind: FailureKind, state: State, request_kind: type[EnvRequest]
+    kind: FailureKind, state: SessionState, request_kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
     consequence = EDITION_2026_06_RULES.failures[kind]
@@ -151,8 +151,8 @@ def test_each_failure_is_answered_as_the_rules_say(
     assert interrupted == ([] if consequence.effect is Effect.NONE else tracked)
     expected = {
         Effect.NONE: state,
-        Effect.INTERRUPT: State.AWAIT_RESET,
-        Effect.ABANDON: State.ABANDONED,
+        Effect.INTERRUPT: SessionState.AWAIT_RESET,
+        Effect.ABANDON: SessionState.ABANDONED,
     }
     assert session.state is expected[consequence.effect]
     assert session.episode_ids == (("", "") if interrupted or not tracked else tuple(tracked))
@@ -161,7 +161,7 @@ def test_each_failure_is_answered_as_the_rules_say(
 @pytest.mark.parametrize("late", [*KINDS, MalformedRequest])
 @pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
 def test_while_a_request_is_in_progress_nothing_else_is_taken(
-    state: State, request_kind: type[EnvRequest], late: type[EnvRequest | MalformedRequest]
+    state: SessionState, request_kind: type[EnvRequest], late: type[EnvRequest | MalformedRequest]
 ) -> None:
     session = session_in(state)
     assert session.receive(request_of(request_kind), 0) is None
@@ -178,7 +178,7 @@ def test_while_a_request_is_in_progress_nothing_else_is_taken(
 @pytest.mark.parametrize("outcome_kind", WORK)
 @pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
 def test_only_an_outcome_of_its_own_kind_answers_a_request(
-    state: State, request_kind: type[EnvRequest], outcome_kind: type[EnvRequest]
+    state: SessionState, request_kind: type[EnvRequest], outcome_kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
     session.receive(request_of(request_kind), 0)
@@ -191,8 +191,10 @@ def test_only_an_outcome_of_its_own_kind_answers_a_request(
 
 
 @pytest.mark.parametrize("outcome", [*OUTCOMES.values(), Failure(FailureKind.RAISED, "no")])
-@pytest.mark.parametrize("state", State)
-def test_an_outcome_without_a_request_is_the_hosts_fault(state: State, outcome: EnvOutcome) -> None:
+@pytest.mark.parametrize("state", SessionState)
+def test_an_outcome_without_a_request_is_the_hosts_fault(
+    state: SessionState, outcome: EnvOutcome
+) -> None:
     session = session_in(state)
 
     with pytest.raises(LocalProtocolError, match="no request"):
@@ -201,8 +203,8 @@ def test_an_outcome_without_a_request_is_the_hosts_fault(state: State, outcome: 
     assert session.state is state
 
 
-@pytest.mark.parametrize("state", State)
-def test_an_unreadable_frame_is_answered_and_changes_nothing(state: State) -> None:
+@pytest.mark.parametrize("state", SessionState)
+def test_an_unreadable_frame_is_answered_and_changes_nothing(state: SessionState) -> None:
     session = session_in(state)
     ids = session.episode_ids
 
@@ -210,20 +212,20 @@ def test_an_unreadable_frame_is_answered_and_changes_nothing(state: State) -> No
 
     assert isinstance(response, EnvFailed)
     assert (response.request_id, response.message) == ("r", "not a JoinRequest")
-    assert response.is_recoverable == (state in (State.AWAIT_RESET, State.READY))
+    assert response.is_recoverable == (state in (SessionState.AWAIT_RESET, SessionState.READY))
     assert (session.state, session.episode_ids) == (state, ids)
 
 
 @pytest.mark.parametrize("is_working", [False, True])
-@pytest.mark.parametrize("state", State)
-def test_an_interrupted_stream_accepts_nothing_more(state: State, is_working: bool) -> None:
+@pytest.mark.parametrize("state", SessionState)
+def test_an_interrupted_stream_accepts_nothing_more(state: SessionState, is_working: bool) -> None:
     session = session_in(state)
     if is_working and Render in REQUESTS[state]:
         assert session.receive(Render("r"), 0) is None
 
     session.interrupt(0)
 
-    assert session.state is State.CLOSED
+    assert session.state is SessionState.CLOSED
     assert session.episode_ids == ("", "")
     with pytest.raises(LocalProtocolError, match="no request"):
         session.complete(RenderOutcome(None), 0)
@@ -281,7 +283,7 @@ def test_after_the_end_the_id_stays_empty_until_the_next_explicit_reset() -> Non
 
 
 def test_a_partial_reset_seeds_only_its_lanes() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
     do(session, Reset("b", seeds=(5,), env_indices=(1,)), reset_outcome())
 
     closed = session.receive(Close("c"), 0)
@@ -291,7 +293,7 @@ def test_a_partial_reset_seeds_only_its_lanes() -> None:
 
 
 def test_close_reports_the_running_episodes_as_neither_terminated_nor_truncated() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
 
     response = session.receive(Close("c"), 9)
 
@@ -313,7 +315,7 @@ def test_close_reports_the_running_episodes_as_neither_terminated_nor_truncated(
     ],
 )
 def test_wrong_arguments_are_refused_recoverably_and_change_nothing(request_: EnvRequest) -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
     ids = session.episode_ids
 
     response = session.receive(request_, 0)
@@ -321,7 +323,7 @@ def test_wrong_arguments_are_refused_recoverably_and_change_nothing(request_: En
     assert isinstance(response, EnvFailed)
     assert response.code is EnvErrorCode.INVALID_ACTION
     assert response.is_recoverable
-    assert (session.state, session.episode_ids) == (State.READY, ids)
+    assert (session.state, session.episode_ids) == (SessionState.READY, ids)
 
 
 def test_the_first_reset_must_reset_all_lanes() -> None:
@@ -332,6 +334,6 @@ def test_the_first_reset_must_reset_all_lanes() -> None:
 
 
 def test_render_gives_no_frame_where_there_is_none() -> None:
-    response = do(session_in(State.READY), Render("r"), RenderOutcome(None))
+    response = do(session_in(SessionState.READY), Render("r"), RenderOutcome(None))
 
     assert response == Rendered("r", None)

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from rlmesh_ray.errors import LocalProtocolError
-from rlmesh_ray.protocol.env_session import State
+from rlmesh_ray.protocol.env_session import SessionState
 from rlmesh_ray.protocol.messages import (
     Close,
     CloseModel,
@@ -160,7 +160,7 @@ class EnvWalk(RuleBasedStateMachine):
     def lose_the_stream(self, is_meant: bool) -> None:
         if is_meant:
             self._session.interrupt(next(self._clock))
-            assert self._session.state is State.CLOSED
+            assert self._session.state is SessionState.CLOSED
             assert self._session.episode_ids == ("",) * NUM_LANES
             self.__init__()  # type: ignore[misc]
 
@@ -195,11 +195,11 @@ class EnvWalk(RuleBasedStateMachine):
     def stands_where_the_text_says(self) -> None:
         reference = self._reference
         if reference.is_closed:
-            expected = State.CLOSED
+            expected = SessionState.CLOSED
         elif reference.is_abandoned:
-            expected = State.ABANDONED
+            expected = SessionState.ABANDONED
         else:
-            expected = State.READY if reference.is_started else State.AWAIT_RESET
+            expected = SessionState.READY if reference.is_started else SessionState.AWAIT_RESET
         assert self._session.state is expected
         assert self._session.episode_ids == reference.episode_ids
 

@@ -15,7 +15,7 @@ from rlmesh_ray.envs.commands import (
     Reply,
     SetEpisodesCommand,
 )
-from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.outcomes import Failure, FailureKind
 from rlmesh_ray.server.env_session_handler import EnvSessionHandler
 from rlmesh_ray.server.transport_supervisor import TransportSupervisor
@@ -120,7 +120,7 @@ def test_a_road_that_is_cut_while_its_worker_is_told_is_not_lent(is_disconnected
         if is_disconnected:
             direct.disconnect()
 
-    session: Any = SimpleNamespace(state=State.READY, episodes=(None,))
+    session: Any = SimpleNamespace(state=SessionState.READY, episodes=(None,))
     host: Any = SimpleNamespace(open_direct=open_direct, set_episodes=set_episodes)
     dialect: Any = SimpleNamespace(frames=None, rules=SimpleNamespace(ends_when_abandoned=False))
     exchange = EnvSessionHandler(session, host, dialect, tag_arrays=True)

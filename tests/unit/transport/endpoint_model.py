@@ -8,7 +8,7 @@ them are modelled after ``SessionWorker``, ``TransportSupervisor``, ``EnvHost``,
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -342,7 +342,7 @@ class EndpointModel:
             if kind in (RESET, PARTIAL) and not isinstance(result, Failure):
                 self.has_late_call = False
         response = self.session.complete(result, 0)
-        if self.session.state is not State.READY:
+        if self.session.state is not SessionState.READY:
             self.is_running = False  # EnvHost.stop_tracking
             self._tell(UNTRACK)
         elif isinstance(response, ResetDone):
@@ -570,7 +570,7 @@ class EndpointModel:
         world = self.world
         client, *rest = world.asks
         world.asks = tuple(rest)
-        if self.session.state is not State.READY or not self.side.is_at_rest:
+        if self.session.state is not SessionState.READY or not self.side.is_at_rest:
             world.client.road_comes(client, 0)
             return
         self.cut()

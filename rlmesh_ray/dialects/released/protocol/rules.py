@@ -6,7 +6,7 @@ from rlmesh_ray.protocol.env_rules import (
     Consequence,
     Effect,
     EnvRules,
-    State,
+    SessionState,
 )
 from rlmesh_ray.protocol.messages import (
     CloseRoute,
@@ -26,8 +26,11 @@ WIRE_V1 = "rlmesh-wire-v1"
 ENV_RULES = EnvRules(
     requests={
         **EDITION_REQUESTS,
-        State.AWAIT_RESET: {**EDITION_REQUESTS[State.AWAIT_RESET], Configure: State.AWAIT_RESET},
-        State.READY: {**EDITION_REQUESTS[State.READY], Configure: State.READY},
+        SessionState.AWAIT_RESET: {
+            **EDITION_REQUESTS[SessionState.AWAIT_RESET],
+            Configure: SessionState.AWAIT_RESET,
+        },
+        SessionState.READY: {**EDITION_REQUESTS[SessionState.READY], Configure: SessionState.READY},
     },
     failures={
         **EDITION_2026_06_RULES.failures,

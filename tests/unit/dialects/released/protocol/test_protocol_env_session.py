@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
-from rlmesh_ray.protocol.env_rules import Effect, State
+from rlmesh_ray.protocol.env_rules import Effect, SessionState
 from rlmesh_ray.protocol.env_session import EnvSession
 from rlmesh_ray.protocol.messages import (
     Close,
@@ -38,7 +38,7 @@ NUM_LANES = 3
 REQUESTS = ENV_RULES.requests
 KINDS: list[type[EnvRequest]] = [Configure, Reset, Step, Render, Close]
 LEGAL = [(state, kind) for state, row in REQUESTS.items() for kind in row]
-ILLEGAL = [pair for pair in itertools.product(State, KINDS) if pair not in LEGAL]
+ILLEGAL = [pair for pair in itertools.product(SessionState, KINDS) if pair not in LEGAL]
 WORK: list[type[EnvRequest]] = [Reset, Step, Render]
 WORKED_ON = [(state, kind) for state, kind in LEGAL if kind in WORK]
 FIRST = ResetOutcome(b"first", {})
@@ -106,13 +106,13 @@ def refusal(session: EnvSession, request: EnvRequest, outcome: EnvOutcome = FIRS
     return response
 
 
-def session_in(state: State) -> EnvSession:
+def session_in(state: SessionState) -> EnvSession:
     session = new_session()
-    if state in (State.READY, State.ABANDONED):
+    if state in (SessionState.READY, SessionState.ABANDONED):
         do(session, Reset("a", episode_ids=("a", "b", "c")))
-    if state is State.ABANDONED:
+    if state is SessionState.ABANDONED:
         do(session, Step("b", b""), Failure(FailureKind.BAD_OBSERVATION, "no"))
-    if state is State.CLOSED:
+    if state is SessionState.CLOSED:
         session.receive(Close("c"), 0)
     assert session.state is state
     return session
@@ -122,13 +122,13 @@ def session_in(state: State) -> EnvSession:
 
 
 def test_the_tables_know_every_state_request_and_failure() -> None:
-    assert set(REQUESTS) == set(State)
+    assert set(REQUESTS) == set(SessionState)
     assert {kind for row in REQUESTS.values() for kind in row} == set(KINDS)
     assert set(ENV_RULES.failures) == set(FailureKind)
 
 
 @pytest.mark.parametrize(("state", "kind"), LEGAL)
-def test_a_legal_request_moves_the_session_on(state: State, kind: type[EnvRequest]) -> None:
+def test_a_legal_request_moves_the_session_on(state: SessionState, kind: type[EnvRequest]) -> None:
     session = session_in(state)
 
     response = do(session, request_of(kind), OUTCOMES.get(kind, FIRST))
@@ -140,14 +140,14 @@ def test_a_legal_request_moves_the_session_on(state: State, kind: type[EnvReques
 
 @pytest.mark.parametrize(("state", "kind"), ILLEGAL)
 def test_an_illegal_request_is_refused_and_changes_nothing(
-    state: State, kind: type[EnvRequest]
+    state: SessionState, kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
     ids = session.episode_ids
 
     response = refusal(session, request_of(kind))
 
-    is_usable = state is State.AWAIT_RESET
+    is_usable = state is SessionState.AWAIT_RESET
     assert response.is_recoverable == is_usable
     assert response.code is (EnvErrorCode.NOT_READY if is_usable else EnvErrorCode.CLOSED)
     assert (session.state, session.episode_ids) == (state, ids)
@@ -156,7 +156,7 @@ def test_an_illegal_request_is_refused_and_changes_nothing(
 @pytest.mark.parametrize("kind", FailureKind)
 @pytest.mark.parametrize(("state", "request_kind"), WORKED_ON)
 def test_each_failure_is_answered_as_the_rules_say(
-    kind: FailureKind, state: State, request_kind: type[EnvRequest]
+    kind: FailureKind, state: SessionState, request_kind: type[EnvRequest]
 ) -> None:
     session = session_in(state)
     consequence = ENV_RULES.failures[kind]
@@ -175,9 +175,9 @@ def test_each_failure_is_answered_as_the_rules_say(
     assert all(record.truncated for record in response.interrupted_episodes)
     expected = {
         Effect.NONE: state,
-        Effect.INTERRUPT: State.AWAIT_RESET,
-        Effect.INTERRUPT_OWN: State.AWAIT_RESET,
-        Effect.ABANDON: State.ABANDONED,
+        Effect.INTERRUPT: SessionState.AWAIT_RESET,
+        Effect.INTERRUPT_OWN: SessionState.AWAIT_RESET,
+        Effect.ABANDON: SessionState.ABANDONED,
     }
     assert session.state is expected[consequence.effect]
 
@@ -196,13 +196,13 @@ def test_each_failure_is_answered_as_the_rules_say(
 def test_only_bad_observations_cannot_be_recovered_from(
     kind: FailureKind, code: EnvErrorCode, is_recoverable: bool
 ) -> None:
-    response = refusal(session_in(State.READY), Step("r", b""), Failure(kind, "why"))
+    response = refusal(session_in(SessionState.READY), Step("r", b""), Failure(kind, "why"))
 
     assert (response.code, response.is_recoverable) == (code, is_recoverable)
 
 
 def test_a_bad_action_changes_nothing() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
 
     refusal(session, Step("r", b""), Failure(FailureKind.BAD_ACTION, "no"))
     done = step(session, stepped(ends="t.."))
@@ -211,14 +211,14 @@ def test_a_bad_action_changes_nothing() -> None:
     assert session.episode_ids == ("", "b", "c")
 
 
-@pytest.mark.parametrize("state", State)
-def test_an_unreadable_frame_is_answered_and_changes_nothing(state: State) -> None:
+@pytest.mark.parametrize("state", SessionState)
+def test_an_unreadable_frame_is_answered_and_changes_nothing(state: SessionState) -> None:
     session = session_in(state)
 
     response = session.receive(MalformedRequest("r", "no"), 0)
 
     assert isinstance(response, EnvFailed)
-    assert response.is_recoverable == (state in (State.AWAIT_RESET, State.READY))
+    assert response.is_recoverable == (state in (SessionState.AWAIT_RESET, SessionState.READY))
     assert session.state is state
 
 
@@ -237,8 +237,8 @@ def test_the_edition_may_be_named_again_and_again(edition: str) -> None:
 
 
 @pytest.mark.parametrize("edition", ["2099.01", "2026.0", "2026.061", "-2026.06", " "])
-@pytest.mark.parametrize("state", [State.AWAIT_RESET, State.READY])
-def test_an_unknown_edition_ends_the_session(state: State, edition: str) -> None:
+@pytest.mark.parametrize("state", [SessionState.AWAIT_RESET, SessionState.READY])
+def test_an_unknown_edition_ends_the_session(state: SessionState, edition: str) -> None:
     session = session_in(state)
     tracked = [episode_id for episode_id in session.episode_ids if episode_id]
 
@@ -248,7 +248,7 @@ def test_an_unknown_edition_ends_the_session(state: State, edition: str) -> None
     assert not response.is_recoverable
     assert "2026.06" in response.message
     assert [record.episode_id for record in response.interrupted_episodes] == tracked
-    assert session.state is State.ABANDONED
+    assert session.state is SessionState.ABANDONED
 
 
 # --- ids and seeds ---------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_episodes_have_the_client_s_ids_where_it_gives_any(
 
 
 def test_ids_of_steps_name_nothing_while_no_episode_begins() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
 
     done = step(session, stepped(), ids=("x", "y", "z"))
 
@@ -312,7 +312,7 @@ def test_seeds_that_fit_no_lanes_are_refused_recoverably(
     response = refusal(session, Reset("r", seeds=seeds, env_indices=lanes))
 
     assert (response.code, response.is_recoverable) == (EnvErrorCode.INVALID_ACTION, True)
-    assert session.state is State.AWAIT_RESET
+    assert session.state is SessionState.AWAIT_RESET
 
 
 # --- autoresets ------------------------------------------------------------------------
@@ -354,11 +354,11 @@ def test_an_environment_that_rolls_wrongly_ends_the_session(roll: StepOutcome) -
     # What has happened in the other lanes on that step does not count.
     told = [(record.episode_id, record.step_count) for record in response.interrupted_episodes]
     assert told == [("b", 1), ("c", 1)]
-    assert session.state is State.ABANDONED
+    assert session.state is SessionState.ABANDONED
 
 
 def test_a_lane_that_has_ended_may_be_stepped_on_where_nothing_resets_it() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
     step(session, stepped("111", "t.."))
 
     on = step(session, stepped("911", "t.."), ids=("d", "", ""))
@@ -371,7 +371,7 @@ def test_a_lane_that_has_ended_may_be_stepped_on_where_nothing_resets_it() -> No
 
 
 def test_an_episode_that_a_reset_ends_comes_first_with_the_next_step() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
     step(session, stepped("100"))
     do(session, Reset("b", episode_ids=("d", "e", "f")))
     do(session, Reset("c", episode_ids=("g", "h", "i")))
@@ -387,7 +387,7 @@ def test_an_episode_that_a_reset_ends_comes_first_with_the_next_step() -> None:
 
 
 def test_an_episode_that_has_ended_is_not_ended_by_a_reset() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
     step(session, stepped("111", "tt."))
     do(session, Reset("b", episode_ids=("d", "e", "f")))
 
@@ -406,7 +406,7 @@ def test_a_client_that_only_resets_fills_no_memory() -> None:
 
 
 def test_close_tells_of_what_runs_and_of_what_resets_have_ended() -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
     do(session, Reset("b", episode_ids=("d", "e", "f")))
 
     closed = do(session, Close("c"))
@@ -483,14 +483,14 @@ def test_a_worker_that_is_gone_takes_all_lanes_along(kind: FailureKind) -> None:
     failed = refusal(session, Step("r", b"", env_indices=(1,)), Failure(kind, "gone"))
 
     assert [record.episode_id for record in failed.interrupted_episodes] == ["a", "b", "c"]
-    assert session.state is State.AWAIT_RESET
+    assert session.state is SessionState.AWAIT_RESET
 
 
 @pytest.mark.parametrize(
     "request_", [Reset("r", env_indices=(1,)), Step("r", b"", env_indices=(2, 1, 0))]
 )
 def test_lanes_that_go_together_are_not_supported_alone(request_: EnvRequest) -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
 
     response = refusal(session, request_)
 
@@ -523,7 +523,7 @@ def test_lanes_that_are_none_are_refused_recoverably(
     ):
         response = refusal(session, request)
         assert (response.code, response.is_recoverable) == (EnvErrorCode.INVALID_ACTION, True)
-    assert session.state is State.READY
+    assert session.state is SessionState.READY
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_lanes_that_are_none_are_refused_recoverably(
     ],
 )
 def test_a_refusal_does_not_repeat_all_that_the_client_has_said(request_: EnvRequest) -> None:
-    session = session_in(State.READY)
+    session = session_in(SessionState.READY)
 
     assert len(refusal(session, request_).message) < 1000
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from rlmesh_ray.dialects.released.protocol.rules import ENV_RULES
-from rlmesh_ray.protocol.env_rules import State
+from rlmesh_ray.protocol.env_rules import SessionState
 from rlmesh_ray.protocol.messages import (
     Close,
     Closed,
@@ -157,7 +157,9 @@ class ReleasedWalk(RuleBasedStateMachine):
 
     @rule(is_meant=st.sampled_from([True] + 7 * [False]))
     def close(self, is_meant: bool) -> None:
-        if (not is_meant and not self._reference.is_over) or self._session.state is State.CLOSED:
+        if (
+            not is_meant and not self._reference.is_over
+        ) or self._session.state is SessionState.CLOSED:
             return
         was_over = self._reference.is_over
         response = self._session.receive(Close("r"), 0)
@@ -165,7 +167,7 @@ class ReleasedWalk(RuleBasedStateMachine):
         expected = [] if was_over else self._reference.end()
         assert [told(one) for one in response.final_episodes] == expected
 
-    @precondition(lambda self: self._session.state is State.CLOSED)
+    @precondition(lambda self: self._session.state is SessionState.CLOSED)
     @rule(kind=st.sampled_from(["next step", "together", "alone"]))
     def begin_anew(self, kind: str) -> None:
         self.begin(kind)
@@ -175,9 +177,9 @@ class ReleasedWalk(RuleBasedStateMachine):
         if not hasattr(self, "_session"):
             return
         if self._reference.is_over:
-            assert self._session.state in (State.ABANDONED, State.CLOSED)
+            assert self._session.state in (SessionState.ABANDONED, SessionState.CLOSED)
         else:
-            expected = State.READY if self._reference.lanes else State.AWAIT_RESET
+            expected = SessionState.READY if self._reference.lanes else SessionState.AWAIT_RESET
             assert self._session.state is expected
         assert self._session.episode_ids == self._reference.ids()
 
