@@ -15,18 +15,18 @@ _SCHEMES = ("rlmesh://", "tcp://")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an endpoint listens."""
+    """Address on which an endpoint listens."""
 
     host: str
     """Empty for a unix socket."""
     port: int
-    """0 lets the system choose one, when listening."""
+    """0 when listening: the system chooses one."""
     path: str = ""
-    """Of a unix socket."""
+    """Path of a unix socket."""
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether it can be reached from this machine only."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -64,7 +64,7 @@ def parse_address(text: str) -> Address:
     """Return the address that ``text`` names.
 
     Raises:
-        AddressError: ``text`` is none, or its port is out of range.
+        AddressError: ``text`` is no address, or its port is out of range.
     """
     if not isinstance(text, str):
         raise AddressError(f"{text!r:.40} is not an address; {_forms()}")

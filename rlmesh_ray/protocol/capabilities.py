@@ -1,50 +1,49 @@
-"""Names of optional features, as they stand in capability maps (advisory, both directions)."""
+"""Capability names (optional features, advisory, sent by both sides) and metadata keys."""
 
 ENV_SERVICE = "rlmesh.env.service.v1"
 MODEL_SERVICE = "rlmesh.model.service.v1"
 SPACES_CORE = "rlmesh.spaces.core.v1"
 CONCURRENT_PREDICT = "rlmesh.model.concurrent_predict.v1"
-"""The model service works on all routes at once and answers in completion order. Routes of one
-policy share its thread and its batches, so that a slow batch delays all of their predictions; to
-open and to close routes does not wait for it."""
+"""The model service executes requests of different routes concurrently and answers in completion
+order. Routes of one policy share its thread and its batches, so that a slow batch delays all of
+their predictions; opening and closing routes does not wait for it."""
 SUBSET_STEP = "subset_step"
-"""Of ``rlmesh-wire-v1``: Reset and Step may name lanes."""
+"""``rlmesh-wire-v1``: Reset and Step may name lanes."""
 OBSERVATION_HISTORY = "rlmesh.model.observation_history.v1"
-"""Of ``rlmesh-wire-v1``: the model can be given former observations."""
+"""``rlmesh-wire-v1``: the model accepts former observations."""
 YES = "true"
-"""The value of a capability of ``rlmesh-wire-v1`` that is there."""
+"""The value of a present capability in ``rlmesh-wire-v1``."""
 
 NDARRAY = "rlmesh_ray.ndarray.v1"
-"""Infos may carry arrays with their dtype (a peer without it sees nested lists)."""
+"""Infos may contain arrays with their dtype (a peer without it gets nested lists)."""
 PARTIAL_RESET = "rlmesh_ray.partial_reset.v1"
-"""``ResetRequest.env_indices`` is honoured."""
+"""``ResetRequest.env_indices`` is supported."""
 SAME_STEP = "rlmesh_ray.same_step.v1"
-"""In SAME_STEP mode, which the edition reserves: from a client, that it does not take the first
-observation of the next episode for the last one; from a server, that its lanes are in that mode."""
+"""Autoreset mode SAME_STEP, which the edition reserves. From a client: it does not take the first
+observation of the next episode for the last one. From a server: its lanes are in that mode."""
 MULTI_AGENT = "rlmesh_ray.multi_agent.v1"
-"""Key of a contract's metadata: each lane holds several agents, as ``spaces.multi_agent`` says."""
+"""Key of a contract's metadata: each lane holds several agents (``spaces.multi_agent``)."""
 LANE_CALLS = "rlmesh_ray.lane_calls.v1"
-"""Only from the server: what clients may call in their lanes, names separated by commas."""
+"""From a server only: the names that clients may call in their lanes, separated by commas."""
 SHARED_MEMORY = "rlmesh_ray.shared_memory.v1"
-"""Values of steps may travel in memory, between processes of one machine: from a client, that it
-would; from a server, the name of its socket for that (``transport.shared_memory``)."""
+"""The shared-memory transport of steps, between processes of one machine. From a client: it can use
+it. From a server: the name of its socket (``transport.shared_memory``)."""
 DIRECT_TCP = "rlmesh_ray.direct_tcp.v1"
-"""Steps may travel over a TCP connection of their own (``transport.tcp``): from a client, that it
-would; from a server, its port for that."""
+"""The direct TCP transport of steps (``transport.tcp``). From a client: it can use it. From a
+server: its port."""
 NUMBERED_REQUESTS = "rlmesh_ray.numbered_requests.v1"
-"""The ids of a client's requests count up by one, in decimal: those of Reset, Step and Render, and
-calls into lanes count, too. Each is executed once, over whichever transport it comes
-(``transport.exactly_once``)."""
+"""The request ids of a client are consecutive numbers, in decimal, over Reset, Step, Render and
+calls into lanes. Each is executed once, over any transport (``transport.exactly_once``)."""
 SESSION = "rlmesh_ray.session.v1"
-"""Only from the server: the session id that the client carries in the Join metadata."""
+"""From a server only: the session id, which the client sends in the Join metadata."""
 
 POLICY = "rlmesh_ray.policy.v1"
-"""What a model's endpoint serves: from a client, that it wants to know; from a server, to such a
-client only, what ``wire.policy_v1`` says."""
+"""Facts about the served policy (``wire.policy_v1``). From a client: it asks for them. From a
+server, to such a client only: the facts."""
 
 GATEWAY_METADATA_KEY = "rlmesh-ray-gateway"
-"""Set where a call has come through a gateway."""
+"""Set on calls that come through a gateway."""
 SESSION_METADATA_KEY = "rlmesh-ray-session"
-"""Where the Join carries the session id."""
+"""Carries the session id in the Join metadata."""
 AUTHORIZATION_METADATA_KEY = "authorization"
-"""Where every call carries ``Bearer TOKEN``."""
+"""Carries ``Bearer TOKEN`` in the metadata of every call."""

@@ -1,7 +1,7 @@
-"""What may happen when on an env stream, and what follows from a failure, by dialect.
+"""Rules of env streams, by dialect: the legal requests of each state, and the effect of a failure.
 
-Dialects share the states and the machinery (``env_session``). Where they differ in meaning, it is
-data here, and no other code asks which of them is spoken.
+The dialects share the states and ``env_session``. Differences in meaning are data here; no other
+code depends on the dialect of a stream.
 """
 
 import enum
@@ -20,18 +20,18 @@ from rlmesh_ray.protocol.outcomes import FailureKind
 
 
 class SessionState(enum.Enum):
-    """Where one env stream stands."""
+    """State of one env stream."""
 
     AWAIT_RESET = enum.auto()
     READY = enum.auto()
-    """At least one lane has been reset; with most rules then all have."""
+    """At least one lane has been reset; with most rules all have."""
     ABANDONED = enum.auto()
-    """After a non-recoverable error: nothing works any more but Close."""
+    """After a non-recoverable error: only Close is legal."""
     CLOSED = enum.auto()
 
 
 Requests = Mapping[SessionState, Mapping[type[Request], SessionState]]
-"""The state after the request has succeeded. A kind that is missing is refused."""
+"""The legal kinds of request in each state, with the state after success."""
 
 EDITION_REQUESTS: Requests = {
     SessionState.AWAIT_RESET: {
@@ -53,20 +53,20 @@ EDITION_REQUESTS: Requests = {
 
 
 class Effect(enum.Enum):
-    """What a failure does to the session."""
+    """Effect of a failure on the session."""
 
     NONE = enum.auto()
     INTERRUPT = enum.auto()
-    """The lanes are gone: their episodes end here, a Reset starts over."""
+    """The episodes of all lanes end; a Reset starts new ones."""
     INTERRUPT_OWN = enum.auto()
-    """Likewise, but only the request's own lanes; the others go on."""
+    """The episodes of the request's lanes end; the other lanes go on."""
     ABANDON = enum.auto()
-    """Non-recoverable."""
+    """The session ends: the error is non-recoverable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consequence:
-    """How a kind of failure is answered."""
+    """Error code and effect of a kind of failure."""
 
     code: EnvErrorCode
     effect: Effect
@@ -74,33 +74,34 @@ class Consequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvRules:
-    """Where dialects differ in meaning, as data."""
+    """The rules of one dialect."""
 
     requests: Requests
     failures: Mapping[FailureKind, Consequence]
     editions: frozenset[str] = frozenset()
-    """What a Configure may name, if it names any."""
+    """The editions that a Configure may name."""
     subsets_are_advertised: bool = False
-    """Whether Reset and Step may name their lanes, any at any time, where the endpoint says so, and
-    nowhere else. If not, only a Reset may, but for the first one."""
+    """Whether Reset and Step may name their lanes only where the endpoint has the capability
+    ``subset_step``, and then any lanes at any time. If not, any Reset but the first may."""
     narrows_replies: bool = False
-    """Whether the answer to a request that names its lanes has entries for these only, in the
-    request's order. If not, it has them for all lanes."""
+    """Whether the response to a request that names its lanes has entries for these only, in the
+    request's order. If not, it has entries for all lanes."""
     client_mints_ids: bool = False
-    """Whether episodes have the ids that requests give them."""
+    """Whether episodes have the ids that the client sends."""
     spreads_one_seed: bool = False
-    """Whether a Reset of several lanes may have a single seed, from which they count up."""
+    """Whether a Reset of several lanes may have a single seed: lane ``i`` then gets seed + i."""
     tracks_autoresets: bool = False
-    """Whether what an autoreset begins is an episode like any other."""
+    """Whether an episode that an autoreset begins is tracked like any other."""
     reports_superseded: bool = False
-    """Whether the records of episodes that a Reset ends come with the next Step."""
+    """Whether the records of episodes that a Reset ends are sent with the next Step."""
     truncates_interrupted: bool = False
-    """Whether an episode that is ended from outside counts as truncated."""
+    """Whether an interrupted episode counts as truncated."""
     ends_when_abandoned: bool = False
-    """Whether the stream ends after the answer that tells of a non-recoverable error."""
+    """Whether the stream ends after a non-recoverable error."""
 
 
-# Edition 2026.06: "Timeouts and Errors"; "Structural conformance" for the two rejections.
+# Edition 2026.06: "Timeouts and Errors", and "Structural conformance" for BAD_ACTION and
+# BAD_OBSERVATION.
 EDITION_2026_06_RULES = EnvRules(
     requests=EDITION_REQUESTS,
     failures={

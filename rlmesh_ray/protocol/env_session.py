@@ -1,12 +1,12 @@
-"""Ordering and accounting of one env stream, server side.
+"""Request ordering and episode accounting of one env stream, server side. Sans-I/O.
 
-Rule 1: every legal request and every consequence of a failure stands in the dialect's rules
-(``env_rules``); no other code decides what may happen when.
+Rule 1: the legal requests of each state and the effects of failures are in the dialect's rules
+(``env_rules``), and nowhere else.
 Rule 2: check, then act: a refused request changes nothing.
-Rule 3: nothing here blocks, reads a clock, logs, or looks inside a payload.
+Rule 3: nothing here blocks, reads a clock, logs, or decodes a payload.
 
-The shell feeds each message to ``receive``. What comes back is either the answer, or None:
-then the host does ``pending`` and its outcome goes to ``complete``, which gives the answer.
+The caller passes each message to ``receive``, which returns the response, or None: then the caller
+executes ``pending`` and passes its outcome to ``complete``, which returns the response.
 Requests are processed one at a time, in arrival order (edition 2026.06, "Ordering").
 """
 
@@ -51,7 +51,7 @@ from rlmesh_ray.protocol.request_validation import InvalidRequest, RequestValida
 
 __all__ = ["EDITION_2026_06_RULES", "EnvSession", "SessionState"]
 
-_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, while no Step fetches them
+_MAX_SUPERSEDED = 100  # records of episodes that Resets have ended, before a Step takes them
 
 
 class EnvSession:
@@ -59,10 +59,10 @@ class EnvSession:
 
     Args:
         num_lanes: Width of the session's vector.
-        new_id: Mints episode ids.
-        counters: What the worker counts in the lanes.
-        rules: The dialect's.
-        autoresets: Whether a lane that has ended begins anew on the next step (NEXT_STEP).
+        new_id: Returns a new episode id.
+        counters: The worker's counts of the episodes.
+        rules: The rules of the session's dialect.
+        autoresets: Whether the autoreset mode is NEXT_STEP.
         steps_subsets: Whether the endpoint can reset and step any of its lanes alone.
     """
 
@@ -84,23 +84,23 @@ class EnvSession:
         self._state = SessionState.AWAIT_RESET
         self._pending: EnvRequest | None = None
         self._autoreset_lanes: tuple[int, ...] = ()
-        # The lanes that have been reset, since the beginning or since they were lost.
+        # The lanes that have been reset since the session's start or since their loss.
         self._begun: set[int] = set()
         self._superseded = SupersededEpisodes(max(_MAX_SUPERSEDED, num_lanes))
 
     @property
     def state(self) -> SessionState:
-        """Where the stream stands now."""
+        """State of the stream."""
         return self._state
 
     @property
     def pending(self) -> EnvRequest | None:
-        """What the host has to do: the last request, with what the rules add to it."""
+        """The request to execute: the last one received, with the changes of the rules."""
         return self._pending
 
     @property
     def autoreset_lanes(self) -> tuple[int, ...]:
-        """Lanes in which an autoreset begins an episode with the pending step."""
+        """Lanes in which the pending step begins a tracked episode by autoreset."""
         return self._autoreset_lanes
 
     @property
@@ -110,21 +110,21 @@ class EnvSession:
 
     @property
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
-        """The latest of each lane; None: its record has been given out."""
+        """The latest episode of each lane; None: its record has been returned."""
         return self._tracker.episodes
 
     def receive(self, request: EnvRequest | MalformedRequest, now_ns: int) -> EnvResponse | None:
-        """Take the next message of the stream, in arrival order.
+        """Process the next message of the stream, in arrival order.
 
         Args:
             request: The message.
             now_ns: Time since the epoch.
 
         Returns:
-            The answer, or None: the host must do ``pending`` and ``complete`` gives the answer.
+            The response, or None: execute ``pending``; ``complete`` returns the response.
 
         Raises:
-            LocalProtocolError: The shell has not completed the former request.
+            LocalProtocolError: The former request has not been completed.
         """
         if self._pending is not None:
             raise LocalProtocolError("a request is already in progress", request.request_id)
@@ -144,7 +144,7 @@ class EnvSession:
         return None
 
     def complete(self, outcome: EnvOutcome, now_ns: int) -> EnvResponse:
-        """Turn the host's ``outcome`` into the answer to the request in progress.
+        """Return the response to the request in progress, made from its ``outcome``.
 
         Raises:
             LocalProtocolError: No request is in progress, or ``outcome`` is of another kind.
@@ -158,12 +158,12 @@ class EnvSession:
             case Reset(), ResetOutcome():
                 response = self._reset(request, outcome, now_ns)
             case Step(), StepOutcome():
-                breach = self._outcome_mismatch(request, outcome) if self._tracks_autoresets else ""
-                if breach:
+                error = self._outcome_mismatch(request, outcome) if self._tracks_autoresets else ""
+                if error:
                     self._state = SessionState.ABANDONED
                     records = self._all_cut_off(now_ns, is_before=True)
                     return EnvFailed(
-                        request.request_id, EnvErrorCode.INTERNAL, breach, False, "", records
+                        request.request_id, EnvErrorCode.INTERNAL, error, False, "", records
                     )
                 response = self._step(request, outcome, now_ns)
             case Render(), RenderOutcome():
@@ -177,7 +177,7 @@ class EnvSession:
         return response
 
     def interrupt(self, now_ns: int) -> None:
-        """The stream ended without Close: forget the episodes, accept nothing more."""
+        """Close the session of a stream that ended without Close."""
         self._pending = None
         self._all_cut_off(now_ns)
         self._state = SessionState.CLOSED
@@ -262,7 +262,7 @@ class EnvSession:
         if self._state is SessionState.AWAIT_RESET:
             message = f"{name} needs a Reset first"
             return self._refuse(request, EnvErrorCode.NOT_READY, message)
-        message = f"{name} is not possible: an error has ended the session; open a new one"
+        message = f"{name} is not allowed: an error has ended the session; open a new one"
         return EnvFailed(request.request_id, EnvErrorCode.CLOSED, message, is_recoverable=False)
 
     def _reject(self, request: Request, error: InvalidRequest, now_ns: int) -> EnvFailed:
@@ -275,7 +275,7 @@ class EnvSession:
         return EnvFailed(request.request_id, code, message, is_recoverable)
 
     def _spread(self, reset: Reset) -> Reset:
-        """Give each lane its seed, if there is a single one for all: the rules allow it then."""
+        """Return the Reset with one seed for each lane, if it has a single one for all."""
         if len(reset.seeds) != 1 or reset.env_indices:
             return reset
         return replace(reset, seeds=tuple(reset.seeds[0] + lane for lane in self._all_lanes))
@@ -290,13 +290,13 @@ class EnvSession:
             if reward != 0 or outcome.terminated[position] or outcome.truncated[position]:
                 return (
                     f"lane {lane} had ended, so this step had to begin its next episode with the "
-                    f"reward 0 (NEXT_STEP), but it gave {reward} or ended again; declare the "
-                    "environment's true autoreset mode"
+                    f"reward 0 (NEXT_STEP), but its reward was {reward} or it ended again; declare "
+                    "the environment's true autoreset mode"
                 )
         return ""
 
     def _due(self, lanes: Sequence[int]) -> tuple[int, ...]:
-        """Return which of ``lanes`` have ended: they begin anew."""
+        """Return the lanes among ``lanes`` whose episode has ended."""
         tracked = self._tracker.episode_ids
         return tuple(lane for lane in lanes if not tracked[lane])
 
@@ -309,9 +309,9 @@ class EnvSession:
         )
 
     def _all_cut_off(self, now_ns: int, *, is_before: bool = False) -> tuple[EpisodeRecord, ...]:
-        """End everything; return what has not been told yet."""
-        replaced = self._superseded.take(self._all_lanes)
-        return (*replaced, *self._cut_off(self._all_lanes, now_ns, is_before=is_before))
+        """End all episodes; return their records, after those that no Step has taken."""
+        superseded = self._superseded.take(self._all_lanes)
+        return (*superseded, *self._cut_off(self._all_lanes, now_ns, is_before=is_before))
 
     def _ids_of(self, request: Reset | Step) -> tuple[str, ...]:
         ids = self._tracker.episode_ids

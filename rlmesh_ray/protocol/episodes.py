@@ -1,11 +1,11 @@
-"""Episode accounting: what happens in each lane between its Reset and its end.
+"""Episode accounting: ids, counts and records of the tracked episodes. Sans-I/O.
 
-Rule 1: an episode is tracked from ``begin`` until its lane reports terminated or truncated, and
-only then. After edition 2026.06 ("Episode Accounting") only an explicit Reset begins one; what an
+Rule 1: an episode is tracked from ``begin`` until its lane reports terminated or truncated. In
+edition 2026.06 ("Episode Accounting") only an explicit Reset begins one; an episode that an
 autoreset starts is not tracked.
-Rule 2: an episode's record is given out exactly once.
-Rule 3: one party counts: the one that steps the lanes. The ledger knows which episode runs in
-which lane, and reads the counts when it makes a record.
+Rule 2: an episode's record is returned exactly once.
+Rule 3: only the party that steps the lanes counts. The tracker knows the episode of each lane, and
+reads the counts when it makes a record.
 """
 
 from collections import deque
@@ -18,11 +18,11 @@ from rlmesh_ray.protocol.messages import EpisodeRecord, Infos
 T = TypeVar("T", covariant=True)
 
 MAX_ID_CHARACTERS = 2**10
-"""Of the name that a client gives an episode, or a route: it is kept as long as that runs."""
+"""Longest id that a client may give an episode or a route, which keeps it while it runs."""
 
 
 class PerLane(Protocol[T]):
-    """One value a lane: a list, or an array."""
+    """A sequence with one value for each lane: a list, or an array."""
 
     def __iter__(self) -> Iterator[T]: ...
     def __getitem__(self, lane: int, /) -> T: ...
@@ -30,7 +30,7 @@ class PerLane(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """What is known of an episode from its start."""
+    """Id, seed and start time of an episode."""
 
     episode_id: str
     seed: int | None
@@ -38,31 +38,31 @@ class EpisodeStart:
 
 
 class EpisodeCounters(Protocol):
-    """Counts of the tracked episodes at one moment; one entry a lane everywhere."""
+    """Counts of the tracked episodes at one moment, with one entry for each lane."""
 
     @property
     def is_tracked(self) -> PerLane[Any]:
-        """Whether an episode is tracked."""
+        """Whether the lane's episode is tracked."""
 
     @property
     def step_counts(self) -> PerLane[Any]:
-        """Steps of the lane's episode, or of the last one."""
+        """Steps of the lane's episode, or of its last one."""
 
     @property
     def cumulative_rewards(self) -> PerLane[Any]:
-        """Sum of its rewards."""
+        """Sum of the rewards of that episode."""
 
 
 class EpisodeCounterSource(Protocol):
-    """Where a ledger reads what was counted."""
+    """The counts before and after the last request."""
 
     @property
     def now(self) -> EpisodeCounters:
-        """After the last request."""
+        """The counts after the last request."""
 
     @property
     def before(self) -> EpisodeCounters:
-        """Before the last request."""
+        """The counts before the last request."""
 
 
 class EpisodeTracker:
@@ -70,14 +70,14 @@ class EpisodeTracker:
 
     Args:
         num_lanes: Width of the session's vector.
-        new_id: Mints an episode id; never the same one twice.
-        counters: What is counted in the lanes.
+        new_id: Returns a new episode id, never the same one twice.
+        counters: The counts of the lanes.
     """
 
     def __init__(
         self, num_lanes: int, new_id: Callable[[], str], counters: EpisodeCounterSource
     ) -> None:
-        # By lane: the latest, until its record has been given out.
+        # The latest episode of each lane, until its record has been returned.
         self._episodes: list[EpisodeStart | None] = [None] * num_lanes
         self._all_lanes = range(num_lanes)
         self._counters = counters
@@ -95,11 +95,11 @@ class EpisodeTracker:
 
     @property
     def episodes(self) -> tuple[EpisodeStart | None, ...]:
-        """The latest of each lane; None: its record has been given out, or there was none."""
+        """The latest episode of each lane; None: its record has been returned, or none began."""
         return tuple(self._episodes)
 
     def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        """Go on with the ``episodes`` of another ledger."""
+        """Replace the episodes by the ``episodes`` of another tracker."""
         self._episodes = list(episodes)
 
     def begin(
@@ -109,14 +109,14 @@ class EpisodeTracker:
         now_ns: int,
         episode_ids: Sequence[str] = (),
     ) -> None:
-        """Note which episode begins in each of ``lanes``; one that was running is forgotten.
+        """Begin an episode in each of ``lanes``; one that was running is forgotten.
 
         Args:
-            lanes: Indices.
+            lanes: Lane indices.
             seeds: Empty, or one for each of ``lanes``.
             now_ns: Time since the epoch.
-            episode_ids: Of the new ones, in the order of ``lanes``; those that are missing or empty
-                are minted.
+            episode_ids: Ids of the new episodes, in the order of ``lanes``; missing and empty ones
+                are created.
         """
         for position, lane in enumerate(lanes):
             seed = seeds[position] if seeds else None
@@ -134,11 +134,11 @@ class EpisodeTracker:
         """Return the records of the episodes that the last request, a step, has ended.
 
         Args:
-            terminated: One flag a lane.
-            truncated: One flag a lane.
+            terminated: One flag for each stepped lane.
+            truncated: One flag for each stepped lane.
             final_infos: Last infos of the lanes that ended, by lane.
             now_ns: Time since the epoch.
-            lanes: Those that were stepped, if not all: there is one flag for each.
+            lanes: The stepped lanes; empty: all.
         """
         now, before = self._counters.now, self._counters.before
         records = []
@@ -158,13 +158,15 @@ class EpisodeTracker:
         is_truncated: bool = False,
         is_before: bool = False,
     ) -> tuple[EpisodeRecord, ...]:
-        """Stop tracking in ``lanes``; return what ran there, with nothing in its final info.
+        """Stop tracking in ``lanes``; return the records of the running episodes.
+
+        Their final infos are empty.
 
         Args:
-            lanes: Indices.
+            lanes: Lane indices.
             now_ns: Time since the epoch.
-            is_truncated: Whether that counts as truncation.
-            is_before: Whether it was cut off by the last request, which does not count.
+            is_truncated: The records' ``truncated`` flag.
+            is_before: Whether the counts before the last request apply: it ended the episodes.
         """
         counts = self._counters.before if is_before else self._counters.now
         records = []
@@ -175,7 +177,7 @@ class EpisodeTracker:
         return tuple(records)
 
     def finalize(self, now_ns: int) -> tuple[EpisodeRecord, ...]:
-        """Stop tracking everywhere; return what was cut off, neither terminated nor truncated."""
+        """Stop tracking in all lanes; return the records, neither terminated nor truncated."""
         return self.interrupt(self._all_lanes, now_ns)
 
     def _take_record(
@@ -186,7 +188,7 @@ class EpisodeTracker:
         final_info: Infos,
         now_ns: int,
     ) -> list[EpisodeRecord]:
-        """Return the record of a lane's episode, unless it has been given out."""
+        """Return the record of a lane's episode; no record the second time."""
         episode, self._episodes[lane] = self._episodes[lane], None
         if episode is None:
             return []
@@ -207,22 +209,21 @@ class EpisodeTracker:
 
 
 class SupersededEpisodes:
-    """Records of episodes that Resets have ended, until a Step fetches them.
+    """Records of episodes that Resets have ended, until a Step takes them.
 
     Args:
-        max_records: How many to keep; of more the oldest are dropped, since nobody who goes on
-            resetting asks for them.
+        max_records: Most records to keep; of more the oldest are dropped.
     """
 
     def __init__(self, max_records: int) -> None:
         self._records: deque[EpisodeRecord] = deque(maxlen=max_records)
 
     def add(self, records: Iterable[EpisodeRecord]) -> None:
-        """Keep ``records``, in the order of the Resets."""
+        """Append ``records``, in the order of the Resets."""
         self._records.extend(records)
 
     def take(self, lanes: Collection[int]) -> tuple[EpisodeRecord, ...]:
-        """Give out those of ``lanes``, in order."""
+        """Remove and return the records of ``lanes``, in order."""
         if not self._records:
             return ()
         own = set(lanes)

@@ -1,7 +1,7 @@
-"""Which endpoint a gateway takes a connection to; the gateway's memory, without I/O.
+"""Load balancing of a gateway: the endpoint of each client connection. Sans-I/O.
 
-Rule 1: all calls of a connection go to one endpoint, since a Join must meet its Handshake.
-Rule 2: no call is taken elsewhere once it has begun, and none is taken there twice.
+Rule 1: all calls of a connection go to one endpoint, since a Join must follow its Handshake there.
+Rule 2: a call that has begun is never moved to another endpoint or sent twice.
 """
 
 import math
@@ -9,29 +9,29 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 AVOIDED_S = 5.0
-"""For how long new connections avoid an endpoint that has failed, if there are others."""
+"""Time during which new connections avoid a failed endpoint, if there is another."""
 KEPT_S = 600.0
-"""For how long a connection without calls keeps its endpoint."""
+"""Time during which a connection without calls keeps its endpoint."""
 
-# Between its Handshake and its Join a connection has no call, and counts all the same.
+# A connection between its Handshake and its Join has no call, but counts as load.
 _COUNTED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An endpoint, as a gateway dials it."""
+    """An endpoint behind the gateway."""
 
     endpoint_id: str
     incarnation: int
     address: str
     """``HOST:PORT``."""
     token: str | None = field(default=None, repr=False)
-    """What this endpoint wants to be shown."""
+    """Token for the endpoint; None where it requires none."""
 
 
 @dataclass(slots=True, eq=False)
 class ConnectionState:
-    """The stay of a connection at an endpoint."""
+    """Endpoint, last use and open calls of a client connection."""
 
     target: Target
     used_s: float
@@ -39,35 +39,35 @@ class ConnectionState:
 
 
 class GatewayBalancer:
-    """Remembers where each connection goes. Times are seconds of one clock that only advances."""
+    """Assigns connections to endpoints. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._targets: tuple[Target, ...] = ()
         self._connections: dict[str, ConnectionState] = {}
-        # Of these, those that may count; the others are many where each call has a connection.
+        # The connections that may count as load: of many, where each call has its own, a few.
         self._counting: dict[str, ConnectionState] = {}
         self._failed_s: dict[Target, float] = {}
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """The endpoints that take new connections, as far as is known."""
+        """The known endpoints for new connections."""
         return self._targets
 
     def renew(self, targets: Sequence[Target]) -> None:
-        """Note which endpoints there are. Calls that are open on others go on."""
+        """Replace the list of endpoints. Open calls on other endpoints continue."""
         self._targets = tuple(targets)
         self._failed_s = {
             target: at_s for target, at_s in self._failed_s.items() if target in targets
         }
 
     def target_of(self, connection: str, now_s: float, *, is_bound: bool = False) -> Target | None:
-        """Return where the next call of a known connection goes; None: that is to be chosen.
+        """Return the endpoint for the next call of a connection; None: call ``choose``.
 
         Args:
-            connection: Which one.
+            connection: The connection's name.
             now_s: The time.
             is_bound: Whether the call belongs to a session. Then, and while another call is open,
-                it goes where the connection has been, whatever is known of that endpoint.
+                the endpoint stays the same, even one that is failed or not listed.
         """
         state = self._connections.get(connection)
         if state is None:
@@ -81,21 +81,21 @@ class GatewayBalancer:
     def choose(
         self, connection: str, now_s: float, without: Collection[Target] = ()
     ) -> Target | None:
-        """Take a connection to the endpoint with the fewest of them; return it.
+        """Assign a connection to the endpoint with the fewest connections, and return it.
 
         Args:
-            connection: Which one.
+            connection: The connection's name.
             now_s: The time.
-            without: What has just been tried in vain.
+            without: Endpoints that have just failed.
 
         Returns:
-            None: there is no other endpoint.
+            The endpoint; None where there is no other.
         """
         candidates = [target for target in self._targets if target not in without]
         if not candidates:
             return None
         loads = self._loads(connection, now_s)
-        # The first of several equals: their order is the caller's.
+        # Of equal ones the first: the caller decides the order.
         target = min(
             candidates, key=lambda each: (self.is_avoided(each, now_s), loads.get(each, 0))
         )
@@ -104,7 +104,7 @@ class GatewayBalancer:
         return target
 
     def begin(self, connection: str, target: Target, now_s: float) -> ConnectionState:
-        """A call of a connection goes to ``target``; return what ``end`` wants to know."""
+        """Count a call of a connection to ``target``; return the state to pass to ``end``."""
         state = self._connections.get(connection)
         if state is None or state.target != target:
             state = self._connections[connection] = ConnectionState(target, now_s)
@@ -113,27 +113,27 @@ class GatewayBalancer:
         return state
 
     def end(self, state: ConnectionState, now_s: float) -> None:
-        """A call has ended; its connection may be elsewhere by now."""
+        """Count the end of a call; its connection may have another endpoint by now."""
         state.num_calls -= 1
         state.used_s = now_s
 
     def fail(self, target: Target, now_s: float) -> None:
-        """An endpoint does not serve, or says that it would not."""
+        """Note that an endpoint does not serve, or reports that it does not."""
         if target in self._targets:
             self._failed_s[target] = now_s
 
     def is_avoided(self, target: Target, now_s: float) -> bool:
-        """Tell whether an endpoint has failed a moment ago."""
+        """Return whether an endpoint failed within the last ``AVOIDED_S``."""
         return now_s - self._failed_s.get(target, -math.inf) < AVOIDED_S
 
     def leave(self, connection: str, target: Target) -> None:
-        """``target`` is gone: the next call of a connection that went there is to go elsewhere."""
+        """Release a connection from ``target``, which is gone: its next call chooses anew."""
         state = self._connections.get(connection)
         if state is not None and state.target == target:
             del self._connections[connection]
 
     def forget_idle(self, now_s: float) -> None:
-        """Forget the connections that have had no call for long."""
+        """Forget the connections that had no call for ``KEPT_S``."""
         self._connections = {
             name: state
             for name, state in self._connections.items()
@@ -141,14 +141,14 @@ class GatewayBalancer:
         }
 
     def idle_for_s(self, connection: str, now_s: float) -> float:
-        """Return how long a connection has had no call: 0.0 with one, infinity if unknown."""
+        """Return the time since a connection's last call: 0.0 during one, infinity if unknown."""
         state = self._connections.get(connection)
         if state is None:
             return math.inf
         return 0.0 if state.num_calls else now_s - state.used_s
 
     def _loads(self, connection: str, now_s: float) -> dict[Target, int]:
-        """Count the connections of each endpoint, but for one."""
+        """Return the number of other connections at each endpoint."""
         self._counting = {
             name: state
             for name, state in self._counting.items()

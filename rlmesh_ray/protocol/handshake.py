@@ -1,9 +1,9 @@
-"""Handshake and edition negotiation, for both services and both sides.
+"""Handshake and edition negotiation, for both services and both sides. Sans-I/O.
 
-The highest mutual edition is selected. While an edition is provisional, peers that show the
-checksum of another text of it do not match: the same name would mean two contracts. An operator
-who knows that another text differs in nothing that matters to him can say so: a server accepts
-the texts in ``accept_texts``, a client presents the one in ``text``. Nothing does so by itself.
+The highest mutual edition is selected. While an edition is provisional, peers with different
+checksums of its text do not match: one name would stand for two contracts. An operator can accept
+another text explicitly: a server accepts the texts in ``accept_texts``, a client presents the one
+in ``text``.
 """
 
 import re
@@ -15,18 +15,18 @@ from rlmesh_ray.protocol.versions import EDITION_NAME, PROTOCOL_V1
 
 GENERATION = PROTOCOL_V1
 
-# Of a checksum, in messages; rlmesh 0.1.0b3 shows as many.
+# Digits of a checksum in messages, as many as in rlmesh 0.1.0b3.
 _SHOWN_DIGITS = 12
 _LONGEST_QUOTE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """A behavioural contract, known by its name."""
+    """A version of the workflow specification."""
 
     name: str
     spec_sha256: str
-    """Checksum of the contract's text."""
+    """Checksum of its text."""
     status: str
     """``"provisional"`` or ``"sealed"``."""
 
@@ -42,12 +42,12 @@ KNOWN_TEXTS: Mapping[str, str] = {
     # An earlier text of 2026.06, with the same messages and without "Value Conformance".
     "rlmesh-0.1.0b3": "c03b0c916521485492aa02507cacb7888a0752fc72860e53231296de4a27007f",
 }
-"""Texts of other implementations: their sha256 by the name that operators may write."""
+"""Edition texts of other implementations: sha256 by the name that operators may use for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeRequest:
-    """What the client says first."""
+    """HandshakeRequest of the edition: the client's offer."""
 
     generation: str
     client_name: str
@@ -55,13 +55,13 @@ class HandshakeRequest:
     editions: tuple[str, ...]
     capabilities: Mapping[str, str] = field(default_factory=dict)
     spec_sha256: str = ""
-    """Of the edition that it offers; empty when it does not say."""
+    """Checksum of the offered edition's text; empty where the client does not send it."""
     status: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResponse:
-    """What the server replies."""
+    """HandshakeResponse of the edition: the server's answer to an offer."""
 
     compatible: bool
     generation: str
@@ -89,7 +89,7 @@ def edition_sha256(name: str) -> str:
     digest = KNOWN_TEXTS.get(name, name).lower()
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ConfigurationError(
-            f"edition text {quoted(name)!r} is not known; write {' or '.join(KNOWN_TEXTS)}, or "
+            f"edition text {quoted(name)!r} is not known; give {' or '.join(KNOWN_TEXTS)}, or "
             "the text's sha256 as 64 hexadecimal digits"
         )
     return digest
@@ -98,13 +98,13 @@ def edition_sha256(name: str) -> str:
 def make_handshake_request(
     client_name: str, client_version: str, capabilities: Mapping[str, str], *, text: str = ""
 ) -> HandshakeRequest:
-    """Return what this package's clients offer.
+    """Return the offer of this package's clients.
 
     Args:
-        client_name: Of the program.
-        client_version: Of the program.
-        capabilities: What the client can do beyond the edition; advisory.
-        text: The sha256 to present in place of the own text's, as ``edition_sha256`` returns it.
+        client_name: Name of the program.
+        client_version: Version of the program.
+        capabilities: Optional features of the client; advisory.
+        text: The sha256 to present instead of this package's own, from ``edition_sha256``.
     """
     newest = EDITIONS[-1]
     return HandshakeRequest(
@@ -126,15 +126,15 @@ def answer_handshake(
     contract: object = None,
     accept_texts: Collection[str] = (),
 ) -> HandshakeResponse:
-    """Answer ``offer``: with everything when the peers match, with the reason when not.
+    """Return the answer to ``offer``: the selected edition, or the reason of the refusal.
 
     Args:
-        offer: What the client said.
+        offer: The client's offer.
         server_version: Version of this package.
-        capabilities: What the endpoint can do beyond the edition; advisory.
+        capabilities: Optional features of the endpoint; advisory.
         contract: The ``EnvContract`` of an EnvService, None for a ModelService.
-        accept_texts: The sha256 of texts that count as this package's own, as ``edition_sha256``
-            returns them. A client that shows one of them sees it in the answer.
+        accept_texts: The sha256 of texts to accept besides this package's own, from
+            ``edition_sha256``. The answer repeats the one that the client presents.
     """
     selected, reason = _select(offer, accept_texts)
     if selected is None:
@@ -162,16 +162,16 @@ def answer_handshake(
 
 
 def check_handshake_response(offer: HandshakeRequest, answer: HandshakeResponse) -> Edition:
-    """Return the edition that ``answer`` selected, as the client that made ``offer``.
+    """Return the edition that ``answer`` selected; for the client that sent ``offer``.
 
     Raises:
-        HandshakeRefusedError: The server said no, or selected something not offered,
-            or means another text by the same edition.
+        HandshakeRefusedError: The server refused, selected an edition that was not offered, or has
+            another text of the edition.
     """
     if not answer.compatible:
-        says = f"; the server says: {answer.error_message}" if answer.error_message else ""
+        reason = f"; the server says: {answer.error_message}" if answer.error_message else ""
         remedy = _client_remedy(offer, answer.error_message)
-        raise HandshakeRefusedError(f"{_version_mismatch(answer)}{says}{remedy}", answer.editions)
+        raise HandshakeRefusedError(f"{_version_mismatch(answer)}{reason}{remedy}", answer.editions)
     if answer.generation and GENERATION not in (answer.generation, answer.min_generation):
         raise HandshakeRefusedError(
             f"{_version_mismatch(answer)}; the server took the offer for one of its own generation",
@@ -194,10 +194,10 @@ def check_handshake_response(offer: HandshakeRequest, answer: HandshakeResponse)
 
 
 def _version_mismatch(answer: HandshakeResponse) -> str:
-    theirs = answer.generation or "no generation that it names"
+    generation = answer.generation or "no generation that it names"
     version = f" (version {answer.server_version})" if answer.server_version else ""
     return (
-        f"the server{version} speaks {theirs}, this package {GENERATION} with edition "
+        f"the server{version} supports {generation}, this package {GENERATION} with edition "
         f"{EDITIONS[-1].name}: install versions that match"
     )
 
@@ -206,7 +206,7 @@ def _select(offer: HandshakeRequest, accept_texts: Collection[str]) -> tuple[Edi
     if offer.generation != GENERATION:
         return None, (
             f"protocol generation {quoted(offer.generation)!r} is not supported; "
-            f"this endpoint speaks {GENERATION!r}"
+            f"this endpoint supports {GENERATION!r}"
         )
     mutual = [edition for edition in EDITIONS if edition.name in offer.editions]
     if not mutual:
@@ -228,32 +228,32 @@ def _pin_differs(edition: Edition, peer_sha256: str) -> bool:
 def _pin_message(edition: Edition, peer_sha256: str) -> str:
     return (
         f"provisional edition {edition.name} is pinned to the text with sha256 "
-        f"{edition.spec_sha256[:_SHOWN_DIGITS]}…, the peer means {peer_sha256[:_SHOWN_DIGITS]}…"
+        f"{edition.spec_sha256[:_SHOWN_DIGITS]}…, the peer has {peer_sha256[:_SHOWN_DIGITS]}…"
     )
 
 
 def _server_remedy(peer_sha256: str) -> str:
-    """Name the server's option that lets a known text in."""
+    """Return the server's option that accepts a known text, as the end of a message."""
     name = _known_text(peer_sha256)
     if not name:
         return ""
     return (
         f", the text of {name}: serve with accept_edition_texts=[{name!r}] "
-        f"(--accept-edition-text {name}) to let it in"
+        f"(--accept-edition-text {name}) to accept it"
     )
 
 
-def _client_remedy(offer: HandshakeRequest, told: str) -> str:
-    """Say what makes the client present the text that the server means, where that is known.
+def _client_remedy(offer: HandshakeRequest, server_text: str) -> str:
+    """Return the client's option that presents the server's text, where that is known.
 
     Args:
-        offer: What was refused.
-        told: A checksum, or words that quote its first digits: a refusal carries no checksum.
+        offer: The refused offer.
+        server_text: The server's checksum, or an error message that quotes its first digits.
     """
     own = EDITIONS[-1].spec_sha256
-    if offer.spec_sha256 != own and own[:_SHOWN_DIGITS] in told:
+    if offer.spec_sha256 != own and own[:_SHOWN_DIGITS] in server_text:
         return "; that is this package's own text: connect without edition_text (--edition-text)"
-    name = _known_text(told)
+    name = _known_text(server_text)
     if not name or KNOWN_TEXTS[name] == offer.spec_sha256:
         return ""
     return (
@@ -262,11 +262,11 @@ def _client_remedy(offer: HandshakeRequest, told: str) -> str:
     )
 
 
-def _known_text(told: str) -> str:
-    found = (name for name, sha256 in KNOWN_TEXTS.items() if sha256[:_SHOWN_DIGITS] in told)
+def _known_text(message: str) -> str:
+    found = (name for name, sha256 in KNOWN_TEXTS.items() if sha256[:_SHOWN_DIGITS] in message)
     return next(found, "")
 
 
 def quoted(text: str) -> str:
-    """Return what a peer chose, cut: it may be megabytes long."""
+    """Return a peer's text for an error message, truncated: it may be megabytes long."""
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"

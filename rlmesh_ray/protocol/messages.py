@@ -1,7 +1,8 @@
-"""The messages of env and model sessions, as the core sees them.
+"""The messages of env and model sessions, in the form that ``protocol`` works on.
 
-Payloads are opaque here: the core orders messages and never looks inside observations,
-actions, contracts or infos. ``wire`` makes these from bytes and bytes from these.
+Payloads are opaque: the sessions order messages and never decode observations, actions, contracts
+or infos. ``wire`` converts between these messages and bytes. Docstrings name the message of edition
+2026.06 (package ``rlmesh.env.v1`` or ``rlmesh.model.v1``) that each stands for.
 """
 
 import enum
@@ -14,36 +15,37 @@ ClassT = TypeVar("ClassT")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def message(cls: type[ClassT]) -> type[ClassT]:
-    """Make a dataclass that nothing changes once it is made; the type checker sees to that.
+    """Make a dataclass that type checkers treat as frozen.
 
-    At run time it is not frozen: to make a frozen one takes three times as long, and a busy
-    endpoint makes tens of thousands a second.
+    At run time it is not: creating a frozen instance takes three times as long, and a busy
+    endpoint creates tens of thousands a second.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 Infos = Mapping[str, object]
-"""Infos as gymnasium's vector environments give them: arrays by key, a mask by ``_key``."""
+"""Infos of gymnasium's vector environments: arrays by key, a mask under ``_key``."""
 
 
 @message
 class Request:
-    """A message from the client; use one of the subclasses."""
+    """JoinRequest: a message from the client; use one of the subclasses."""
 
     request_id: str
-    """Chosen by the client, echoed in the answer."""
+    """Chosen by the client, echoed in the response."""
 
 
 @message
 class Response:
-    """A message to the client; use one of the subclasses."""
+    """JoinResponse: a message to the client; use one of the subclasses."""
 
     request_id: str
+    """The id of the request that it answers."""
 
 
 @message
 class MalformedRequest(Request):
-    """A frame that is no request: answered in band, like everything else."""
+    """A frame that is no JoinRequest; answered with an in-band error."""
 
     reason: str
 
@@ -53,52 +55,57 @@ class MalformedRequest(Request):
 
 @message
 class Configure(Request):
-    """Name the edition of the session (``rlmesh-wire-v1`` only, before anything else)."""
+    """Configure of ``rlmesh-wire-v1`` (none in the edition): names the session's edition."""
 
     edition: str
 
 
 @message
 class Reset(Request):
-    """Start new episodes: in all lanes, or in those of ``env_indices``."""
+    """ResetRequest: start new episodes, in all lanes or in those of ``env_indices``."""
 
     seeds: tuple[int, ...] = ()
-    """Empty, or one a lane (one an index, with ``env_indices``)."""
+    """Empty, or one seed for each lane that is reset."""
     options: Mapping[str, object] = field(default_factory=dict)
     timeout_ms: int = 0
     """0: no deadline."""
     env_indices: tuple[int, ...] = ()
+    """The lanes to reset; empty: all."""
     episode_ids: tuple[str, ...] = ()
-    """Of the new episodes, where the client mints them: empty, or one a lane that is reset."""
+    """Ids of the new episodes, where the client mints them: empty, or one for each lane that is
+    reset."""
 
 
 @message
 class Step(Request):
-    """Apply one action a lane."""
+    """StepRequest: apply one action to each lane."""
 
     action: bytes
     """A batch of actions, encoded by the dialect."""
     timeout_ms: int = 0
+    """0: no deadline."""
     env_indices: tuple[int, ...] = ()
-    """Only these lanes, whose actions the batch holds; reserved by ``rlmesh.protocol.v1``."""
+    """The lanes to step, whose actions the batch holds; ``rlmesh.protocol.v1`` reserves the field,
+    and an empty one steps all lanes."""
     episode_ids: tuple[str, ...] = ()
-    """Where the client mints them: empty, or of each lane that is stepped. It names the episode
-    that an autoreset begins with this step."""
+    """Ids for the episodes that autoresets begin with this step, where the client mints them:
+    empty, or one for each lane that is stepped."""
 
 
 @message
 class Render(Request):
-    """Ask for a picture."""
+    """RenderRequest: return a frame of the lanes."""
 
     mask: bytes = b""
     timeout_ms: int = 0
+    """0: no deadline."""
     env_indices: tuple[int, ...] = ()
-    """Only of these lanes; empty: of all."""
+    """The lanes to render; empty: all."""
 
 
 @message
 class Close(Request):
-    """End the session; nothing may follow."""
+    """CloseRequest of an EnvService: end the session; nothing may follow."""
 
     reason: str = ""
 
@@ -108,7 +115,7 @@ EnvRequest = Configure | Reset | Step | Render | Close
 
 @message
 class EpisodeRecord:
-    """What is known of an episode when its tracking ends."""
+    """EpisodeMetadata: counts and cause of an episode whose tracking has ended."""
 
     episode_id: str
     env_index: int
@@ -124,7 +131,7 @@ class EpisodeRecord:
 
 
 class EnvErrorCode(enum.Enum):
-    """Why an env request failed; values are those of both generations' wires."""
+    """EnvErrorCode: why an env request failed; the numbers are those of both generations."""
 
     UNSPECIFIED = 0
     TIMEOUT = 1
@@ -132,7 +139,7 @@ class EnvErrorCode(enum.Enum):
     NOT_READY = 3
     BUSY = 4
     UNSUPPORTED = 5
-    """Of ``rlmesh-wire-v1`` only."""
+    """In ``rlmesh-wire-v1`` only."""
     INTERNAL = 10
     CRASHED = 11
     CANCELLED = 12
@@ -141,12 +148,12 @@ class EnvErrorCode(enum.Enum):
 
 @message
 class Configured(Response):
-    """Answers Configure."""
+    """The response to Configure (``rlmesh-wire-v1`` only)."""
 
 
 @message
 class ResetDone(Response):
-    """Answers Reset."""
+    """ResetResponse: the response to Reset."""
 
     observation: bytes
     """A batch over all lanes; in ``rlmesh-wire-v1`` over those that were reset."""
@@ -156,38 +163,40 @@ class ResetDone(Response):
 
 @message
 class StepDone(Response):
-    """Answers Step."""
+    """StepResponse: the response to Step."""
 
     observation: bytes
     rewards: Sequence[float]
     terminated: bytes
-    """One byte a lane, nonzero means set."""
+    """One byte for each lane, nonzero means set."""
     truncated: bytes
+    """One byte for each lane, nonzero means set."""
     infos: Infos
     completed_episodes: tuple[EpisodeRecord, ...]
     episode_ids: tuple[str, ...]
-    """Empty entries: no episode is tracked there until the next Reset."""
+    """One id for each lane; empty where no episode is tracked before the next Reset."""
     env_indices: tuple[int, ...] = ()
-    """The request's: what else is here has one entry for each of them; empty: for all lanes."""
+    """The request's: the other fields have one entry for each of them; empty: for all lanes."""
 
 
 @message
 class Rendered(Response):
-    """Answers Render."""
+    """RenderResponse: the response to Render."""
 
     png: bytes | None
+    """None: the environment has no frame."""
 
 
 @message
 class Closed(Response):
-    """Answers Close; the stream ends after it."""
+    """CloseResponse of an EnvService: the response to Close; the stream ends after it."""
 
     final_episodes: tuple[EpisodeRecord, ...] = ()
 
 
 @message
 class EnvFailed(Response):
-    """Answers any request that could not be satisfied."""
+    """EnvError: the response to a request that could not be satisfied."""
 
     code: EnvErrorCode
     message: str
@@ -201,24 +210,24 @@ EnvResponse = Configured | ResetDone | StepDone | Rendered | Closed | EnvFailed
 
 @message
 class EnvTimings:
-    """What an endpoint tells of a request beside its answer (``rlmesh-wire-v1`` only)."""
+    """Durations of a request in an endpoint (``rlmesh-wire-v1`` only; none in the edition)."""
 
     endpoint_total_ns: int = 0
     decode_ns: int = 0
     user_ns: int = 0
-    """In the environment's worker, and on the way there and back."""
+    """Time in the environment's worker, with the transfers there and back."""
     encode_ns: int = 0
     queue_ns: int = 0
-    """From the request's arrival to the beginning of the work on it."""
+    """Time from the arrival of the request to its execution."""
 
 
 # --- model streams ---------------------------------------------------------------------
 
 
 class PredictSlot(NamedTuple):
-    """Which lane and episode one row of a batch belongs to.
+    """PredictSlot: lane and episode of one row of a batch.
 
-    A tuple, since a busy endpoint makes a hundred thousand a second.
+    A NamedTuple, since a busy endpoint creates a hundred thousand a second.
     """
 
     env_index: int
@@ -230,7 +239,7 @@ class PredictSlot(NamedTuple):
 
 @message
 class PredictContext:
-    """Where a model request belongs; mirrored in the answer."""
+    """PredictContext: session, route and slots of a model request; mirrored in the response."""
 
     session_id: str
     route_id: str
@@ -247,32 +256,32 @@ class RouteRequest(Request):
 
 @message
 class ConfigureRoute(RouteRequest):
-    """Open a route for one environment contract."""
+    """ConfigureRouteRequest: open a route for one environment contract."""
 
     contract: object
-    """An ``EnvContract``, opaque here; None when the message had none."""
+    """An ``EnvContract``, opaque here; None where the message has none."""
 
 
 @message
 class Predict(RouteRequest):
-    """Ask for one action a slot."""
+    """PredictRequest: return one action for each slot."""
 
     observation: bytes
-    """A batch with one row a slot, encoded by the dialect."""
+    """A batch with one row for each slot, encoded by the dialect."""
     mirror: bytes = field(default=b"", compare=False, repr=False)
-    """The context as it came, in the dialect's own form."""
+    """The bytes of the context, as the dialect received them."""
 
 
 @message
 class CloseRoute(RouteRequest):
-    """Release a route."""
+    """CloseRouteRequest: release a route."""
 
     reason: str = ""
 
 
 @message
 class CloseModel(Request):
-    """Ask for the end, after everything outstanding has been answered."""
+    """CloseRequest of a ModelService: end the session after all outstanding responses."""
 
     reason: str = ""
 
@@ -281,14 +290,14 @@ ModelRequest = ConfigureRoute | Predict | CloseRoute | CloseModel
 
 
 class ModelErrorCode(enum.Enum):
-    """Why a model request failed; values are those of the edition's wire, but for one."""
+    """ModelErrorCode: why a model request failed; with one code that the edition does not have."""
 
     UNSPECIFIED = 0
     INVALID_REQUEST = 1
     NOT_CONFIGURED = 2
     BUSY = 3
     UNSUPPORTED = 5
-    """Of ``rlmesh-wire-v1`` only."""
+    """In ``rlmesh-wire-v1`` only."""
     INTERNAL = 10
     CANCELLED = 11
     CLOSED = 12
@@ -296,17 +305,17 @@ class ModelErrorCode(enum.Enum):
 
 @message
 class RouteConfigured(Response):
-    """Answers ConfigureRoute."""
+    """ConfigureRouteResponse: the response to ConfigureRoute."""
 
 
 @message
 class BatchRun:
-    """How a batch of predictions was made."""
+    """Facts about the batch of a prediction, sent as its OperationTelemetry."""
 
     policy_version: int
-    """Of the weights that acted; 0 for those that the policy was loaded with."""
+    """Version of the weights; 0 for those that the policy was loaded with."""
     num_rows: int
-    """Of all requests in it."""
+    """Rows of all requests in the batch."""
     forward_ns: int
     """Time that the policy took for all rows together."""
     component_id: str = ""
@@ -325,33 +334,33 @@ class TimedBatchRun(BatchRun):
 
 @message
 class Predicted(Response):
-    """Answers Predict."""
+    """PredictResponse: the response to Predict."""
 
     context: PredictContext
-    """The request's own."""
+    """The context of the request."""
     action: bytes
-    """A batch with one row a slot."""
+    """A batch with one row for each slot."""
     run: BatchRun | None = None
-    """None: the model does not tell."""
+    """None: the server sent no telemetry."""
     queue_ns: int = 0
-    """Time from the request's arrival to the beginning of its batch; with ``run`` only."""
+    """Time from the request's arrival to the start of its batch; with ``run`` only."""
     mirror: bytes = field(default=b"", compare=False, repr=False)
-    """The request's own. If there is one it is sent in place of ``context``, which it equals."""
+    """``Predict.mirror``; if not empty it is sent in place of ``context``, which it equals."""
 
 
 @message
 class RouteClosed(Response):
-    """Answers CloseRoute."""
+    """CloseRouteResponse: the response to CloseRoute."""
 
 
 @message
 class ModelClosed(Response):
-    """Answers CloseModel; the stream ends after it."""
+    """CloseResponse of a ModelService: the response to CloseModel; the stream ends after it."""
 
 
 @message
 class ModelFailed(Response):
-    """Answers any request that could not be satisfied."""
+    """ModelError: the response to a request that could not be satisfied."""
 
     code: ModelErrorCode
     message: str

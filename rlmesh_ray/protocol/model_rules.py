@@ -1,4 +1,4 @@
-"""What may be asked of a model session, and what generations disagree about there."""
+"""Rules of model streams, by generation: the legal requests of each route state."""
 
 import enum
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from rlmesh_ray.protocol.messages import (
 
 @message
 class ForgetEpisodes(RouteRequest):
-    """Have a route forget episodes, which have ended."""
+    """Make a route forget episodes that have ended (``rlmesh-wire-v1`` only)."""
 
     episode_ids: tuple[str, ...]
 
@@ -33,32 +33,32 @@ class EpisodesForgotten(Response):
 
 
 SessionRequest = ModelRequest | ForgetEpisodes
-"""What a session is asked, in whatever generation."""
+"""The requests of a model session, in either generation."""
 SessionResponse = ModelResponse | EpisodesForgotten
-"""What it answers."""
+"""The responses of a model session."""
 
 
 class RouteState(enum.Enum):
-    """Where one route stands."""
+    """State of one route."""
 
     ABSENT = enum.auto()
     CONFIGURED = enum.auto()
 
 
 RequestTable = Mapping[RouteState, Mapping[type[Request], RouteState]]
-"""The state after a request has succeeded. A kind that is missing is refused."""
+"""The legal kinds of request in each state, with the state after success."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRules:
-    """What generations disagree about."""
+    """The rules of one generation."""
 
     requests: RequestTable
     remedy: str
-    """What a client has to do about a route that is not configured, as part of a sentence."""
+    """The client's remedy for NOT_CONFIGURED, as part of a sentence."""
     keeps_same_route: bool = False
-    """Whether a route goes on as it is when it is configured once more for the environment that it
-    is for; else it begins anew."""
+    """Whether configuring an open route again for the same contract leaves it unchanged; else the
+    route starts anew."""
 
 
 EDITION_2026_06_RULES = ModelRules(
@@ -74,7 +74,7 @@ EDITION_2026_06_RULES = ModelRules(
     },
     remedy="send ConfigureRoute first",
 )
-"""Those of ``rlmesh.protocol.v1``."""
+"""The rules of ``rlmesh.protocol.v1``."""
 
 RESPONSE_TYPES: Mapping[type[Request], type[Response]] = {
     ConfigureRoute: RouteConfigured,

@@ -1,16 +1,16 @@
-"""Ordering of one model stream, server side.
+"""Request ordering of one model stream, server side. Sans-I/O.
 
-Rule 1: requests of one route are worked on one at a time, in arrival order; requests of
-different routes at once (edition 2026.06, "Ordering and Errors";
-capability rlmesh.model.concurrent_predict.v1).
+Rule 1: requests of one route are executed one at a time, in arrival order; requests of different
+routes concurrently (edition 2026.06, "Ordering and Errors"; capability
+rlmesh.model.concurrent_predict.v1).
 Rule 2: every legal request is in the table of the rules; a refused one changes nothing, and is
-answered when its turn on its route comes, so that its answer cannot overtake an earlier one's.
+answered in its turn on its route, so that its response cannot overtake an earlier one.
 Rule 3: Close is answered after everything that came before it.
-Rule 4: nothing here blocks, reads a clock, logs, or looks inside a payload.
-Rule 5: what generations disagree about is data (``model_rules``).
+Rule 4: nothing here blocks, reads a clock, logs, or decodes a payload.
+Rule 5: differences between the generations are data (``model_rules``).
 
-The shell feeds each message to ``receive`` and each result to ``complete``. Both return what
-to do next: responses to send, in order, and requests that the host may work on now.
+The caller passes each message to ``receive`` and each result to ``complete``. Both return the
+responses to send, in order, and the requests to execute.
 """
 
 from collections import deque
@@ -46,19 +46,19 @@ class _RouteQueue:
 
 @dataclass(slots=True)
 class ModelSessionOutput:
-    """What the shell does next."""
+    """Responses to send and requests to execute."""
 
     responses: list[SessionResponse] = field(default_factory=list)
-    """To send, in this order."""
+    """Responses, to be sent in this order."""
     ready: list[RouteRequest] = field(default_factory=list)
-    """To work on; each one's result goes to ``complete``, in whatever order they finish."""
+    """Requests to execute; each result goes to ``complete``, in the order of completion."""
 
 
 class ModelSession:
     """State of one model stream.
 
     Args:
-        rules: Of the stream's generation.
+        rules: The rules of the stream's generation.
     """
 
     def __init__(self, rules: ModelRules = EDITION_2026_06_RULES) -> None:
@@ -76,16 +76,16 @@ class ModelSession:
 
     @property
     def num_outstanding(self) -> int:
-        """How many route requests have not been answered."""
+        """Number of route requests that have not been answered."""
         return len(self._outstanding)
 
     @property
     def num_routes(self) -> int:
-        """How many routes are configured, or have requests that have not been answered."""
+        """Number of routes that are configured or have unanswered requests."""
         return len(self._routes)
 
     def receive(self, request: SessionRequest | MalformedRequest) -> ModelSessionOutput:
-        """Take the next message of the stream, in arrival order."""
+        """Process the next message of the stream, in arrival order."""
         output = ModelSessionOutput()
         refusal = self._refusal(request)
         if refusal is not None:
@@ -104,19 +104,19 @@ class ModelSession:
         return output
 
     def complete(self, request: RouteRequest, response: SessionResponse) -> ModelSessionOutput:
-        """Take the host's answer to a request that was ready.
+        """Process the result of a request that was ready.
 
         Args:
             request: The request.
-            response: Its answer: of the request's own kind, or ModelFailed.
+            response: Its response: of the kind that answers it, or ModelFailed.
 
         Raises:
-            LocalProtocolError: The request is not being worked on, or the answer is of
+            LocalProtocolError: The request is not being executed, or the response is of
                 another kind.
         """
         route = self._routes.get(request.context.route_id)
         if route is None or route.in_progress is not request:
-            raise LocalProtocolError("the request is not being worked on", request.request_id)
+            raise LocalProtocolError("the request is not being executed", request.request_id)
         if type(response) is not RESPONSE_TYPES[type(request)] and not isinstance(
             response, ModelFailed
         ):

@@ -1,7 +1,7 @@
-"""What the host of an environment or policy reports back to its session.
+"""Outcomes: the results of executed requests, from which an EnvSession makes the responses.
 
-The host does the work and knows nothing of request ids, episodes or error codes; the
-session turns an outcome into the one response that the request gets.
+The executor knows no request ids, episodes or error codes; the session turns each outcome into the
+one response to its request.
 """
 
 import enum
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from rlmesh_ray.protocol.messages import Infos
 
 NOT_STARTED = "the environment has not started within"
-"""How the message of a TIMEOUT begins when the environment is still starting: the request was not
-executed, the start goes on, and a client may send the request again."""
+"""Prefix of the message of a TIMEOUT while the environment is starting: the request was not
+executed, the start goes on, and the client may send the request again."""
 
 
 class FailureKind(enum.Enum):
-    """Why a host could not do what a legal request asked."""
+    """Why a legal request failed."""
 
     TIMEOUT = enum.auto()
-    """The deadline passed; the worker may still be busy, its result reaches nobody."""
+    """The deadline passed; the worker may still be busy, and its result is dropped."""
     RAISED = enum.auto()
     """The environment raised; its worker lives."""
     CRASHED = enum.auto()
@@ -31,18 +31,18 @@ class FailureKind(enum.Enum):
     BAD_REQUEST = enum.auto()
     """The request's own arguments are wrong; nothing has changed."""
     OUT_OF_ORDER = enum.auto()
-    """The request's number is none that can come now; its client has lost count."""
+    """The request's number is neither the last one nor the next (``transport.exactly_once``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The host could not do it."""
+    """The request failed."""
 
     kind: FailureKind
     message: str
-    """One line, for the peer."""
+    """Error message for the client, in one line."""
     debug_info: str = ""
-    """The remote traceback, as text."""
+    """Traceback of the worker, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,21 @@ class ResetOutcome:
     """The lanes were reset."""
 
     observation: bytes
-    """A batch over all lanes, encoded by the dialect; over those that were reset where the rules
-    narrow replies."""
+    """A batch over all lanes, encoded by the dialect; with ``EnvRules.narrows_replies`` over those
+    that were reset."""
     infos: Infos
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """The lanes were stepped; every sequence has one entry for each lane that was."""
+    """The lanes were stepped; every sequence has one entry for each stepped lane."""
 
     observation: bytes
     rewards: Sequence[float]
     terminated: bytes
-    """One byte each, nonzero means set."""
+    """One byte for each lane, nonzero means set."""
     truncated: bytes
+    """One byte for each lane, nonzero means set."""
     infos: Infos
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
     """By lane: the last infos of each episode that ended on this step."""
@@ -71,12 +72,12 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RenderOutcome:
-    """A picture was asked for."""
+    """The lanes were rendered."""
 
     png: bytes | None
-    """None: the environment gives no frame."""
+    """None: the environment has no frame."""
     took_s: float = 0.0
-    """How long it took."""
+    """Duration of the call."""
 
 
 EnvOutcome = ResetOutcome | StepOutcome | RenderOutcome | Failure

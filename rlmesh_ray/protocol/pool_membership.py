@@ -1,10 +1,8 @@
-"""Who is in a pool of endpoints that registered themselves, and under which names and tokens.
+"""Membership of a pool: endpoints that register themselves, by id. Sans-I/O.
 
-Rules of the file:
-
-* One visit (a stream) holds an endpoint id at a time: that of the endpoint that was started last.
-  Whoever held it before is told, and whoever comes back to find it taken, too.
-* A visit that ends takes the endpoint out of the pool only if it still holds the id.
+* One registration stream holds an endpoint id at a time: that of the endpoint started last. The
+  former holder is refused, at once and when it registers again.
+* The end of a stream removes the endpoint from the pool only if the stream still holds the id.
 
 The tokens of a pool are in ``auth/pool_tokens.py``.
 """
@@ -20,12 +18,12 @@ from rlmesh_ray.errors import ConfigurationError
 from rlmesh_ray.protocol.address import Address
 
 MAX_ENDPOINTS = 1024
-"""In one pool."""
+"""Most endpoints of a pool."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first one a letter or digit"
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
-# gRPC would take HOST:PORT for an address of another kind, such as the path of a socket.
+# Schemes of gRPC's addresses: with such a host, HOST:PORT would be a socket's path, say.
 _NO_HOSTS = frozenset({"dns", "ipv4", "ipv6", "sockaddr", "unix", "unix-abstract", "vsock", "xds"})
 _QUOTE = 80
 
@@ -33,58 +31,58 @@ ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
 
 class RefusalKind(enum.Enum):
-    """What an endpoint does that was refused."""
+    """What a refused endpoint should do."""
 
     NOT_NOW = 1
-    """It tries again in a while."""
+    """Retry later."""
     NOT_LIKE_THIS = 2
-    """It tells its operator: the same would be refused again."""
+    """Report to the operator: the same request would be refused again."""
     REPLACED = 3
-    """It does not come back: another endpoint holds its id."""
+    """Stop: another endpoint holds the id."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRequest:
-    """What an endpoint says of itself."""
+    """AttendRequest: an endpoint asks to join a pool."""
 
     pool: str
     endpoint_id: str
     host: str
-    """Empty: the one that the registrar sees."""
+    """Empty: the peer address that the registrar sees."""
     port: int
     version: str = ""
-    """For people."""
+    """Version of the endpoint's software, for display."""
     former_incarnation: int = 0
-    """As what it was registered last since it was started; 0: it was not."""
+    """Incarnation of its latest registration since it was started; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationAccepted:
-    """An endpoint is in the pool."""
+    """AttendResponse.registered: the endpoint is in the pool."""
 
     incarnation: int
-    """Counts its registrations, from 1."""
+    """Counts the registrations of the id, from 1."""
     address: str
-    """Where clients dial it."""
+    """Address for clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRefused:
-    """An endpoint is not in the pool, or not any more."""
+    """AttendResponse.refusal: the endpoint is not in the pool, or not any more."""
 
     kind: RefusalKind
     message: str
 
 
 def checked_name(name: str, what: str) -> str:
-    """Return ``name`` if a pool or an endpoint may have it.
+    """Return ``name`` if it is a valid name of a pool or endpoint.
 
     Args:
-        name: To be judged.
-        what: The name of the argument, for the message.
+        name: The name.
+        what: Name of the argument, for the message.
 
     Raises:
-        ConfigurationError: It may not.
+        ConfigurationError: ``name`` is not valid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{what}={name[:_QUOTE]!r} is no name: give {_NAME_RULE}")
@@ -92,26 +90,26 @@ def checked_name(name: str, what: str) -> str:
 
 
 def fleet_name_of_pool(pool: str) -> str:
-    """Return under which name the cluster's registry keeps the members of a pool."""
+    """Return the fleet name of a pool's members in the cluster's registry."""
     return f"pool/{pool}"
 
 
 def full_id(pool: str, endpoint_id: str) -> str:
-    """Return the id of an endpoint that no other pool's endpoint has."""
+    """Return the id of a pool's endpoint that is unique in the cluster."""
     return f"{fleet_name_of_pool(pool)}/{endpoint_id}"
 
 
 def peer_host(peer: str) -> str:
-    """Return the host in gRPC's name of a peer: ``ipv4:HOST:PORT`` or ``ipv6:%5BHOST%5D:PORT``.
+    """Return the host in gRPC's peer string: ``ipv4:HOST:PORT`` or ``ipv6:%5BHOST%5D:PORT``.
 
-    Empty where it is neither, such as a unix socket.
+    Empty for any other, such as a unix socket.
     """
     kind, _, rest = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return ""
     host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
     ip = _ip(host)
-    # What a socket for both families says of an IPv4 peer.
+    # A dual-stack socket reports an IPv4 peer as a mapped address.
     mapped = getattr(ip, "ipv4_mapped", None)
     return "" if ip is None else str(mapped or ip)
 
@@ -119,17 +117,17 @@ def peer_host(peer: str) -> str:
 def validate_registration(
     request: RegistrationRequest, pool: str, seen_host: str
 ) -> Address | RegistrationRefused:
-    """Return where clients reach the endpoint, or why it cannot be in ``pool``.
+    """Return the endpoint's address for clients, or the reason of a refusal.
 
     Args:
-        request: What it says.
-        pool: The registrar's.
-        seen_host: Where it comes from; empty where that is no address.
+        request: The endpoint's request.
+        pool: The registrar's pool.
+        seen_host: The peer address of the request; empty where it is no IP address.
     """
     if request.pool != pool:
         return _invalid(
-            f"this registrar is of the pool {pool!r}, not of {request.pool[:_QUOTE]!r}; name that "
-            "pool, or dial the registrar of the other"
+            f"this registrar serves the pool {pool!r}, not {request.pool[:_QUOTE]!r}; name that "
+            "pool, or connect to the registrar of the other"
         )
     try:
         checked_name(request.endpoint_id, "endpoint id")
@@ -138,7 +136,7 @@ def validate_registration(
     host = request.host or seen_host
     if not _is_host(host) or not 0 < request.port < 65536:
         return _invalid(
-            f"{host[:_QUOTE]!r}, port {request.port}, is nowhere that clients could dial; name the "
+            f"clients cannot connect to {host[:_QUOTE]!r}, port {request.port}; name the "
             "endpoint's address by --advertise HOST:PORT"
         )
     address = Address(host, request.port)
@@ -161,10 +159,10 @@ class _IdHolder(Generic[ConnectionT]):
 
 
 class EndpointIdTable(Generic[ConnectionT]):
-    """Which visit holds which endpoint id.
+    """The registration stream that holds each endpoint id.
 
     Args:
-        max_endpoints: How many ids may be held at once.
+        max_endpoints: Most ids at the same time.
     """
 
     def __init__(self, max_endpoints: int = MAX_ENDPOINTS) -> None:
@@ -175,11 +173,11 @@ class EndpointIdTable(Generic[ConnectionT]):
         return len(self._holders)
 
     def conflict(self, request: RegistrationRequest) -> RegistrationRefused | None:
-        """Return why an endpoint cannot have its id now; None: it can."""
+        """Return the refusal where an endpoint cannot have its id now, else None."""
         holder = self._holders.get(request.endpoint_id)
         if holder is None:
             return self._full() if len(self._holders) >= self._max_endpoints else None
-        # Its own former visit, which has not been missed yet, is in nobody's way.
+        # The endpoint's own former stream, whose end has not been noticed yet, is no conflict.
         if 0 < request.former_incarnation < holder.registered.incarnation:
             return superseded_refusal(request.endpoint_id, holder.registered.address)
         return None
@@ -187,13 +185,13 @@ class EndpointIdTable(Generic[ConnectionT]):
     def register(
         self, endpoint_id: str, connection: ConnectionT, registered: RegistrationAccepted
     ) -> ConnectionT | None:
-        """Let ``connection`` hold an id; return the visit that has lost it, if one has."""
+        """Assign an id to ``connection``; return the former holder, if there is one."""
         former = self._holders.get(endpoint_id)
         self._holders[endpoint_id] = _IdHolder(connection, registered)
         return None if former is None else former.connection
 
     def unregister(self, endpoint_id: str, connection: ConnectionT) -> bool:
-        """Note that a visit has ended; return whether nobody holds the id now."""
+        """Note the end of a stream; return whether it held the id, which is free now."""
         holder = self._holders.get(endpoint_id)
         if holder is None or holder.connection != connection:
             return False
@@ -208,11 +206,11 @@ class EndpointIdTable(Generic[ConnectionT]):
 
 
 def superseded_refusal(endpoint_id: str, address: str) -> RegistrationRefused:
-    """Return what the former holder of an id is told.
+    """Return the refusal for the former holder of an id.
 
     Args:
-        endpoint_id: Which id.
-        address: Of the endpoint that holds it now.
+        endpoint_id: The id.
+        address: Address of the endpoint that holds it now.
     """
     return RegistrationRefused(
         RefusalKind.REPLACED,

@@ -1,4 +1,4 @@
-"""What is wrong with a request's own arguments, before anybody does anything for it."""
+"""Validation of the arguments of a request, before it is executed."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ from rlmesh_ray.protocol.messages import (
 )
 
 _MOST_LISTED = 32
-_LARGEST_SEED = 2**63 - 1  # what its field on the wire holds
+_LARGEST_SEED = 2**63 - 1  # an int64 field
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidRequest:
-    """Why a request is refused."""
+    """Error code and message of a refused request."""
 
     code: EnvErrorCode
     message: str
     is_final: bool = False
-    """Whether nothing can go on after it."""
+    """Whether the refusal ends the session."""
 
 
 class RequestValidator:
-    """Looks at the arguments of the requests of one session.
+    """Validates the arguments of the requests of one session.
 
     Args:
         num_lanes: Width of the session's vector.
-        rules: The dialect's.
+        rules: The rules of the session's dialect.
         steps_subsets: Whether the endpoint can reset and step any of its lanes alone.
     """
 
@@ -43,11 +43,11 @@ class RequestValidator:
         self._steps_subsets = steps_subsets
 
     def check(self, request: EnvRequest, begun: Collection[int]) -> InvalidRequest | None:
-        """Return what speaks against ``request``; None if nothing does.
+        """Return why ``request`` is invalid, or None.
 
         Args:
-            request: Of a kind that is legal now.
-            begun: The lanes that have been reset, since the beginning or since they were lost.
+            request: A request of a legal kind.
+            begun: The lanes that have been reset since the session's start or since their loss.
         """
         if isinstance(request, Step):
             is_plain = not request.env_indices and len(begun) == self._num_lanes
@@ -102,7 +102,7 @@ class RequestValidator:
         )
 
     def _check_lanes(self, kind: str, lanes: Sequence[int]) -> InvalidRequest | None:
-        if len(lanes) > self._num_lanes:  # a million of them, perhaps
+        if len(lanes) > self._num_lanes:  # first: there may be a million of them
             return _invalid(
                 f"{kind}.env_indices has {len(lanes)} entries; there are {self._num_lanes} lanes"
             )
@@ -119,8 +119,8 @@ class RequestValidator:
         if self._rules.spreads_one_seed and len(seeds) == 1 and not num_named:
             if seeds[0] + wanted - 1 > _LARGEST_SEED:
                 return _invalid(
-                    f"Reset.seeds {list(seeds)}: {wanted} lanes cannot count up from there; give "
-                    "one a lane"
+                    f"Reset.seeds {list(seeds)}: the seeds of {wanted} lanes, counted up from it, "
+                    "exceed int64; give one a lane"
                 )
             return None
         if not seeds or len(seeds) == wanted:
@@ -128,13 +128,13 @@ class RequestValidator:
         return _invalid(f"Reset.seeds has {len(seeds)} entries; give none or one a lane ({wanted})")
 
     def _check_edition(self, edition: str) -> InvalidRequest | None:
-        # Release candidates put their own version behind the edition's name.
+        # Release candidates append their own version to the edition's name.
         if not edition or edition.partition("-")[0] in self._rules.editions:
             return None
-        spoken = ", ".join(sorted(self._rules.editions))
+        supported = ", ".join(sorted(self._rules.editions))
         return InvalidRequest(
             EnvErrorCode.INVALID_ACTION,
-            f"edition {quoted(edition)!r} is not spoken here; configure {spoken}",
+            f"edition {quoted(edition)!r} is not supported here; configure {supported}",
             is_final=True,
         )
 

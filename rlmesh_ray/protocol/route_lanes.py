@@ -12,17 +12,17 @@ from rlmesh_ray.protocol.messages import PredictSlot
 
 
 class RouteLanes(Protocol):
-    """What a route's requests may be about."""
+    """The lanes of one route, which key the policy's state."""
 
     @property
     def num_reserved(self) -> int:
-        """How many lanes the route has from the start; 0: they come and go."""
+        """Number of lanes that the route has from the start; 0 where episodes get and free them."""
 
     def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
-        """Return the rows of a Predict with the lanes that the policy knows them by.
+        """Return the slots of a Predict with the lanes that key the policy's state.
 
         Raises:
-            CodecError: They would make the policy's state ambiguous, or grow without bound.
+            CodecError: The slots are ambiguous, out of range, or have too long ids.
             CapacityError: There are too many lanes already; nothing has changed.
         """
 
@@ -30,7 +30,7 @@ class RouteLanes(Protocol):
         """Note that a Predict with these rows has not been answered with actions."""
 
     def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
-        """Return the lanes of those episodes that are known, each once."""
+        """Return the lanes of the known episodes among ``episode_ids``, without duplicates."""
 
     def free(self, episode_ids: Sequence[str]) -> None:
         """Free the lanes of episodes, whose states the policy has dropped."""
@@ -40,13 +40,13 @@ class RouteLanes(Protocol):
 
 
 class ContractLanes:
-    """As many lanes as the contract says; each row names its own.
+    """The ``num_envs`` lanes of the route's contract; each slot names its lane.
 
     Args:
-        num_envs: The contract's.
+        num_envs: Number of lanes in the contract.
 
     Raises:
-        CodecError: There is no lane.
+        CodecError: ``num_envs`` is below 1.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -58,16 +58,16 @@ class ContractLanes:
         self.num_reserved = num_envs
 
     def assign_lanes(self, slots: Sequence[PredictSlot]) -> Sequence[PredictSlot]:
-        """Return ``slots`` as they are, which are different lanes of the route."""
+        """Return ``slots`` unchanged after checking that they are distinct lanes of the route."""
         num_envs = self.num_reserved
         check_id_lengths([slot.episode_id for slot in slots])
         if len(slots) == 1 and 0 <= slots[0].env_index < num_envs:
             return slots
         if not slots:
-            raise CodecError("Predict names no slots; give one a row of the observation")
+            raise CodecError("Predict names no slots; give one for each row of the observation")
         lanes = {slot.env_index for slot in slots}
         if len(lanes) < len(slots):
-            raise CodecError("Predict names an env_index twice; each slot needs one of its own")
+            raise CodecError("Predict names an env_index twice; each slot needs its own")
         if min(lanes) < 0 or max(lanes) >= num_envs:
             raise CodecError(
                 f"Predict names env_index {min(lanes)} to {max(lanes)}; the route's contract has "
@@ -76,17 +76,17 @@ class ContractLanes:
         return slots
 
     def note_failed(self, slots: Sequence[PredictSlot]) -> None:
-        """Nothing to be noted: the client says where episodes begin."""
+        """Do nothing: the client marks where episodes begin."""
 
     def lanes_of(self, episode_ids: Sequence[str]) -> list[int]:
-        """Return none: lanes are not known by their episodes."""
+        """Return no lanes: they are not assigned by episode."""
         return []
 
     def free(self, episode_ids: Sequence[str]) -> None:
-        """Nothing to be freed: the lanes are the contract's."""
+        """Do nothing: the contract's lanes are never freed."""
 
     def clear(self) -> None:
-        """Nothing to be freed: the lanes are the contract's."""
+        """Do nothing: the contract's lanes are never freed."""
 
 
 def check_id_lengths(episodes: Sequence[str]) -> None:

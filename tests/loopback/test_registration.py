@@ -458,9 +458,7 @@ def test_a_wrong_pool_is_told_by_name(registrar: Registrar, book: Book) -> None:
         found = failure(started)
 
     assert isinstance(found, ConfigurationError)
-    assert f"{registrar.address}: this registrar is of the pool 'games', not of 'toys'" in str(
-        found
-    )
+    assert f"{registrar.address}: this registrar serves the pool 'games', not 'toys'" in str(found)
     assert book.events.empty()
 
 
@@ -763,7 +761,7 @@ def test_what_is_advertised_is_where_clients_are_sent(
     ("pool", "secret", "kind", "words"),
     [
         ("games", "other", "AccessDeniedError", "the registrar wants another token"),
-        ("toys", SECRET, "ConfigurationError", "is of the pool 'games', not of 'toys'"),
+        ("toys", SECRET, "ConfigurationError", "serves the pool 'games', not 'toys'"),
     ],
 )
 def test_what_the_pool_refuses_ends_the_command_with_the_reason(

@@ -517,7 +517,7 @@ def test_episodes_that_never_end_are_refused_and_none_is_dropped(runtime: Runtim
 
     assert code_of(refusal) is ModelErrorCode.BUSY
     assert isinstance(refusal, ModelFailed)
-    assert "65536 are the limit: tell which ones have ended" in refusal.message
+    assert "65536 are the limit: report the ended ones" in refusal.message
     assert runtime.act("a", ["0"], 0) == [2]
     runtime.ask(reset("a", "7"))
     assert runtime.act("a", ["0", "one more"], 0, 0) == [3, 1]

@@ -208,7 +208,7 @@ def test_a_text_is_named_by_its_release_or_its_checksum(name: str, text: str) ->
 
 @pytest.mark.parametrize("name", ["", "rlmesh-0.1.0b4", "f" * 63, "f" * 65, "g" * 64, "٣" * 64])
 def test_what_names_no_text_is_refused_with_the_remedy(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"write rlmesh-0\.1\.0b3, or .*sha256"):
+    with pytest.raises(ConfigurationError, match=r"give rlmesh-0\.1\.0b3, or .*sha256"):
         edition_sha256(name)
 
 

@@ -236,7 +236,7 @@ def test_only_an_answer_of_its_own_kind_completes_a_request(
     if is_working and response_kind is request_kind:
         assert session.complete(request, response).responses == [response]
         return
-    reason = "does not answer" if is_working else "not being worked on"
+    reason = "does not answer" if is_working else "not being executed"
     with pytest.raises(LocalProtocolError, match=reason):
         session.complete(request, response)
 
@@ -366,7 +366,7 @@ def test_an_unreadable_frame_is_answered() -> None:
 def test_completing_what_is_not_being_worked_on_is_the_shells_fault() -> None:
     session = configured()
 
-    with pytest.raises(LocalProtocolError, match="not being worked on"):
+    with pytest.raises(LocalProtocolError, match="not being executed"):
         session.complete(predict("1"), RouteClosed("1"))
 
 
