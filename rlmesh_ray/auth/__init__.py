@@ -1,1 +1,1 @@
-"""Secrets that lie in files (tokens, keys, certificates), as both ends of a line read them."""
+"""Authentication for servers and clients: tokens, token files, TLS files and the interceptor."""

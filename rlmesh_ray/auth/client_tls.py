@@ -1,4 +1,4 @@
-"""How a client speaks TLS."""
+"""ClientTls: TLS files of a client."""
 
 import ssl
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files in PEM form with which a client speaks TLS."""
+    """PEM files for a client's TLS."""
 
     root_ca: Path | None = None
-    """Who must have signed the server's certificate; None: the system's authorities."""
+    """Authority of the server's certificate; None: the system's authorities."""
     certificate: Path | None = None
-    """To show to servers that ask for one; with ``private_key``."""
+    """The client's certificate, for servers that require one; with ``private_key``."""
     private_key: Path | None = None
 
     @classmethod
     def from_ray(cls) -> Self:
-        """Return mutual TLS with the files that Ray uses (``RAY_TLS_*``), which are this node's.
+        """Return mutual TLS with Ray's files of this node (``RAY_TLS_*``).
 
         Raises:
             ConfigurationError: Ray does not use TLS here, or a variable is missing.
@@ -34,7 +34,7 @@ class ClientTls:
         return cls(files.authority, files.certificate, files.private_key)
 
     def context(self) -> ssl.SSLContext:
-        """Read the files and return Python's form of them.
+        """Load the files into a context of Python's ssl module.
 
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
@@ -42,12 +42,12 @@ class ClientTls:
         return client_context(self.root_ca, self.certificate, self.private_key)
 
     def credentials(self) -> "grpc.ChannelCredentials":
-        """Read the files and return gRPC's form of them.
+        """Load the files into gRPC credentials.
 
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
         """
-        from rlmesh_ray.grpc_setup import grpc  # RLlink's clients do without
+        from rlmesh_ray.grpc_setup import grpc  # RLlink's clients do not need it
 
         self.context()
         if self.certificate is not None:
@@ -59,15 +59,15 @@ class ClientTls:
 
 
 ClientTlsSource = ClientTls | RayTls
-"""Files, or those that Ray uses on this node."""
+"""Files, or Ray's files on the node where it is used."""
 
 
 def resolve_client_tls(tls: ClientTlsSource | None) -> ClientTls | None:
-    """Return the files to speak TLS with on this node; None: plain text.
+    """Return the TLS files on this node; None: no TLS.
 
     Raises:
-        ConfigurationError: It is neither of both, or Ray is told to use TLS here, and not with
-            which files.
+        ConfigurationError: ``tls`` is of another type, or Ray's TLS is enabled and its files are
+            not named.
     """
     if isinstance(tls, RayTls):
         files = tls.files()

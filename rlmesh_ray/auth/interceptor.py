@@ -1,7 +1,7 @@
-"""The door of a gRPC server: who shows no token of the endpoint's is answered nothing else.
+"""TokenInterceptor: authentication and authorization of gRPC calls by bearer token.
 
-It stands before the handlers, and looks at nothing but a call's path and metadata: nothing that a
-stranger sends is parsed, decoded or built.
+It runs before the handlers, on a call's path and metadata only: no message of an unauthenticated
+client is decoded.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,20 +16,20 @@ from rlmesh_ray.protocol.capabilities import AUTHORIZATION_METADATA_KEY
 
 _SCHEME = "Bearer "
 _HOW = "--token-file or the variable RLMESH_RAY_TOKEN of rlmesh-ray, token=… in Python"
-_MISSING = "this {} wants a token, and the call shows none; give it one: " + _HOW
-_UNKNOWN = "this {} wants another token than the call shows; give it the right one: " + _HOW
-_SEVERAL = "this call shows several tokens; show one"
+_MISSING = "this {} requires a token, and the call carries none; give it one: " + _HOW
+_UNKNOWN = "this {} requires another token than the call carries; give it the right one: " + _HOW
+_SEVERAL = "this call carries several tokens; send one"
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away every call that does not carry a token, as ``Bearer TOKEN`` or alone.
+    """Refuses calls without a valid token in their metadata, as ``Bearer TOKEN`` or alone.
 
     Args:
-        token: The endpoint's, or the file with its tokens.
-        kind: What refuses, in messages: ``"endpoint"``, ``"gateway"`` or ``"registrar"``.
+        token: The endpoint's token, or its token file.
+        kind: Kind of server in messages: ``"endpoint"``, ``"gateway"`` or ``"registrar"``.
 
     Raises:
-        ConfigurationError: ``token`` is nothing that a call can carry, or its file cannot be used.
+        ConfigurationError: The token cannot be carried in metadata, or its file cannot be used.
     """
 
     def __init__(self, token: TokenSource, kind: str = "endpoint") -> None:
@@ -41,25 +41,25 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """Pass the call on, or replace its handler by the refusal."""
-        shown = [
+        """Continue with the call, or replace its handler by the refusal."""
+        tokens = [
             value
             for key, value in details.invocation_metadata or ()
             if key == AUTHORIZATION_METADATA_KEY
         ]
-        if len(shown) > 1:
+        if len(tokens) > 1:
             return _refusal(grpc.StatusCode.UNAUTHENTICATED, _SEVERAL)
-        # Clients of ``rlmesh-wire-v1`` show it alone.
-        role = self._store.role_of(str(*shown).removeprefix(_SCHEME).encode())
+        # Clients of ``rlmesh-wire-v1`` send it without the scheme.
+        role = self._store.role_of(str(*tokens).removeprefix(_SCHEME).encode())
         if role is None:
-            reason = (_UNKNOWN if any(shown) else _MISSING).format(self._kind)
+            reason = (_UNKNOWN if any(tokens) else _MISSING).format(self._kind)
             return _refusal(grpc.StatusCode.UNAUTHENTICATED, reason)
-        wanted = required_role(details.method)
-        if role < wanted:
+        required = required_role(details.method)
+        if role < required:
             return _refusal(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"at this {self._kind} {details.method} wants a token of the role {wanted.label}, "
-                f"and this one is a {role.label}'s",
+                f"at this {self._kind} {details.method} requires a token of the role "
+                f"{required.label}, and this one has the role {role.label}",
             )
         return await continuation(details)
 

@@ -1,6 +1,6 @@
-"""Files in PEM form: whether they are what they should be, and what Python's TLS makes of them.
+"""Validation of PEM files, by loading them into an ssl.SSLContext.
 
-gRPC reads them by itself, and reports a bad one as an address that cannot be used.
+gRPC reads the files itself, but reports a bad one as an address that cannot be used.
 """
 
 import ssl
@@ -10,7 +10,7 @@ from rlmesh_ray.errors import ConfigurationError
 
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _ELLIPTIC = bytes.fromhex("06072a8648ce3d0201")
-# What certificates call the kinds of keys that BoringSSL offers: RSA, P-256, P-384.
+# DER encodings of the key types that BoringSSL supports: RSA, P-256, P-384.
 _KNOWN_KEYS = (
     bytes.fromhex("06092a864886f70d010101"),
     _ELLIPTIC + bytes.fromhex("06082a8648ce3d030107"),
@@ -21,12 +21,12 @@ _KNOWN_KEYS = (
 def server_context(
     certificate: Path, private_key: Path, client_ca: Path | None = None
 ) -> ssl.SSLContext:
-    """Return how a server speaks TLS.
+    """Return the TLS context of a server.
 
     Args:
-        certificate: The server's, with those between it and the authority.
-        private_key: Of the certificate.
-        client_ca: Who must have signed the certificates of clients; None: they need none.
+        certificate: The server's certificate chain.
+        private_key: Private key of the certificate.
+        client_ca: Authority of the clients' certificates; None: clients need none.
 
     Raises:
         ConfigurationError: A file cannot be used; the message names it and the remedy.
@@ -42,15 +42,15 @@ def server_context(
 def client_context(
     root_ca: Path | None = None, certificate: Path | None = None, private_key: Path | None = None
 ) -> ssl.SSLContext:
-    """Return how a client speaks TLS.
+    """Return the TLS context of a client.
 
     Args:
-        root_ca: Who must have signed the server's certificate; None: one of the system's.
-        certificate: To show to servers that ask for one.
-        private_key: Of the certificate.
+        root_ca: Authority of the server's certificate; None: the system's authorities.
+        certificate: The client's certificate, for servers that require one.
+        private_key: Private key of the certificate.
 
     Raises:
-        ConfigurationError: A file cannot be used, or of certificate and key one is missing.
+        ConfigurationError: A file cannot be used, or only one of certificate and key is given.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if root_ca is None:
@@ -61,35 +61,35 @@ def client_context(
         _load_pair(context, certificate, private_key)
     elif certificate is not None or private_key is not None:
         raise ConfigurationError(
-            "a client that shows a certificate needs both files: the certificate (--tls-cert) and "
+            "a client certificate needs both files: the certificate (--tls-cert) and "
             "its key (--tls-key)"
         )
     return context
 
 
 def require_known_key(certificate: Path) -> None:
-    """Refuse a certificate that gRPC would take and that nobody could then speak TLS with.
+    """Require a key type that BoringSSL supports; gRPC loads others, and each TLS handshake fails.
 
     Raises:
-        ConfigurationError: Its key is of a kind that gRPC does not know.
+        ConfigurationError: The certificate has another type of key.
     """
     head, end, _ = certificate.read_text("latin-1").partition(_END)
     leaf = ssl.PEM_cert_to_DER_cert(head[head.index(_BEGIN) :] + end)
     if not any(kind in leaf for kind in _KNOWN_KEYS):
         raise ConfigurationError(
-            f"{certificate} has a key of a kind that gRPC does not know; have a certificate made "
-            "for an RSA key, or an elliptic one on the curve P-256 or P-384"
+            f"{certificate} has a key of a kind that gRPC does not know; use a certificate with "
+            "an RSA key, or an elliptic one on the curve P-256 or P-384"
         )
 
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, private_key: Path) -> None:
     try:
-        # An empty password: OpenSSL would ask whoever sits at the terminal.
+        # With an empty password OpenSSL does not prompt at the terminal.
         context.load_cert_chain(certificate, private_key, password="")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{certificate} and {private_key} are no certificate and its key in PEM form, without "
-            f"a password ({error}); name files that belong together and that you may read"
+            f"a password ({error}); name two matching files that you may read"
         ) from error
 
 
@@ -98,6 +98,6 @@ def _load_authority(context: ssl.SSLContext, authority: Path) -> None:
         context.load_verify_locations(authority)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{authority} is no certificate in PEM form ({error}); name that of the authority, in "
-            "a file that you may read"
+            f"{authority} is no certificate in PEM form ({error}); name the authority's, in a file "
+            "that you may read"
         ) from error

@@ -1,6 +1,6 @@
-"""The tokens of a pool: of its registrar, its endpoints, and an endpoint that has users of its own.
+"""Tokens of a pool: for its registrar, for its endpoints, and beside an endpoint's token file.
 
-Pool and endpoint share a secret that never travels: both derive the tokens from it.
+Pool and endpoints share a secret, which is never sent: both derive the tokens from it.
 """
 
 import os
@@ -13,7 +13,7 @@ from rlmesh_ray.protocol.pool_membership import fleet_name_of_pool, full_id
 
 @dataclass(frozen=True, slots=True)
 class PoolTokenFile(TokenFile):
-    """A token file, and the token that the clients of a pool show."""
+    """A token file, and the token of the pool's clients."""
 
     pool_token: str = field(repr=False)
 
@@ -28,26 +28,27 @@ class PoolTokenFile(TokenFile):
 
 
 def registration_token(secret: str) -> str:
-    """Return what the registrar of a pool wants to see.
+    """Return the token that a pool's registrar requires.
 
-    The pool's name is not in it: whoever has the secret and the wrong name shall be told so.
+    It does not depend on the pool's name, so that an endpoint with the right secret and the wrong
+    name gets an error message about the name.
 
     Raises:
-        ConfigurationError: The secret is nothing that a token file could hold, such as empty.
+        ConfigurationError: The secret is no valid token, such as an empty one.
     """
     bearer_value(secret)
     return derive_token(secret, "pool", "register")
 
 
 def client_secret(secret: str, pool: str) -> str:
-    """Return what the clients of a pool have in place of its secret.
+    """Return the secret for the clients of a pool, which allows no registration.
 
-    From it ``derive_token`` makes the token of each endpoint, by its full id. It registers nobody:
-    it travels in the configs of trainings, and so into their checkpoints.
+    ``derive_token`` makes the token of each endpoint from it, by its full id. Training configs, and
+    so checkpoints, contain it instead of the pool's secret.
     """
     return derive_token(secret, fleet_name_of_pool(pool), "clients")
 
 
 def endpoint_token(secret: str, pool: str, endpoint_id: str) -> str:
-    """Return what an endpoint of a pool wants to see, and no other endpoint does."""
+    """Return the token for the clients of one endpoint of a pool."""
     return derive_token(client_secret(secret, pool), full_id(pool, endpoint_id))

@@ -1,6 +1,6 @@
-"""What Ray keeps for itself on this node: its token, which is not ours to use, and its TLS files.
+"""Ray's credentials on this node: its TLS files, and its tokens, which endpoints must not use.
 
-Ray itself is not needed: both are found as Ray's own documentation says.
+Ray itself is not imported: the places are those of Ray's documentation.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _NAMES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
 
 class RayTlsFiles(NamedTuple):
-    """Where this node's own certificate, its key and the cluster's authority lie."""
+    """Paths of this node's certificate, its key and the cluster's authority."""
 
     certificate: Path
     private_key: Path
@@ -26,7 +26,7 @@ class RayTlsFiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RayTls:
-    """In place of files: mutual TLS with those that Ray uses, on whatever node that comes to pass.
+    """Mutual TLS with Ray's files on the node where it is used, instead of named files.
 
     Where Ray does not use TLS (``RAY_USE_TLS`` is not 1), nothing is encrypted.
     """
@@ -35,7 +35,7 @@ class RayTls:
         """Return this node's files; None where Ray does not use TLS.
 
         Raises:
-            ConfigurationError: Ray is told to use TLS, and not with which files.
+            ConfigurationError: Ray's TLS is enabled, and a variable is missing.
         """
         return ray_tls_files()
 
@@ -44,14 +44,14 @@ def ray_tls_files(environ: Mapping[str, str] = os.environ) -> RayTlsFiles | None
     """Return the files that Ray's variables name; None where Ray does not use TLS.
 
     Raises:
-        ConfigurationError: Ray is told to use TLS, and a variable is missing.
+        ConfigurationError: Ray's TLS is enabled, and a variable is missing.
     """
     if environ.get(_SWITCH, "0").lower() not in ("1", "true"):
         return None
     missing = [name for name in _NAMES if not environ.get(name)]
     if missing:
         raise ConfigurationError(
-            f"{_SWITCH} is set, and {' and '.join(missing)} not; set all of {', '.join(_NAMES)} to "
+            f"{_SWITCH} is set, but not {' and '.join(missing)}; set all of {', '.join(_NAMES)} to "
             f"files in PEM form, or unset {_SWITCH}"
         )
     return RayTlsFiles(*(Path(environ[name]) for name in _NAMES))
@@ -73,11 +73,11 @@ def require_ray_tls() -> RayTlsFiles:
 
 
 def ray_tokens(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the tokens with which Ray lets people run code on its cluster, if they are here."""
+    """Return Ray's own tokens on this node, which allow running code on its cluster."""
     found = [environ.get("RAY_AUTH_TOKEN", "")]
     if named := environ.get("RAY_AUTH_TOKEN_PATH"):
         found.append(_text(Path(named)))
-    with contextlib.suppress(RuntimeError):  # there may be no home
+    with contextlib.suppress(RuntimeError):  # Path.home() may be undefined
         found.append(_text(Path.home() / ".ray" / "auth_token"))
     return tuple(token for each in found if (token := each.strip()))
 

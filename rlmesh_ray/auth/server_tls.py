@@ -1,4 +1,4 @@
-"""How an endpoint speaks TLS."""
+"""ServerTls: TLS files of a server."""
 
 import ssl
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from rlmesh_ray.grpc_setup import grpc
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Files in PEM form that make an endpoint speak TLS."""
+    """PEM files for a server's TLS."""
 
     certificate: Path
     private_key: Path
     client_ca: Path | None = None
-    """If given, clients must show a certificate that this authority signed."""
+    """If given, clients must present a certificate that this authority signed (mutual TLS)."""
 
     @classmethod
     def from_ray(cls) -> Self:
-        """Return mutual TLS with the files that Ray uses (``RAY_TLS_*``), which are this node's.
+        """Return mutual TLS with Ray's files of this node (``RAY_TLS_*``).
 
         Raises:
             ConfigurationError: Ray does not use TLS here, or a variable is missing.
@@ -30,7 +30,7 @@ class ServerTls:
         return cls(*require_ray_tls())
 
     def context(self) -> ssl.SSLContext:
-        """Read the files and return Python's form of them.
+        """Load the files into a context of Python's ssl module.
 
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
@@ -38,7 +38,7 @@ class ServerTls:
         return server_context(self.certificate, self.private_key, self.client_ca)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Read the files and return gRPC's form of them.
+        """Load the files into gRPC credentials.
 
         Raises:
             ConfigurationError: A file cannot be used; the message names it and the remedy.
@@ -51,15 +51,15 @@ class ServerTls:
 
 
 TlsSource = ServerTls | RayTls
-"""Files, or those that Ray uses on this node."""
+"""Files, or Ray's files on the node where it is used."""
 
 
 def resolve_server_tls(tls: TlsSource | None) -> ServerTls | None:
-    """Return the files to speak TLS with on this node; None: plain text.
+    """Return the TLS files on this node; None: no TLS.
 
     Raises:
-        ConfigurationError: It is neither of both, a file cannot be used, or one that Ray is to use
-            is not named.
+        ConfigurationError: ``tls`` is of another type, a file cannot be used, or Ray's TLS is
+            enabled and its files are not named.
     """
     if isinstance(tls, RayTls):
         files = tls.files()

@@ -1,4 +1,4 @@
-"""The tokens that an endpoint takes, as they are now."""
+"""TokenStore: the tokens that an endpoint accepts, with reloading of its token file."""
 
 import hashlib
 import hmac
@@ -24,17 +24,17 @@ class _StoredToken:
 
 
 class TokenStore:
-    """Tells what role somebody has who shows a token; follows its file.
+    """Maps accepted tokens to roles; reloads its file when that changes.
 
-    Only digests are kept. When a file has become unusable, the tokens that it held before go on
-    counting until it is usable again, and the log says why. To be used from one thread at a time.
+    Only digests are kept. While a changed file is unusable, the former tokens stay valid, and the
+    log says why. Use it from one thread at a time.
 
     Args:
-        source: The token, which allows everything, or the file with tokens.
-        clock: Seconds that only grow.
+        source: A token, which allows everything, or a token file.
+        clock: Monotonic time in seconds.
 
     Raises:
-        ConfigurationError: A token is nothing that a call can carry, or is Ray's own; or the file
+        ConfigurationError: A token cannot be carried in metadata, or is Ray's own; or the file
             cannot be used.
     """
 
@@ -42,7 +42,7 @@ class TokenStore:
         self._clock = clock
         self._file = source if isinstance(source, TokenFile) else None
         self._stamp: FileStamp | None = None
-        # Why the file could not be used when it was looked at last; empty: it could.
+        # Why the last reload failed; empty: it did not.
         self._obstacle = ""
         if isinstance(source, TokenFile):
             entries, self._stamp = source.read()
@@ -52,23 +52,23 @@ class TokenStore:
         self._tokens = _checked(entries, str(self._file.path) if self._file else "the token")
         self._looked_s = clock()
 
-    def role_of(self, shown: bytes) -> TokenRole | None:
-        """Return what the token ``shown`` allows; None: it is none of ours."""
+    def role_of(self, token: bytes) -> TokenRole | None:
+        """Return the role of a token; None where it is not accepted."""
         self._reload_if_changed()
-        digest = hashlib.sha256(shown).digest()
+        digest = hashlib.sha256(token).digest()
         found = 0
-        # All of them, whatever has matched: the time tells nothing.
+        # All are compared, so that the duration reveals nothing.
         for known in self._tokens:
             found = max(found, known.role * hmac.compare_digest(known.digest, digest))
         return TokenRole(found) if found else None
 
     def _reload_if_changed(self) -> None:
-        """Read the file anew if it has changed; looks at most once a second."""
+        """Reload the file if it has changed; checks at most once a second."""
         if self._file is None or self._clock() - self._looked_s < _LOOK_AGAIN_S:
             return
         self._looked_s = self._clock()
-        # The stamp of what was read last: what could not be read is tried again each time. It may
-        # have been for the disk, or for this process, which had no descriptor left.
+        # The stamp changes only with a successful read: failures, as of the disk or for want of a
+        # descriptor, are tried again each time.
         if self._file.stamp() == self._stamp:
             self._obstacle = ""
             return
@@ -76,7 +76,7 @@ class TokenStore:
             entries, self._stamp = self._file.read()
             self._tokens = _checked(entries, str(self._file.path))
         except ConfigurationError as error:
-            # Once, not every second.
+            # Logged once, not every second.
             if self._obstacle != str(error):
                 _LOG.error("the tokens stay as they were: %s", error)
             self._obstacle = str(error)
@@ -90,7 +90,7 @@ def _checked(entries: Iterable[TokenEntry], source: str) -> tuple[_StoredToken, 
     known = tuple(_StoredToken(_digest(entry.token), entry.role) for entry in entries)
     if any(hmac.compare_digest(own.digest, ray) for own in known for ray in foreign):
         raise ConfigurationError(
-            f"{source} holds Ray's own token, which lets whoever has it run code on the cluster; "
+            f"{source} holds Ray's own token, which allows its holder to run code on the cluster; "
             "make another one for endpoints: python -c 'import secrets; "
             "print(secrets.token_urlsafe(32))'"
         )

@@ -1,4 +1,4 @@
-"""The tokens that calls to an endpoint carry, and what each of them allows."""
+"""Bearer tokens of endpoints: roles, token files' format, and derived tokens."""
 
 import base64
 import enum
@@ -13,18 +13,18 @@ _REMEDY = "make one with: python -c 'import secrets; print(secrets.token_urlsafe
 
 
 class TokenRole(enum.IntEnum):
-    """What a token allows; each role includes those before it."""
+    """Permissions of a token; each role includes those before it."""
 
     PROBE = 1
-    """To ask for health, and for what is served (Handshake); to observe sessions."""
+    """Health checks, Handshake, and observing sessions."""
     CLIENT = 2
-    """To have sessions, too."""
+    """Sessions, too."""
     OPERATOR = 3
-    """Everything: also Shutdown, where the endpoint allows that at all."""
+    """All calls: also Shutdown, where the endpoint allows it."""
 
     @property
     def label(self) -> str:
-        """As it stands in a token file."""
+        """The role's name in a token file."""
         return self.name.lower()
 
 
@@ -42,12 +42,12 @@ class TokenEntry:
 
 
 def bearer_value(token: str) -> str:
-    """Return the value of the metadata entry that shows ``token``.
+    """Return the value of the metadata entry ``authorization``.
 
     Raises:
-        ConfigurationError: ``token`` is empty, or holds what gRPC metadata cannot carry.
+        ConfigurationError: ``token`` is empty, or has characters that gRPC metadata cannot carry.
     """
-    is_text = isinstance(token, str)  # from the outside it may be anything
+    is_text = isinstance(token, str)  # a caller may pass anything
     if not (
         is_text and token and token.isascii() and token.isprintable() and token.strip() == token
     ):
@@ -59,10 +59,10 @@ def bearer_value(token: str) -> str:
 
 
 def required_role(method: str) -> TokenRole:
-    """Return which role a call needs.
+    """Return the role that a call requires.
 
     Args:
-        method: Its full path, such as ``/rlmesh.env.v1.EnvService/Join``.
+        method: Full path of the call, such as ``/rlmesh.env.v1.EnvService/Join``.
     """
     if method.startswith(_PROBED):
         return TokenRole.PROBE
@@ -70,21 +70,21 @@ def required_role(method: str) -> TokenRole:
 
 
 def parse_tokens(data: bytes, source: str) -> tuple[TokenEntry, ...]:
-    """Return what a token file says: on each line ``TOKEN`` or ``TOKEN ROLE``.
+    """Return the entries of a token file: on each line ``TOKEN`` or ``TOKEN ROLE``.
 
-    A token without a role allows everything. Empty lines and those that begin with ``#`` mean
-    nothing.
+    A token without a role allows everything. Empty lines and lines that begin with ``#`` are
+    ignored.
 
     Args:
-        data: What the file holds.
-        source: What errors call it.
+        data: Content of the file.
+        source: Name of the file in error messages.
 
     Raises:
-        ConfigurationError: A line is malformed, or there is none. It names the line, and never
-            quotes it: it may hold a token.
+        ConfigurationError: A line is malformed, or there is none. The message names the line and
+            never quotes it: it may contain a token.
     """
     entries: dict[str, TokenEntry] = {}
-    # Not splitlines: what follows a form feed, say, would be a token of its own.
+    # Not splitlines, which also splits at form feeds and the like.
     for number, line in enumerate(data.decode("latin-1").split("\n"), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -92,7 +92,7 @@ def parse_tokens(data: bytes, source: str) -> tuple[TokenEntry, ...]:
         entry = _entry(words, f"{source}, line {number}")
         if entries.setdefault(entry.token, entry) != entry:
             raise ConfigurationError(
-                f"{source}, line {number}: this token stands there before, with another role; keep "
+                f"{source}, line {number}: an earlier line has this token with another role; keep "
                 "one of the lines"
             )
     if not entries:
@@ -115,16 +115,17 @@ def _entry(words: list[str], where: str) -> TokenEntry:
 
 
 def derive_token(secret: str, endpoint_id: str, role: str = "client") -> str:
-    """Return the token of one endpoint and role; it tells nothing of the secret or of others.
+    """Return the token of one endpoint and role, by HMAC-SHA256 with ``secret`` as the key.
 
-    Whoever knows the secret can work out all of them, so that none has to be handed around.
+    Each party that has the secret derives the tokens itself; a token reveals neither the secret nor
+    another token.
 
     Args:
-        secret: A fleet's own; never Ray's token.
-        endpoint_id: Which endpoint the token opens.
-        role: What it allows there.
+        secret: Secret of a fleet; never Ray's token.
+        endpoint_id: Endpoint that accepts the token.
+        role: Role of the token there.
     """
-    # A separator that can be in none of them: no two pairs make the same text.
+    # None of the parts can contain the separator, so different parts give different texts.
     text = "\0".join((_PURPOSE, endpoint_id, role))
     digest = hmac.digest(secret.encode(), text.encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,4 +1,4 @@
-"""What reads and writes the batches of one space, in one generation's form."""
+"""BatchCodec: encodes and decodes batches of one space, in the format of one generation."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -8,60 +8,60 @@ from rlmesh_ray.spaces.leaves import Column
 
 
 class BatchCodec(Protocol):
-    """Reads and writes the batches of one space. Whoever has many of them keeps it."""
+    """Encodes and decodes batches of one space; keep it where there are many batches."""
 
     def encode(self, columns: Sequence[Column], num_lanes: int) -> bytes:
         """Return the bytes of a batch.
 
         Args:
-            columns: One a leaf, at exactly its dtype and ``(num_lanes, *leaf.shape)``.
+            columns: One for each leaf, at exactly its dtype and ``(num_lanes, *leaf.shape)``.
             num_lanes: Width of the batch.
 
         Raises:
-            CodecError: A column is not what its leaf declares; coerce it first.
+            CodecError: A column has not the dtype and shape of its leaf; coerce it first.
         """
 
     def decode(self, data: bytes, num_lanes: int) -> list[Column]:
         """Return the columns of a batch; arrays may be read-only views of ``data``.
 
-        Values are not compared with their space here; see ``conformance.check``.
+        Bounds and domains are not checked here; see ``conformance.check``.
 
         Args:
-            data: From the peer.
-            num_lanes: Width that the batch must have.
+            data: Bytes of the batch, from the peer.
+            num_lanes: Expected width of the batch.
 
         Raises:
-            CodecError: ``data`` is no batch of ``num_lanes`` such values.
+            CodecError: ``data`` is no batch of ``num_lanes`` values of the space.
         """
 
     def join(self, batches: Sequence[bytes], counts: Sequence[int]) -> list[Column]:
-        """Return the columns of several batches, one after the other, as ``decode`` does.
+        """Decode several batches into the columns of one, in order.
 
         Args:
-            batches: From the peers; at least one.
-            counts: Width that each must have.
+            batches: Bytes of at least one batch, from the peers.
+            counts: Expected width of each.
 
         Raises:
-            CodecError: One of them is no batch of that many such values.
+            CodecError: One is no batch of that many values of the space.
         """
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
-        """Return the bytes of several batches whose columns follow each other, as ``encode``.
+        """Encode one batch as several, with the widths in ``counts``, in order.
 
         Raises:
-            CodecError: A column is not what its leaf declares; coerce it first.
+            CodecError: A column has not the dtype and shape of its leaf; coerce it first.
         """
 
 
 def join_each(
     codecs: Iterable[BatchCodec], batches: Sequence[bytes], counts: Sequence[int]
 ) -> list[Column]:
-    """Return the columns of several batches that are read one by one; see ``BatchCodec.join``.
+    """Decode several batches one by one into the columns of one; see ``BatchCodec.join``.
 
     Args:
-        codecs: One a batch, all of one space.
-        batches: From the peers; at least one.
-        counts: Width that each must have.
+        codecs: One for each batch, all of one space.
+        batches: Bytes of at least one batch, from the peers.
+        counts: Expected width of each.
     """
     parts = zip(codecs, batches, counts, strict=True)
     return concatenate([codec.decode(data, count) for codec, data, count in parts])
@@ -70,12 +70,12 @@ def join_each(
 def split_each(
     codecs: Iterable[BatchCodec], columns: Sequence[Column], counts: Sequence[int]
 ) -> list[bytes]:
-    """Return the bytes of several batches that are written one by one; see ``BatchCodec.split``.
+    """Encode one batch as several, one by one; see ``BatchCodec.split``.
 
     Args:
-        codecs: One a batch, all of one space.
-        columns: Of all batches, one after the other.
-        counts: Width of each.
+        codecs: One for each batch, all of one space.
+        columns: Columns of all batches together, in order.
+        counts: Width of each batch.
     """
     parts = zip(codecs, split(columns, counts), counts, strict=True)
     return [codec.encode(own, count) for codec, own, count in parts]

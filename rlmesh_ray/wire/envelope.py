@@ -1,4 +1,4 @@
-"""Frames of a Join stream, whichever: each holds one of several kinds of message, and an id."""
+"""Decoding of JoinRequest and JoinResponse: frames with a request id and a oneof ``kind``."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -11,16 +11,16 @@ from rlmesh_ray.wire.protobuf import parse
 
 T = TypeVar("T")
 Readers = Mapping[str, Callable[[Any], T]]
-"""What reads a message of each kind, by the name of its field."""
+"""Decoder of each kind of message, by the name of its field in the oneof."""
 
 
 def read_request(frame: type[Message], readers: Readers[T], data: bytes) -> T | MalformedRequest:
-    """Return the request in ``data``. Never raises: every frame gets an answer in band.
+    """Return the request in ``data``. Never raises: every frame gets an in-band response.
 
     Args:
-        frame: The class of the frame; it has ``request_id`` and the oneof ``kind``.
-        readers: May raise CodecError.
-        data: From the peer.
+        frame: The message class, with ``request_id`` and the oneof ``kind``.
+        readers: Decoders, which may raise CodecError.
+        data: Bytes from the peer.
     """
     try:
         message: Any = frame.FromString(data)
@@ -40,7 +40,7 @@ def read_response(frame: type[Message], readers: Readers[T], data: bytes) -> T:
     """Return the response in ``data``; arguments as for ``read_request``.
 
     Raises:
-        CodecError: ``data`` is none, or of no kind that is known here.
+        CodecError: ``data`` is no response, or one of an unknown kind.
     """
     message: Any = parse(frame, data)
     kind = message.WhichOneof("kind")

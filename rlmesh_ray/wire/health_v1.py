@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether an endpoint serves, in the words that every gRPC tool knows."""
+"""The frames of grpc.health.v1, gRPC's standard health checking protocol."""
 
 import enum
 
@@ -9,45 +9,45 @@ from rlmesh_ray.wire.protobuf import as_utf8, parse
 SERVICE = "grpc.health.v1.Health"
 CHECK = f"/{SERVICE}/Check"
 WHOLE_ENDPOINT = ""
-"""Asks for all services of an endpoint together."""
+"""Service name that stands for all services of an endpoint."""
 
 REASON_METADATA_KEY = "rlmesh-ray-health-reason-bin"
-"""Where the trailing metadata of a Check tell why an endpoint does not serve, in UTF-8."""
+"""Key in a Check's trailing metadata: why the endpoint does not serve, in UTF-8."""
 
 
 class ServingStatus(enum.Enum):
-    """What a health response says."""
+    """HealthCheckResponse.ServingStatus."""
 
     UNKNOWN = health_pb2.HealthCheckResponse.UNKNOWN
     SERVING = health_pb2.HealthCheckResponse.SERVING
     NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
     SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-    """To a Watch only; a Check fails with NOT_FOUND."""
+    """For Watch only; a Check fails with NOT_FOUND."""
 
 
 def pack_request(service: str = WHOLE_ENDPOINT) -> bytes:
-    """Return the frame that asks for the health of ``service``."""
+    """Return the HealthCheckRequest for ``service``."""
     data: bytes = health_pb2.HealthCheckRequest(service=as_utf8(service)).SerializeToString()
     return data
 
 
 def parse_request(data: bytes) -> str:
-    """Return the service that ``data`` asks for. Raises CodecError when it is no request."""
+    """Return the service in a HealthCheckRequest. Raises CodecError where ``data`` is none."""
     service: str = parse(health_pb2.HealthCheckRequest, data).service
     return service
 
 
 def pack_response(status: ServingStatus) -> bytes:
-    """Return the frame that tells ``status``."""
+    """Return the HealthCheckResponse with ``status``."""
     data: bytes = health_pb2.HealthCheckResponse(status=status.value).SerializeToString()
     return data
 
 
 def parse_response(data: bytes) -> ServingStatus:
-    """Return the status in ``data``; UNKNOWN for one that has no name here.
+    """Return the status in a HealthCheckResponse; UNKNOWN for an unknown number.
 
     Raises:
-        CodecError: It is no response.
+        CodecError: ``data`` is none.
     """
     number = parse(health_pb2.HealthCheckResponse, data).status
     known = {status.value: status for status in ServingStatus}

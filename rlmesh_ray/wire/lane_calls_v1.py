@@ -1,7 +1,7 @@
 """The frames of LaneService: calls into the environments of a session.
 
-Arguments are judged before they are sent: a setting that arrived as text, because the wire has no
-form for it, would be a wrong one. Results are treated as infos are.
+Arguments are validated before they are sent: one without a wire form would arrive as text, which
+the environment might take for a value. Results are encoded as infos are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ SERVICE = "rlmesh_ray.lanes.v1.LaneService"
 CALL = f"/{SERVICE}/Call"
 
 MAX_ARGUMENT_BYTES = 2**19
-"""What text, bytes and arrays among the arguments of a call may take. With the rest it stays
-below what endpoints accept beside an action batch (``limits.max_request_bytes``)."""
+"""Most bytes of text, bytes and arrays in the arguments of a call, so that the frame is below the
+endpoint's limit (``limits.max_request_bytes``)."""
 MAX_ARGUMENT_VALUES = 2**12
-"""How many single values the arguments may have; keys count, and an array counts as four."""
+"""Most single values in the arguments; keys count, and an array counts as four."""
 
 _MAX_DEPTH = 16
 _KEY = "values"
@@ -38,22 +38,22 @@ _REMEDY = "give numbers, text, bytes, arrays, and lists and dicts of these"
 
 @dataclass(frozen=True, slots=True)
 class LaneCall:
-    """What to call, and when."""
+    """CallRequest: call an attribute of the lanes' environments."""
 
     name: str
     arguments: tuple[object, ...] = ()
-    """By position."""
+    """Positional arguments."""
     lanes: tuple[int, ...] = ()
-    """Empty: all."""
+    """Lane indices; empty: all lanes."""
     num_requests: int = 0
-    """How many requests of the session go before."""
+    """Number of requests of the session that are executed before the call."""
     timeout_ms: int = 0
     """0: no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """There is no result."""
+    """CallResponse.error: the call failed."""
 
     code: EnvErrorCode
     message: str
@@ -64,12 +64,12 @@ def pack_call(call: LaneCall) -> bytes:
     """Return the frame of ``call``. Tuples among the arguments arrive as lists.
 
     Raises:
-        CodecError: An argument is of a kind that cannot travel, or they are too large together;
-            or a lane or the deadline does not fit its field.
+        CodecError: An argument has no wire form, all arguments together are too large, or a lane or
+            the deadline does not fit its field.
     """
-    tally = _ArgumentBudget()
+    budget = _ArgumentBudget()
     for index, argument in enumerate(call.arguments):
-        tally.check(argument, f"argument {index}")
+        budget.check(argument, f"argument {index}")
     try:
         message = pb.CallRequest(
             name=as_utf8(call.name),
@@ -87,7 +87,7 @@ def parse_call(data: bytes) -> LaneCall:
     """Return the call in ``data``.
 
     Raises:
-        CodecError: ``data`` holds none.
+        CodecError: ``data`` is no CallRequest.
     """
     message = parse(pb.CallRequest, data)
     return LaneCall(
@@ -100,9 +100,9 @@ def parse_call(data: bytes) -> LaneCall:
 
 
 def pack_response(outcome: Sequence[object] | CallFailed) -> bytes:
-    """Return the frame of the results, one for each lane that was called, or of the failure.
+    """Return the frame of the results, one for each called lane, or of the failure.
 
-    Results of kinds that the wire has no form for become text, as in infos.
+    Results without a wire form become text, as in infos.
     """
     message = pb.CallResponse()
     if isinstance(outcome, CallFailed):
@@ -116,7 +116,7 @@ def pack_response(outcome: Sequence[object] | CallFailed) -> bytes:
 
 
 def parse_response(data: bytes) -> tuple[Any, ...] | CallFailed:
-    """Return the results in ``data``, or why there are none.
+    """Return the results or the failure in ``data``.
 
     Raises:
         CodecError: ``data`` holds neither.
@@ -144,17 +144,17 @@ def _values(message: meta_pb2.MetaList) -> list[Any]:
 
 
 class _ArgumentBudget:
-    """Judges the arguments of one call and keeps count of what they take."""
+    """Validates the arguments of one call and counts their size."""
 
     def __init__(self) -> None:
         self._bytes_left = MAX_ARGUMENT_BYTES
         self._values_left = MAX_ARGUMENT_VALUES
 
     def check(self, value: object, place: str, depth: int = 0) -> None:
-        """Refuse what would not arrive as it is.
+        """Require that ``value`` has a wire form and fits the budget.
 
         Raises:
-            CodecError: ``value`` would not.
+            CodecError: It has none, or does not fit.
         """
         self._take()
         if value is None or isinstance(value, _PLAIN):
@@ -170,7 +170,7 @@ class _ArgumentBudget:
             self._check_parts(value, place, depth + 1)
         else:
             name = type(value).__name__
-            raise CodecError(f"{place}, of type {name}, cannot travel or is too deep; {_REMEDY}")
+            raise CodecError(f"{place}, of type {name}, cannot be sent or is too deep; {_REMEDY}")
 
     def _check_parts(
         self, value: Sequence[object] | Mapping[object, object], place: str, depth: int

@@ -1,4 +1,4 @@
-"""The frames of ObserverService: what others than a session's client may see of it."""
+"""The frames of ObserverService: the sessions of an endpoint, for observers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,34 +14,34 @@ RENDER = f"/{SERVICE}/Render"
 
 @dataclass(frozen=True, slots=True)
 class ObservedSession:
-    """What an endpoint tells of an open session, as it was after its last request."""
+    """Session: state and counts of an open session after its last request."""
 
     name: str
-    """That which the endpoint's log calls it by; it lets nobody in."""
+    """Name of the session in the endpoint's log; not its session id, and no credential."""
     peer: str
-    """Its client, as gRPC names it."""
+    """gRPC's peer string of the client."""
     since_ns: int
-    """When it began, since the epoch."""
+    """Start of the session, since the epoch."""
     dialect: str
-    """What its client speaks."""
+    """Dialect of the client."""
     transport: str
-    """What its steps travel by now: ``"grpc"``, ``"shared_memory"`` or ``"tcp"``."""
+    """Present transport of steps: ``"grpc"``, ``"shared_memory"`` or ``"tcp"``."""
     episode_ids: tuple[str, ...]
-    """One a lane; empty: none is tracked. It has ended, and what an autoreset begins is not
-    tracked; the two others tell of the last one, then."""
+    """Id of each lane's tracked episode; empty where none is tracked: the last one has ended, and
+    its counts follow."""
     step_counts: tuple[int, ...]
     """Steps of each lane's episode."""
     cumulative_rewards: tuple[float, ...]
-    """What it has earned."""
+    """Sum of the rewards of each lane's episode."""
     num_steps: int
-    """Vector steps that succeeded, since the session began."""
+    """Successful vector steps of the session."""
     num_lane_steps: int
-    """Steps of single lanes."""
+    """Successful steps of single lanes."""
     num_resets: int
     num_episodes: int
-    """That were seen to end."""
+    """Ended episodes."""
     num_deviations: int
-    """Values out of range, or that have truncated an episode."""
+    """Values that were out of range, or truncated an episode."""
 
 
 _FIELDS = tuple(ObservedSession.__dataclass_fields__)
@@ -49,12 +49,12 @@ _COLUMNS = ("episode_ids", "step_counts", "cumulative_rewards")
 
 
 def pack_list_request() -> bytes:
-    """Return the frame that asks for the sessions."""
+    """Return the ListRequest."""
     return pb.ListRequest().SerializeToString()
 
 
 def pack_sessions(sessions: Iterable[ObservedSession]) -> bytes:
-    """Return the frame of ``sessions``."""
+    """Return the ListResponse with ``sessions``."""
     messages = [
         pb.Session(**{name: getattr(session, name) for name in _FIELDS}) for session in sessions
     ]
@@ -62,10 +62,10 @@ def pack_sessions(sessions: Iterable[ObservedSession]) -> bytes:
 
 
 def parse_sessions(data: bytes) -> tuple[ObservedSession, ...]:
-    """Return the sessions in ``data``.
+    """Return the sessions in a ListResponse.
 
     Raises:
-        CodecError: ``data`` is no such frame, or the numbers of lanes contradict each other.
+        CodecError: ``data`` is none, or its numbers of lanes contradict each other.
     """
     return tuple(map(_session, parse(pb.ListResponse, data).sessions))
 
@@ -74,12 +74,12 @@ def _session(message: pb.Session) -> ObservedSession:
     fields = {name: getattr(message, name) for name in _FIELDS}
     fields |= {name: tuple(fields[name]) for name in _COLUMNS}
     if len({len(fields[name]) for name in _COLUMNS}) > 1:
-        raise CodecError(f"the lanes of session {message.name!r:.40} are not one number everywhere")
+        raise CodecError(f"session {message.name!r:.40} has several numbers of lanes")
     return ObservedSession(**fields)
 
 
 def pack_render_request(name: str, lane: int) -> bytes:
-    """Return the frame that asks for a picture of a session's lane.
+    """Return the RenderRequest for a session's lane.
 
     Raises:
         CodecError: ``lane`` does not fit its field.
@@ -91,24 +91,24 @@ def pack_render_request(name: str, lane: int) -> bytes:
 
 
 def parse_render_request(data: bytes) -> tuple[str, int]:
-    """Return session and lane in ``data``.
+    """Return session name and lane in a RenderRequest.
 
     Raises:
-        CodecError: ``data`` is no such frame.
+        CodecError: ``data`` is none.
     """
     message = parse(pb.RenderRequest, data)
     return message.name, message.lane
 
 
 def pack_png(png: bytes) -> bytes:
-    """Return the frame of a picture."""
+    """Return the RenderResponse with a PNG."""
     return pb.RenderResponse(png=png).SerializeToString()
 
 
 def parse_png(data: bytes) -> bytes:
-    """Return the picture in ``data``.
+    """Return the PNG in a RenderResponse.
 
     Raises:
-        CodecError: ``data`` is no such frame.
+        CodecError: ``data`` is none.
     """
     return parse(pb.RenderResponse, data).png

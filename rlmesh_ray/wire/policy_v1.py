@@ -1,4 +1,4 @@
-"""Facts about a policy: JSON, as the value of a capability in a ModelService's handshake."""
+"""Facts about a served policy, as JSON in a capability of the ModelService's handshake."""
 
 import json
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class PolicyFacts:
-    """What a policy is, for people; empty where it is not known."""
+    """Description of a policy for display; unknown facts are empty."""
 
     kind: str = ""
     """Such as ``"RLlib checkpoint"``, ``"TorchScript"`` or ``"function"``."""
     algorithm: str = ""
-    """Of an RLlib checkpoint, such as ``"PPO"``."""
+    """Algorithm of an RLlib checkpoint, such as ``"PPO"``."""
     version: int = 0
-    """Of the weights that act now; 0 for those that the policy came with."""
+    """Version of the present weights; 0 for those that the policy was loaded with."""
     observation_space: tuple[str, ...] = ()
-    """One line a leaf, of the only space that it acts on."""
+    """The only space that the policy acts on, with one line for each leaf."""
     action_space: tuple[str, ...] = ()
-    """Likewise, of its actions."""
+    """The space of its actions, with one line for each leaf."""
 
 
 def pack(facts: PolicyFacts) -> str:
@@ -34,20 +34,20 @@ def pack(facts: PolicyFacts) -> str:
 
 
 def parse(text: str) -> PolicyFacts:
-    """Return what a server tells; what makes no sense is left out."""
+    """Return the facts in a server's capability; invalid ones are left out."""
     try:
-        told = json.loads(text)
+        facts = json.loads(text)
     except (ValueError, RecursionError):
         return PolicyFacts()
-    if not isinstance(told, dict):
+    if not isinstance(facts, dict):
         return PolicyFacts()
-    version = told.get("version")
+    version = facts.get("version")
     return PolicyFacts(
-        kind=_text(told.get("kind")),
-        algorithm=_text(told.get("algorithm")),
+        kind=_text(facts.get("kind")),
+        algorithm=_text(facts.get("algorithm")),
         version=version if type(version) is int else 0,
-        observation_space=_lines(told.get("observation_space")),
-        action_space=_lines(told.get("action_space")),
+        observation_space=_lines(facts.get("observation_space")),
+        action_space=_lines(facts.get("action_space")),
     )
 
 

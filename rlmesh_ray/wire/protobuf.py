@@ -1,4 +1,4 @@
-"""Bytes to protobuf messages, with this package's error; and what frames by hand are made of."""
+"""Protobuf parsing with this package's error, and the primitives of hand-written codecs."""
 
 from functools import lru_cache
 from typing import TypeVar
@@ -16,7 +16,7 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
     """Return the message of type ``kind`` that ``data`` holds.
 
     Raises:
-        CodecError: ``data`` holds no such message.
+        CodecError: ``data`` holds none.
     """
     try:
         return kind.FromString(data)
@@ -26,11 +26,11 @@ def parse(kind: type[MessageT], data: bytes) -> MessageT:
 
 
 class FastCodecMiss(Exception):
-    """Frames like this are for the generated code; never leaves this package's dialect."""
+    """A frame of an unusual form, which the generated code decodes; never leaves the codec."""
 
 
 def varint(number: int) -> bytes:
-    """Return ``number`` (at least 0) as protobuf writes lengths and integers."""
+    """Return ``number`` (at least 0) as a protobuf varint."""
     if number < 0x80:
         return _SMALL[number]
     if number < 0x4000:
@@ -46,31 +46,31 @@ def varint(number: int) -> bytes:
 
 
 def as_utf8(text: str) -> str:
-    """Return ``text`` with a question mark for what UTF-8 cannot express (lone surrogates)."""
+    """Return ``text`` with question marks for lone surrogates, which UTF-8 cannot encode."""
     if text.isascii():
         return text
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def field(tag: bytes, data: bytes) -> bytes:
-    """Return a field of bytes, text or the like, which is not written when it is empty."""
+    """Return a length-delimited field; nothing for empty ``data``."""
     return b"%b%b%b" % (tag, varint(len(data)), data) if data else b""
 
 
 @lru_cache(maxsize=64)
 def value_head(tag: bytes, size: int) -> bytes:
-    """Return what stands before the ``size`` bytes of a ``SpaceValue`` in the field ``tag``."""
+    """Return the tags and lengths before the ``size`` bytes of a ``SpaceValue`` in a field."""
     head = b"\x0a" + varint(size)  # SpaceValueBytes.data
     head = b"\x0a" + varint(len(head) + size) + head  # SpaceValue.bytes
     return tag + varint(len(head) + size) + head
 
 
 def length_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer at ``at``, below 2**28, and where it ends.
+    """Return the varint at ``at``, below 2**28, and the position after it.
 
     Raises:
-        FastCodecMiss: It is larger, or written so that it could be.
-        IndexError: ``data`` ends before it does.
+        FastCodecMiss: It has more than four bytes.
+        IndexError: ``data`` ends within it.
     """
     number = data[at]
     if number < 0x80:
@@ -86,11 +86,11 @@ def length_at(data: bytes, at: int) -> tuple[int, int]:
 
 
 def value_at(data: bytes, at: int, tag: int) -> tuple[int, int]:
-    """Return where the bytes of a ``SpaceValue`` begin and end; it stands in the field ``tag``.
+    """Return start and end of the bytes of the ``SpaceValue`` in the field ``tag`` at ``at``.
 
     Raises:
-        FastCodecMiss: There is none, or with anything beside its bytes.
-        IndexError: ``data`` ends before its head does.
+        FastCodecMiss: There is none, or it has anything besides its bytes.
+        IndexError: ``data`` ends before the bytes.
     """
     is_known = data[at] == tag
     size, at = length_at(data, at + 1)
@@ -106,12 +106,12 @@ def value_at(data: bytes, at: int, tag: int) -> tuple[int, int]:
 
 
 def last_text(data: bytes, at: int, tag: bytes) -> str:
-    """Return the text in the field ``tag``, which begins at ``at`` and ends the frame.
+    """Return the text in the field ``tag`` at ``at``, the last one of the frame; it may be missing.
 
     Raises:
-        FastCodecMiss: Something else is there.
-        UnicodeDecodeError: It is no UTF-8.
-        IndexError: ``data`` ends within it.
+        FastCodecMiss: There is another field, or more than one.
+        UnicodeDecodeError: The text is no UTF-8.
+        IndexError: ``data`` ends within the field.
     """
     if at == len(data):
         return ""

@@ -1,4 +1,4 @@
-"""The frames of RegistryService: endpoints that register themselves."""
+"""The frames of RegistryService: registration of endpoints at a pool's registrar."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.protocol.pool_membership import (
@@ -14,36 +14,36 @@ SERVICE = "rlmesh_ray.registry.v1.RegistryService"
 ATTEND = f"/{SERVICE}/Attend"
 
 MAX_REQUEST_BYTES = 4096
-"""More than the longest names take."""
+"""Above the size of a request with the longest names."""
 
 _MAX_MESSAGE = 2000
 
 
-def pack_registration(arrival: RegistrationRequest) -> bytes:
-    """Return the frame with which an endpoint says who it is.
+def pack_registration(request: RegistrationRequest) -> bytes:
+    """Return the AttendRequest of an endpoint.
 
     Raises:
         CodecError: A number does not fit its field.
     """
     try:
         message = pb.AttendRequest(
-            pool=as_utf8(arrival.pool),
-            endpoint_id=as_utf8(arrival.endpoint_id),
-            host=as_utf8(arrival.host),
-            port=arrival.port,
-            version=as_utf8(arrival.version),
-            former_incarnation=arrival.former_incarnation,
+            pool=as_utf8(request.pool),
+            endpoint_id=as_utf8(request.endpoint_id),
+            host=as_utf8(request.host),
+            port=request.port,
+            version=as_utf8(request.version),
+            former_incarnation=request.former_incarnation,
         )
     except (TypeError, ValueError) as error:
-        raise CodecError(f"the arrival has no wire form: {error}") from error
+        raise CodecError(f"the registration has no wire form: {error}") from error
     return message.SerializeToString()
 
 
 def parse_registration(data: bytes) -> RegistrationRequest:
-    """Return the arrival in ``data``.
+    """Return the request in an AttendRequest.
 
     Raises:
-        CodecError: ``data`` holds none.
+        CodecError: ``data`` is none.
     """
     message = parse(pb.AttendRequest, data)
     return RegistrationRequest(
@@ -57,7 +57,7 @@ def parse_registration(data: bytes) -> RegistrationRequest:
 
 
 def pack_registration_reply(answer: RegistrationAccepted | RegistrationRefused) -> bytes:
-    """Return the frame of a registrar's answer."""
+    """Return the AttendResponse of a registrar."""
     message = pb.AttendResponse()
     if isinstance(answer, RegistrationAccepted):
         message.registered.incarnation = answer.incarnation
@@ -69,10 +69,10 @@ def pack_registration_reply(answer: RegistrationAccepted | RegistrationRefused) 
 
 
 def parse_registration_reply(data: bytes) -> RegistrationAccepted | RegistrationRefused:
-    """Return the answer in ``data``; a refusal of a kind without a name here is NOT_NOW.
+    """Return the answer in an AttendResponse; a refusal of an unknown kind is NOT_NOW.
 
     Raises:
-        CodecError: ``data`` holds none.
+        CodecError: ``data`` is none.
     """
     message = parse(pb.AttendResponse, data)
     match message.WhichOneof("kind"):

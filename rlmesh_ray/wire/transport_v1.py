@@ -1,4 +1,4 @@
-"""The frames of TransportService: tickets for direct TCP connections."""
+"""The frames of TransportService.OpenTcp: tickets for direct TCP connections."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.wire._pb.rlmesh_ray.transport.v1 import service_pb2 as pb
@@ -9,30 +9,30 @@ OPEN_TCP = f"/{SERVICE}/OpenTcp"
 
 
 def pack_request(timeout_ms: int) -> bytes:
-    """Return the frame that asks for a ticket, for steps that may take this long; 0: for ever."""
+    """Return the OpenTcpRequest for steps with this timeout; 0: none."""
     return pb.OpenTcpRequest(timeout_ms=timeout_ms).SerializeToString()
 
 
 def parse_request(data: bytes) -> int:
-    """Return the timeout in ``data``.
+    """Return the timeout of steps in an OpenTcpRequest.
 
     Raises:
-        CodecError: ``data`` is no such frame.
+        CodecError: ``data`` is none.
     """
     return parse(pb.OpenTcpRequest, data).timeout_ms
 
 
 def pack_response(ticket_id: bytes, key: bytes, endpoint: str) -> bytes:
-    """Return the frame of a ticket."""
+    """Return the OpenTcpResponse with a ticket."""
     message = pb.OpenTcpResponse(ticket_id=ticket_id, key=key, endpoint=endpoint)
     return message.SerializeToString()
 
 
 def parse_response(data: bytes, id_bytes: int, key_bytes: int) -> tuple[bytes, bytes, str]:
-    """Return id, key and endpoint of the ticket in ``data``.
+    """Return id, key and endpoint of the ticket in an OpenTcpResponse.
 
     Raises:
-        CodecError: ``data`` holds none, or its id or key has another size.
+        CodecError: ``data`` is none, or its id or key has another size.
     """
     message = parse(pb.OpenTcpResponse, data)
     if len(message.ticket_id) != id_bytes or len(message.key) != key_bytes:

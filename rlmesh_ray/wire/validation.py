@@ -1,7 +1,7 @@
-"""Specs made of what a peer told, checked: each makes a valid gymnasium space.
+"""Validation of specs and columns that a peer sent, shared by both generations.
 
-Both generations describe the same spaces in messages of their own; what they may describe is the
-same, and stands here.
+Each generation describes spaces in its own messages; the allowed spaces are the same. Each spec
+that is returned here makes a valid gymnasium space.
 """
 
 import math
@@ -28,7 +28,7 @@ from rlmesh_ray.wire.rlmesh_v1.limits import MAX_MESSAGE_BYTES
 
 
 def check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
-    """Make sure that ``column`` is what ``leaf`` declares. Raises CodecError if it is not."""
+    """Require that ``column`` has the leaf's dtype and shape. Raises CodecError if not."""
     if not _fits(leaf, column, num_lanes):
         found = (
             f"{len(column)} texts"
@@ -42,7 +42,7 @@ def check_column(leaf: Leaf, column: Column, num_lanes: int) -> None:
 
 
 def check_size(leaf: Leaf, size_bytes: int, num_lanes: int) -> None:
-    """Make sure that so many bytes are the column of an array. Raises CodecError if not."""
+    """Require the byte size of an array leaf's column. Raises CodecError if it differs."""
     expected = num_lanes * leaf.lane_bytes
     if size_bytes != expected:
         place = f" at {leaf.name}" if leaf.path else ""
@@ -53,7 +53,7 @@ def check_size(leaf: Leaf, size_bytes: int, num_lanes: int) -> None:
 
 
 def _fits(leaf: Leaf, column: Column, num_lanes: int) -> bool:
-    # Which kind it is comes first: NumPy takes None for float64 when it compares dtypes.
+    # The kind is compared first: NumPy takes None for float64 when it compares dtypes.
     if leaf.dtype is None or isinstance(column, tuple):
         return leaf.dtype is None and isinstance(column, tuple) and len(column) == num_lanes
     return column.dtype == leaf.dtype and column.shape == (num_lanes, *leaf.shape)
@@ -65,7 +65,7 @@ _REWARD_BYTES = 8
 
 
 def named_space(name: str, read: Callable[[MessageT], SpaceSpec], message: MessageT) -> SpaceSpec:
-    """Return what ``read`` makes of ``message``. Raises CodecError, with ``name``, as that does."""
+    """Return ``read(message)``; its CodecError is raised again with ``name`` in front."""
     try:
         return read(message)
     except CodecError as error:
@@ -73,17 +73,17 @@ def named_space(name: str, read: Callable[[MessageT], SpaceSpec], message: Messa
 
 
 def require_width(contract: EnvContract) -> EnvContract:
-    """Return ``contract`` if its lanes fit into a message, before anybody makes arrays of them.
+    """Return ``contract`` if its lanes fit into one message; call it before allocating arrays.
 
     Raises:
-        CodecError: They do not.
+        CodecError: They do not fit.
     """
     for spec in (contract.observation_space, contract.action_space):
         lane_bytes = sum(leaf.lane_bytes for leaf in leaves(spec)) + _REWARD_BYTES
         if contract.num_envs * lane_bytes > MAX_MESSAGE_BYTES:
             raise CodecError(
-                f"{contract.num_envs} lanes of {lane_bytes} bytes do not fit into a message, which "
-                f"ends at {MAX_MESSAGE_BYTES} bytes; serve fewer lanes"
+                f"{contract.num_envs} lanes of {lane_bytes} bytes do not fit into a message of at "
+                f"most {MAX_MESSAGE_BYTES} bytes; serve fewer lanes"
             )
     return contract
 
@@ -94,20 +94,20 @@ _INT64_MAX = 2**63 - 1
 
 
 class LaneBudget:
-    """What the arrays of one lane may still take, over all leaves of a space."""
+    """Remaining bytes for the arrays of one lane, over all leaves of a space."""
 
     def __init__(self) -> None:
         self._bytes_left = MAX_LANE_BYTES
 
     def take(self, shape: Sequence[int], item_bytes: int) -> None:
-        """Count an array.
+        """Subtract an array's size.
 
         Raises:
-            CodecError: NumPy has no such shape, or the lane becomes too large.
+            CodecError: NumPy has no such shape, or the budget is exhausted.
         """
         if len(shape) > MAX_RANK or min(shape, default=0) < 0:
             raise CodecError(f"shape {tuple(shape[: MAX_RANK + 1])} is not possible")
-        # Empty axes count as one, since NumPy multiplies the others whatever they hold.
+        # Empty axes count as one: NumPy multiplies the other axes even of an empty array.
         self._bytes_left -= item_bytes * math.prod(max(length, 1) for length in shape)
         if self._bytes_left < 0:
             raise CodecError(f"shape {shape}: values of more than {MAX_LANE_BYTES} bytes a lane")
@@ -116,16 +116,16 @@ class LaneBudget:
 def box(
     shape: tuple[int, ...], dtype: np.dtype[Any], low: NDArray[Any], high: NDArray[Any]
 ) -> BoxSpec:
-    """Return a Box, whose shape the caller has counted.
+    """Return a Box; the caller has checked its shape with a LaneBudget.
 
     Args:
-        shape: Of a value.
-        dtype: Of a value.
-        low: Flat, little endian: one bound an element, or one that is all.
-        high: Likewise.
+        shape: Shape of a value.
+        dtype: Dtype of a value.
+        low: Flat, little-endian lower bounds: one for each element, or one for all.
+        high: Upper bounds, in the same form.
 
     Raises:
-        CodecError: The bounds make no sense.
+        CodecError: A bound is NaN, or a lower bound is above its upper bound.
     """
     if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
         raise CodecError("a bound is NaN, or a lower bound is above its upper bound")
@@ -133,7 +133,7 @@ def box(
 
 
 def multi_binary(n: int | tuple[int, ...], budget: LaneBudget) -> MultiBinarySpec:
-    """Return a MultiBinary of a size or a shape. Raises CodecError if there is none."""
+    """Return a MultiBinary of a size or a shape. Raises CodecError where that is invalid."""
     spec = MultiBinarySpec(n)
     if min(spec.shape, default=1) < 1:
         raise CodecError(f"MultiBinary has axes {spec.shape}; they must be positive")
@@ -144,7 +144,7 @@ def multi_binary(n: int | tuple[int, ...], budget: LaneBudget) -> MultiBinarySpe
 def multi_discrete(
     nvec: tuple[int, ...], shape: tuple[int, ...], dtype: str, budget: LaneBudget
 ) -> MultiDiscreteSpec:
-    """Return a MultiDiscrete; ``nvec`` is in C order. Raises CodecError if there is none."""
+    """Return a MultiDiscrete; ``nvec`` is in C order. Raises CodecError where it is invalid."""
     budget.take(shape, np.dtype(dtype).itemsize)
     if len(nvec) != math.prod(shape):
         raise CodecError(f"MultiDiscrete has {len(nvec)} counts for shape {shape}")
@@ -164,21 +164,21 @@ def discrete(n: int, start: int, dtype: str) -> DiscreteSpec:
 
 
 def text(min_length: int, max_length: int, charset: str) -> TextSpec:
-    """Return a Text. Raises CodecError if its lengths make no sense."""
+    """Return a Text. Raises CodecError if its lengths are invalid."""
     if not 0 <= min_length <= max_length:
         raise CodecError(f"Text has lengths {min_length} to {max_length}")
     return TextSpec(min_length, max_length, "".join(sorted(set(charset))))
 
 
 def named_parts(keys: Sequence[str], parts: Sequence[PartT]) -> list[tuple[str, PartT]]:
-    """Return a Dict's parts with their keys. Raises CodecError if they do not belong together."""
+    """Return a Dict's parts with their keys. Raises CodecError for other or duplicate keys."""
     if len(keys) != len(parts) or len(set(keys)) != len(keys):
         raise CodecError(f"Dict: {len(keys)} keys, {len(parts)} spaces, or a key occurs twice")
     return list(zip(keys, parts, strict=True))
 
 
 def require_integer(dtype: str) -> str:
-    """Return ``dtype`` if it is one of integers. Raises CodecError if not."""
+    """Return ``dtype`` if it is an integer dtype. Raises CodecError if not."""
     if np.dtype(dtype).kind not in "iu":
         raise CodecError(f"{dtype} is no integer type")
     return dtype
@@ -201,16 +201,16 @@ def unbounded(size: int, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[An
 
 
 def typed_bounds(raw: bytes, name: str, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return bounds that came as bytes.
+    """Return bounds that a peer sent as bytes.
 
     Args:
-        raw: Little endian.
-        name: Of their form, for messages.
-        count: How many there must be.
-        dtype: Of the space.
+        raw: Little-endian bytes of the bounds.
+        name: Name of the field, for messages.
+        count: Expected number of bounds.
+        dtype: Dtype of the space.
 
     Raises:
-        CodecError: There are more or fewer, or a bool is neither 0 nor 1.
+        CodecError: The number differs, or a bool is neither 0 nor 1.
     """
     expected = dtype.itemsize * count
     if len(raw) != expected:

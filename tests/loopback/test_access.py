@@ -227,8 +227,8 @@ def test_each_role_may_do_what_it_is_for_and_nothing_more(
                 if code is grpc.StatusCode.PERMISSION_DENIED:
                     paths.add(path.rpartition("/")[2])
                     assert calls.entered == []
-                    assert f"this one is a {role}'s" in details
-                    assert "wants a token of the role" in details
+                    assert f"this one has the role {role}" in details
+                    assert "requires a token of the role" in details
 
     sessions = {"Join"} | ({"Call", "OpenTcp", "Process"} if serve is env_server else set())
     assert denied == {"probe": {*sessions, "Shutdown"}, "client": {"Shutdown"}, "operator": set()}
@@ -242,7 +242,7 @@ def test_a_probe_asks_for_health_and_observes_and_a_client_has_sessions(
         assert check_health(ConnectOptions(server.address, "the-probe")).is_serving
         with EndpointObserver(server.address, token="the-probe") as observer:
             assert observer.sessions() == ()
-        with pytest.raises(AccessDeniedError, match="wants a token of the role client"):
+        with pytest.raises(AccessDeniedError, match="requires a token of the role client"):
             RemoteEnv(server.address, token="the-probe").reset()
         env = RemoteEnv(server.address, token=source)
         env.reset()
@@ -254,9 +254,12 @@ def test_a_probe_asks_for_health_and_observes_and_a_client_has_sessions(
     [
         (
             None,
-            "this endpoint wants a token, and the call shows none; give it one: --token-file or",
+            "this endpoint requires a token, and the call carries none; give it one: --token-file",
         ),
-        ("other", "this endpoint wants another token than the call shows; give it the right one: "),
+        (
+            "other",
+            "this endpoint requires another token than the call carries; give it the right one: ",
+        ),
     ],
 )
 def test_who_is_turned_away_learns_how_to_give_a_token(token: str | None, words: str) -> None:

@@ -221,7 +221,7 @@ def test_a_wrong_call_is_answered_and_forgiven(
 
 
 def test_arguments_that_cannot_travel_are_not_sent(client: EnvClient) -> None:
-    with pytest.raises(CodecError, match="argument 0, of type set, cannot travel"):
+    with pytest.raises(CodecError, match="argument 0, of type set, cannot be sent"):
         client.call("set_task", {1})
 
 

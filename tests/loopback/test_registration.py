@@ -538,7 +538,7 @@ def raw_visit(registrar: Registrar, *frames: bytes, ends: bool = False) -> tuple
     [
         ((), "nothing was said"),
         ((b"\xff",), "are no rlmesh_ray.registry.v1.AttendRequest"),
-        ((b"",), "not of ''"),
+        ((b"",), "'games', not ''"),
     ],
 )
 def test_who_says_nothing_sensible_is_told_and_ends(

@@ -756,7 +756,7 @@ def test_the_token_is_shown_and_without_it_the_simulator_ends(tmp_path: Path) ->
         admitted = drive(server.address, "--token-file", str(file), "--episodes", "9")
 
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "this endpoint wants a token, and the call shows none" in refused.stderr
+    assert "this endpoint requires a token, and the call carries none" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert (admitted.returncode, admitted.stderr) == (0, "")
     assert said(admitted.stdout)[-1]["return_mean"] < 12

@@ -355,7 +355,7 @@ def test_it_reaches_a_unix_socket(tmp_path: Path) -> None:
         ({"num_envs": 3}, "env", "serves 3 environments. Use RemoteVectorEnv"),
         ({}, "vector", "num_envs >= 2"),
         ({"dialects": ("rlmesh.protocol.v1",)}, "env", "does not speak rlmesh-wire-v1"),
-        ({"token": "secret"}, "env", "wants a token"),
+        ({"token": "secret"}, "env", "requires a token"),
     ],
 )
 def test_its_client_is_told_why_it_does_not_fit(

@@ -1,4 +1,4 @@
-"""Contracts to ``rlmesh.env.v1.EnvContract`` and back."""
+"""Conversion between EnvContract and ``rlmesh.env.v1.EnvContract``."""
 
 from rlmesh_ray.errors import CodecError
 from rlmesh_ray.spaces.contract import AutoresetMode, EnvContract
@@ -18,7 +18,7 @@ _MODES = {number: mode for mode, number in _MODE_NUMBERS.items()} | {
 
 
 def contract_to_proto(contract: EnvContract) -> pb.EnvContract:
-    """Return the message that tells ``contract``; odd metadata becomes text."""
+    """Return the message of ``contract``; metadata without a wire form become text."""
     return pb.EnvContract(
         id=contract.id,
         action_space=spec_to_proto(contract.action_space),
@@ -31,11 +31,11 @@ def contract_to_proto(contract: EnvContract) -> pb.EnvContract:
 
 
 def contract_from_proto(message: pb.EnvContract) -> EnvContract:
-    """Return the contract that ``message`` tells.
+    """Return the contract in ``message``.
 
     Raises:
-        CodecError: A space makes no sense, the autoreset mode is unknown, or so many lanes have
-            no place in one message.
+        CodecError: A space is invalid, the autoreset mode is unknown, or the lanes do not fit
+            into one message.
     """
     if message.autoreset_mode not in _MODES:
         raise CodecError(f"autoreset mode {message.autoreset_mode} is not known")

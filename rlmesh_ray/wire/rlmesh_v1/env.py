@@ -1,4 +1,4 @@
-"""The frames of EnvService: bytes to the messages of ``protocol`` and back."""
+"""The frames of EnvService: conversion between bytes and the messages of ``protocol``."""
 
 from array import array
 from collections.abc import Callable, Iterable
@@ -50,19 +50,19 @@ from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_
 
 
 def parse_request(data: bytes) -> EnvRequest | MalformedRequest:
-    """Return the request in ``data``. Never raises: every frame gets an answer in band."""
+    """Return the request in ``data``. Never raises: every frame gets an in-band response."""
     return envelope.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
 def pack_response(response: EnvResponse, *, tag_arrays: bool) -> bytes:
     """Return the frame of ``response``.
 
-    Its infos may take twice what its observation takes and 64 MiB more; what goes beyond
-    becomes text (``limits.max_response_bytes`` is what peers accept).
+    Its infos may take twice the bytes of its observation and 64 MiB more; values beyond that
+    become text, since peers accept ``limits.max_response_bytes``.
 
     Args:
-        response: What to say.
-        tag_arrays: Whether the peer knows arrays in infos.
+        response: The response.
+        tag_arrays: Whether the peer has the capability NDARRAY.
     """
     if isinstance(response, StepDone):
         return pack_step_done(response, _extras(response, tag_arrays))
@@ -183,7 +183,7 @@ def parse_response(data: bytes) -> EnvResponse:
     """Return the response in ``data``.
 
     Raises:
-        CodecError: ``data`` is none, or of no kind that is known here.
+        CodecError: ``data`` is no response, or one of an unknown kind.
     """
     try:
         return parse_step_done(data)
@@ -192,10 +192,10 @@ def parse_response(data: bytes) -> EnvResponse:
 
 
 def read_response(data: bytes) -> EnvResponse:
-    """Do what ``parse_response`` does, with nothing but the generated code.
+    """Decode as ``parse_response`` does, with the generated code only.
 
     Raises:
-        CodecError: ``data`` is none, or of no kind that is known here.
+        CodecError: ``data`` is no response, or one of an unknown kind.
     """
     return envelope.read_response(pb.JoinResponse, _RESPONSES, data)
 
@@ -298,7 +298,7 @@ def _records(messages: Iterable[pb.EpisodeMetadata]) -> tuple[EpisodeRecord, ...
 
 
 def _error_code(number: int) -> EnvErrorCode:
-    # Another implementation may know codes that this one does not.
+    # Another implementation may send codes that this one does not know.
     is_known = number in {code.value for code in EnvErrorCode}
     return EnvErrorCode(number) if is_known else EnvErrorCode.UNSPECIFIED
 
@@ -307,7 +307,7 @@ def _error_code(number: int) -> EnvErrorCode:
 
 
 def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return what a client says first. Raises CodecError when ``data`` is no such frame."""
+    """Return the client's offer. Raises CodecError where ``data`` is no HandshakeRequest."""
     return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
 
 
@@ -319,13 +319,13 @@ def pack_handshake_request(offer: HandshakeRequest) -> bytes:
 
 
 def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return what a server replies, with the ``EnvContract`` when it has one.
+    """Return the server's answer, with its ``EnvContract`` if it is compatible.
 
-    Only a compatible answer has one (edition 2026.06, "Session Establishment"); what else stands
-    there must not hide why the server said no.
+    Only a compatible answer has a contract (edition 2026.06, "Session Establishment"); an invalid
+    one in a refusal must not hide the reason.
 
     Raises:
-        CodecError: ``data`` is no such frame, or its contract makes no sense.
+        CodecError: ``data`` is no HandshakeResponse, or its contract is invalid.
     """
     message = parse(service_pb2.HandshakeResponse, data)
     has_contract = message.compatible and message.HasField("env_contract")

@@ -1,4 +1,4 @@
-"""The handshake, which env and model services share but for field numbers."""
+"""Conversion of handshake messages, which differ between the services in field numbers only."""
 
 from rlmesh_ray.protocol.handshake import HandshakeRequest, HandshakeResponse
 from rlmesh_ray.wire._pb.rlmesh.env.v1 import service_pb2 as env_pb
@@ -10,7 +10,7 @@ AnyResponse = env_pb.HandshakeResponse | model_pb.HandshakeResponse
 
 
 def request_from_proto(message: AnyRequest) -> HandshakeRequest:
-    """Return what a client says first."""
+    """Return the client's offer."""
     return HandshakeRequest(
         generation=message.protocol_generation,
         client_name=message.client_name,
@@ -34,11 +34,11 @@ def fill_request(message: AnyRequest, offer: HandshakeRequest) -> None:
 
 
 def response_from_proto(message: AnyResponse, contract: object) -> HandshakeResponse:
-    """Return what a server replies.
+    """Return the server's answer.
 
     Args:
-        message: The reply.
-        contract: The contract that it carries, decoded; None when it has none.
+        message: The response message.
+        contract: Its decoded contract; None where it has none.
     """
     return HandshakeResponse(
         compatible=message.compatible,

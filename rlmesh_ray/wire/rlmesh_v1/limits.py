@@ -1,8 +1,8 @@
-"""How large the messages of a session can become, from its spaces.
+"""Size limits of a session's messages, computed from its spaces.
 
-Receivers refuse what is larger, so that nobody can fill their memory, and take what is smaller,
-however large the environment is. What users put into options, infos and pictures has no bound in
-the contract: it gets an allowance.
+Receivers refuse larger messages, so that a peer cannot exhaust their memory, and accept smaller
+ones, however large the environment is. Options, infos and frames have no bound in the contract, and
+get a fixed allowance.
 """
 
 import math
@@ -14,10 +14,10 @@ from rlmesh_ray.spaces.spec import DictSpec, DiscreteSpec, SpaceSpec, TextSpec, 
 DEFAULT_MESSAGE_BYTES = 2**28
 """Limit where no contract is known."""
 MAX_MESSAGE_BYTES = 2**31 - 1
-"""What protobuf can express in one message, and gRPC as a limit."""
+"""Largest message of protobuf, and largest limit of gRPC."""
 
 _OPTIONS_BYTES = 2**20
-# What a gRPC server takes by default: handshakes, contracts with their metadata, long episode ids.
+# A gRPC server's default limit, for handshakes, contracts with metadata, and long episode ids.
 _MODEL_REST_BYTES = 2**22
 _INFOS_BYTES = 2**26
 # Seed, index and episode id; reward, flags, episode id and its record without infos.
@@ -26,36 +26,36 @@ _LANE_RESPONSE_BYTES = 512
 _PREFIX_BYTES = 6  # a field's number below 16, and a length below 2 GiB
 _INTEGER_BYTES = 11
 _BOUNDS_BYTES = 16  # of an element: two doubles
-# A text that is too long is a matter of range: it must arrive, so that a warning can tell.
+# Too long a text is a range violation: it must arrive to be delivered with a warning.
 _TEXT_SLACK = 4
 _TEXT_SLACK_BYTES = 2**12
 _UTF8_BYTES = 4  # of the longest character
 
 
 def max_request_bytes(contract: EnvContract) -> int:
-    """Return the size that no sensible request exceeds: an action batch, and 1 MiB for the rest."""
+    """Return the size limit of requests: an action batch, and 1 MiB for the rest."""
     action = max_batch_bytes(contract.action_space, contract.num_envs)
     return _capped(action + contract.num_envs * _LANE_REQUEST_BYTES + _OPTIONS_BYTES)
 
 
 def max_response_bytes(contract: EnvContract) -> int:
-    """Return the size that no sensible response exceeds.
+    """Return the size limit of responses.
 
-    It holds an observation batch, twice as much again in its infos (where vectors keep the
-    observations of ended episodes), and 64 MiB of other infos, or of a picture.
+    It allows an observation batch, twice as much again in the infos (where vectors keep the
+    observations of ended episodes), and 64 MiB of other infos, or for a frame.
     """
     observation = max_batch_bytes(contract.observation_space, contract.num_envs)
     return _capped(3 * observation + contract.num_envs * _LANE_RESPONSE_BYTES + _INFOS_BYTES)
 
 
 def max_predict_bytes(observation_space: SpaceSpec, num_rows: int) -> int:
-    """Return the size that no sensible message to a policy exceeds, in any generation.
+    """Return the size limit of messages to a policy, in both generations.
 
-    It holds an observation batch and its slots, or a contract whose bounds are told element by
-    element; and 4 MiB for the rest.
+    It allows an observation batch and its slots, or a contract with elementwise bounds; and 4 MiB
+    for the rest.
 
     Args:
-        observation_space: Of one lane; the only one that the policy acts on.
+        observation_space: Space of one lane; the only one that the policy acts on.
         num_rows: Most rows of one Predict.
     """
     num_elements = sum(math.prod(leaf.shape) for leaf in leaves(observation_space))
@@ -64,10 +64,10 @@ def max_predict_bytes(observation_space: SpaceSpec, num_rows: int) -> int:
 
 
 def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:
-    """Return how large a batch can be, as ``values.encode_batch`` makes it.
+    """Return the largest size of a batch from ``values.encode_batch``.
 
     Args:
-        spec: Of one lane.
+        spec: Space of one lane.
         num_lanes: Width of the batch.
     """
     if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
@@ -76,7 +76,7 @@ def max_batch_bytes(spec: SpaceSpec, num_lanes: int) -> int:
 
 
 def _node(spec: SpaceSpec) -> int:
-    """Return how large one lane's ``SpaceValueNode`` can be."""
+    """Return the largest size of one lane's ``SpaceValueNode``."""
     match spec:
         case DictSpec(items):
             entries = (_field(len(key.encode())) + _field(_node(part)) for key, part in items)

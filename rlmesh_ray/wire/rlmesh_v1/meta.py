@@ -1,7 +1,7 @@
-"""Infos, options and metadata to ``rlmesh.spaces.v1.MetaMap`` and back.
+"""Conversion of infos, options and metadata to ``rlmesh.spaces.v1.MetaMap`` and back.
 
-Users put anything into infos, and a step must not fail for it: what the wire has no form for
-becomes text. Only what a peer sends is judged.
+Infos may contain any object, and a step must not fail for it: values without a wire form become
+text. Only messages from a peer are validated.
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from rlmesh_ray.wire.protobuf import as_utf8
 ARRAY_KEY = "rlmesh_ray.ndarray"
 """The only key of a map that stands for an array."""
 MAX_BYTES = 2**26
-"""What the infos of one message may take, about; what goes beyond becomes text. Lists that hold
-each other twice grow without end on the wire, which has no references."""
+"""Approximate byte limit for the infos of one message; values beyond it become text. The wire has
+no references, so lists that contain each other twice would grow without bound."""
 MAX_NODES = 2**16
-"""What the infos of one message may count, about, in values as small as a number. It is written
-in the serving loop, where every other session waits for it: this takes tenths of a second."""
+"""Approximate limit for the infos of one message in small values. They are encoded in the serving
+loop while every other session waits: this many take tenths of a second."""
 
 MAX_PEER_NODES = 2**14
-"""What a client's options, or a contract's metadata, may count in values. They are read in the
-serving loop, too."""
+"""Most values in a client's options or a contract's metadata, which are decoded in the serving
+loop, too."""
 
 # protobuf parsers stop at 100 nested messages; a level here takes three.
 _MAX_DEPTH = 24
 _ENTRY_BYTES = 64
-_BRIEF_BYTES = 4096
-"""What the text of a container counts as: it takes time, however short it is."""
-_BRIEF_NODES = 200
+_REPR_BYTES = 4096
+"""Cost of the repr of a container, which takes time however short the text is."""
+_REPR_NODES = 200
 _ARRAY_NODES = 16
 _MAP_ENTRY_NODES = 4
 _CONTAINER_NODES = 4
@@ -56,11 +56,11 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class MetaBudget:
-    """What the maps of one message may still take.
+    """Remaining budget for the maps of one message.
 
     Args:
-        size_bytes: Of all of them together, about.
-        num_nodes: Values in all of them together, about.
+        size_bytes: Approximate bytes of all maps together.
+        num_nodes: Approximate number of values in all maps together.
     """
 
     def __init__(self, size_bytes: int = MAX_BYTES, num_nodes: int = MAX_NODES) -> None:
@@ -68,7 +68,7 @@ class MetaBudget:
         self.nodes_left = num_nodes
 
     def affords(self, size_bytes: int, num_nodes: int = 0) -> bool:
-        """Take so much if it is left; nothing or less is always there."""
+        """Subtract a cost if the budget covers it; return whether it did."""
         if size_bytes > self.bytes_left or num_nodes > self.nodes_left:
             return False
         self.bytes_left -= max(size_bytes, 0)
@@ -77,7 +77,7 @@ class MetaBudget:
 
     @contextlib.contextmanager
     def halved(self) -> Iterator[None]:
-        """Leave at most half of the rest to what happens in the context."""
+        """Limit the budget within the context to half of the rest."""
         kept_bytes, kept_nodes = self.bytes_left // 2, self.nodes_left // 2
         self.bytes_left -= kept_bytes
         self.nodes_left -= kept_nodes
@@ -89,17 +89,17 @@ class MetaBudget:
 def encode_meta(
     infos: Mapping[Any, Any], *, tag_arrays: bool, budget: MetaBudget | None = None
 ) -> pb.MetaMap:
-    """Return ``infos`` as a message. Never fails for an odd value.
+    """Return ``infos`` as a message. Never fails, whatever the values are.
 
     Args:
         infos: Scalars, text, bytes, None, arrays, and nested mappings and sequences of these.
-            Anything else (integers beyond int64, sets, objects, what contains itself, is
-            nested too deep or larger than the budget) becomes text, and so does a key that
-            is none; of keys with one text the last counts. Of more keys than the budget has
-            room for the first remain, and ``LEFT_OUT_KEY`` says so.
-        tag_arrays: Whether arrays keep dtype and shape, for a peer that knows the form; else
-            they become nested lists.
-        budget: Shared with the other maps of the message; default: a new one for this.
+            Anything else (integers beyond int64, sets, other objects, containers that contain
+            themselves, are nested too deep or exceed the budget) becomes text, and so do keys
+            that are no text; of keys with equal text the last wins. Keys beyond the budget are
+            left out, with a notice under ``LEFT_OUT_KEY``.
+        tag_arrays: Whether arrays keep dtype and shape, for a peer with the capability NDARRAY;
+            else they become nested lists.
+        budget: Budget that the maps of the message share; default: a new one.
     """
     message = pb.MetaMap()
     encoder = _MetaEncoder(tag_arrays, budget or MetaBudget())
@@ -108,22 +108,22 @@ def encode_meta(
 
 
 def decode_meta(message: pb.MetaMap) -> dict[str, Any]:
-    """Return what ``message`` holds; sequences are lists, tagged arrays are arrays again.
+    """Return the entries of ``message``; sequences are lists, tagged arrays are arrays again.
 
     Keys are in alphabetical order.
 
     Raises:
-        CodecError: A tagged array makes no sense.
+        CodecError: A tagged array is invalid.
     """
-    # A protobuf map has no order of its own, not even the same one in every process.
+    # The order of a protobuf map is undefined, and differs between processes.
     return {key: _decode(message.entries[key]) for key in sorted(message.entries)}
 
 
 def decode_peer_meta(message: pb.MetaMap) -> dict[str, Any]:
-    """Do what ``decode_meta`` does, for what a stranger may send to a serving loop.
+    """Decode as ``decode_meta`` does, with a limit, for messages of untrusted peers.
 
     Raises:
-        CodecError: There are more than ``MAX_PEER_NODES`` values, or a tagged array makes no sense.
+        CodecError: There are more than ``MAX_PEER_NODES`` values, or a tagged array is invalid.
     """
     _check_nodes(message)
     return decode_meta(message)
@@ -136,7 +136,7 @@ def _check_nodes(message: pb.MetaMap) -> None:
         part = unseen.pop()
         values = part.entries.values() if isinstance(part, pb.MetaMap) else part.items
         num_nodes += len(values)
-        # Before they are looked at: that is what takes the time.
+        # Before they are visited, which takes the time.
         if num_nodes > MAX_PEER_NODES:
             raise CodecError(
                 f"more than {MAX_PEER_NODES} values: leave some out, or send them as one array "
@@ -150,18 +150,18 @@ def _check_nodes(message: pb.MetaMap) -> None:
 
 
 class _MetaEncoder:
-    """Fills one map and keeps count of what it takes."""
+    """Fills one map and subtracts its cost from the budget."""
 
     def __init__(self, tag_arrays: bool, budget: MetaBudget) -> None:
         self._tag_arrays = tag_arrays
         self._budget = budget
         self._open: set[int] = set()
-        """Ids of the containers that the current value stands in."""
+        """Ids of the containers around the current value."""
 
     def fill_infos(self, message: pb.MetaMap, infos: Mapping[Any, Any]) -> None:
-        """Add all entries, each with at most half of what is left, so that none costs the others.
+        """Add all entries, each with at most half of the rest, so that none displaces the others.
 
-        The keys take half at most, too.
+        All keys together take half at most, too.
         """
         num_kept = min(len(infos), self._budget.nodes_left // 2 // _MAP_ENTRY_NODES)
         self._budget.affords(0, num_kept * _MAP_ENTRY_NODES)
@@ -241,7 +241,7 @@ class _MetaEncoder:
         dtype = _ARRAY_DTYPES.get(array.dtype.name)
         is_tagged = self._tag_arrays and array.ndim <= MAX_RANK
         item_bytes = array.itemsize if is_tagged and dtype is not None else _ENTRY_BYTES
-        # Lists of Python objects are made before they are charged; fields and texts have parts.
+        # tolist() allocates before the elements are charged; structured ones and texts have parts.
         num_nodes = 0 if is_tagged and dtype is not None else max(array.size, array.nbytes // 64)
         is_small = array.size * item_bytes <= self._budget.bytes_left
         if not (is_small and _ARRAY_NODES + num_nodes <= self._budget.nodes_left):
@@ -270,9 +270,9 @@ class _MetaEncoder:
         message.str = text if is_affordable else type_repr(value)
 
     def _text(self, value: Any) -> str:
-        """Return the text of a value that takes more time than it looks."""
+        """Return the text of a value, whose cost in time is charged."""
         if isinstance(value, CONTAINERS):
-            is_affordable = self._budget.affords(_BRIEF_BYTES, _BRIEF_NODES)
+            is_affordable = self._budget.affords(_REPR_BYTES, _REPR_NODES)
         else:
             is_affordable = self._budget.affords(
                 0, int_repr_cost(value) if isinstance(value, int) else 0
@@ -286,7 +286,7 @@ def _looks_tagged(value: Mapping[Any, Any]) -> bool:
 
 
 def _scalar(value: Any) -> tuple[str, Any] | None:
-    """Return the field and the plain value of a scalar; None when ``value`` is none."""
+    """Return the field and the plain value of a scalar; None for other values."""
     if isinstance(value, (bool, np.bool_)):
         return "bool", bool(value)
     if isinstance(value, (int, np.integer)):
@@ -325,7 +325,7 @@ def _array(plain: Any) -> NDArray[Any]:
     if not isinstance(plain, dict) or plain.keys() != {"dtype", "shape", "data"}:
         raise CodecError(f"{ARRAY_KEY}: expected dtype, shape and data")
     name, shape, data = plain["dtype"], _shape(plain["shape"]), plain["data"]
-    # The class first: an array in this place compares element by element.
+    # The type is checked first: an array would compare element by element.
     if not isinstance(name, str):
         raise CodecError(f"{ARRAY_KEY}: {type(name).__name__} as dtype")
     if name == _OBJECT and isinstance(data, list):

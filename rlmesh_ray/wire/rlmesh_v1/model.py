@@ -1,4 +1,4 @@
-"""The frames of ModelService: bytes to the messages of ``protocol`` and back."""
+"""The frames of ModelService: conversion between bytes and the messages of ``protocol``."""
 
 import functools
 from collections.abc import Callable
@@ -38,13 +38,13 @@ from rlmesh_ray.wire.rlmesh_v1.shutdown import parse_shutdown_response as parse_
 from rlmesh_ray.wire.rlmesh_v1.telemetry import pack_telemetry, read_telemetry
 
 MAX_SLOTS = 2**16
-"""Of one request: as many as a session may have lanes."""
+"""Most slots of one request: as many as a session may have lanes."""
 
 # --- the server's side of Join ---------------------------------------------------------
 
 
 def parse_request(data: bytes) -> ModelRequest | MalformedRequest:
-    """Return the request in ``data``. Never raises: every frame gets an answer in band."""
+    """Return the request in ``data``. Never raises: every frame gets an in-band response."""
     return envelope.read_request(pb.JoinRequest, _REQUESTS, data)
 
 
@@ -66,9 +66,9 @@ def pack_response(response: ModelResponse) -> bytes:
 
 
 def _pack_predicted(response: Predicted) -> bytes:
-    """Write the most frequent frame by hand, at a third of what the generated code takes.
+    """Encode a prediction by hand, in a third of the time of the generated code.
 
-    A test holds it against that, for whatever it may be given.
+    A test compares it with the generated code for random responses.
     """
     context = response.mirror or _context_message(response.context).SerializeToString()
     action = response.action
@@ -83,11 +83,11 @@ def _pack_predicted(response: Predicted) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _around_context(context: int, action: int) -> tuple[bytes, bytes]:
-    """Return what stands before a ``PredictResponse``'s context, and between that and its action.
+    """Return the bytes before the context of a ``PredictResponse``, and those before its action.
 
     Args:
-        context: Its size.
-        action: Likewise.
+        context: Size of the context.
+        action: Size of the action.
     """
     head = b"\x0a" + varint(context)  # PredictResponse.context
     between = value_head(b"\x12", action)  # PredictResponse.action
@@ -105,7 +105,7 @@ def _configure_route(message: pb.JoinRequest) -> ConfigureRoute:
 def _predict(message: pb.JoinRequest) -> Predict:
     body = message.predict
     context, observation = body.context, body.observation.bytes.data
-    # Mirrored as it came: written slot by slot it would cost more than the whole prediction.
+    # Kept as bytes: encoding it slot by slot would cost more than the whole prediction.
     mirror = context.SerializeToString()
     return Predict(message.request_id, _context(context), observation, mirror)
 
@@ -153,7 +153,7 @@ def parse_response(data: bytes) -> ModelResponse:
     """Return the response in ``data``.
 
     Raises:
-        CodecError: ``data`` is none, or of no kind that is known here.
+        CodecError: ``data`` is no response, or one of an unknown kind.
     """
     return envelope.read_response(pb.JoinResponse, _RESPONSES, data)
 
@@ -205,7 +205,7 @@ _RESPONSES: dict[str, Callable[[pb.JoinResponse], ModelResponse]] = {
 
 
 def _error_code(number: int) -> ModelErrorCode:
-    # Another implementation may know codes that this one does not.
+    # Another implementation may send codes that this one does not know.
     is_known = number in {code.value for code in ModelErrorCode}
     return ModelErrorCode(number) if is_known else ModelErrorCode.UNSPECIFIED
 
@@ -218,14 +218,14 @@ def _context(message: pb.PredictContext) -> PredictContext:
         raise CodecError(
             f"{len(rows)} slots, and {MAX_SLOTS} are the limit: ask in several requests"
         )
-    # Without a line of Python for each: a batch has a slot a row.
+    # map() runs no Python code for each slot; a batch has one for each row.
     slots = tuple(map(_new, repeat(PredictSlot), map(_fields, rows)))
     return PredictContext(*_names(message), slots)
 
 
 _names = attrgetter("session_id", "route_id", "request_id")
 _fields = attrgetter(*PredictSlot._fields)
-# What the class itself makes of its arguments, at a third of the cost.
+# Creates a PredictSlot in a third of the time of its constructor.
 _new = tuple.__new__
 
 
@@ -244,7 +244,7 @@ def _context_message(context: PredictContext) -> pb.PredictContext:
 
 
 def parse_handshake_request(data: bytes) -> HandshakeRequest:
-    """Return what a runtime says first. Raises CodecError when ``data`` is no such frame."""
+    """Return the client's offer. Raises CodecError where ``data`` is no HandshakeRequest."""
     return handshake.request_from_proto(parse(service_pb2.HandshakeRequest, data))
 
 
@@ -256,7 +256,7 @@ def pack_handshake_request(offer: HandshakeRequest) -> bytes:
 
 
 def parse_handshake_response(data: bytes) -> HandshakeResponse:
-    """Return what a model replies. Raises CodecError when ``data`` is no such frame."""
+    """Return the server's answer. Raises CodecError where ``data`` is no HandshakeResponse."""
     return handshake.response_from_proto(parse(service_pb2.HandshakeResponse, data), None)
 
 

@@ -1,7 +1,7 @@
-"""Specs to ``rlmesh.spaces.v1.SpaceSpec`` and back.
+"""Conversion between specs and ``rlmesh.spaces.v1.SpaceSpec``.
 
-A spec from a peer is checked whole: what ``spec_from_proto`` returns makes a valid gymnasium
-space, and its values fit into bounded memory.
+Specs from a peer are validated: the result of ``spec_from_proto`` makes a valid gymnasium space,
+and its values fit into bounded memory.
 """
 
 import math
@@ -44,8 +44,7 @@ def spec_from_proto(message: pb.SpaceSpec) -> SpaceSpec:
     """Return the spec that ``message`` describes.
 
     Raises:
-        CodecError: It describes no space, one that NumPy cannot hold, or one whose values are
-            larger than ``MAX_LANE_BYTES``.
+        CodecError: It is no valid space, or its values are larger than ``MAX_LANE_BYTES``.
     """
     return _SpecReader().spec(message, ())
 
@@ -133,7 +132,7 @@ def _fill_multi_discrete(message: pb.MultiDiscreteSpec, spec: MultiDiscreteSpec)
 
 
 class _SpecReader:
-    """Reads one description and keeps count of the memory that its values take."""
+    """Decodes one spec and counts the size of its values."""
 
     def __init__(self) -> None:
         self._budget = validation.LaneBudget()
@@ -181,7 +180,7 @@ class _SpecReader:
     def _multi_binary(self, message: pb.SpaceSpec) -> MultiBinarySpec:
         kind = message.multi_binary.WhichOneof("n")
         if kind is None:
-            raise CodecError("MultiBinary says neither size nor dims")
+            raise CodecError("MultiBinary has neither size nor dims")
         dims = message.multi_binary.dims.data
         n = message.multi_binary.size if kind == "size" else tuple(dims)
         spec = validation.multi_binary(n, self._budget)
@@ -210,7 +209,7 @@ def _integer_dtype(message: pb.SpaceSpec) -> str:
 def _bounds(
     message: pb.BoxSpec, size: int, dtype: np.dtype[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return ``(low, high)``, flat, little endian: ``size`` elements, or one that is all."""
+    """Return ``(low, high)``, flat, little endian: ``size`` elements, or one for all."""
     kind = message.WhichOneof("bounds")
     if kind is None or kind == "unbounded":
         return validation.unbounded(size, dtype)
@@ -238,16 +237,16 @@ def _doubles(bounds: Iterable[float], size: int, dtype: np.dtype[Any]) -> NDArra
 
 
 def _cast(bounds: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    # A double beyond the dtype is no bound: infinite. NaN, which is refused later, warns too.
+    # A double beyond the dtype becomes infinite: no bound. NaN is refused later.
     with np.errstate(over="ignore", invalid="ignore"):
         return bounds.astype(dtype.newbyteorder("<"))
 
 
 def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the counts in C order, and the shape that the message itself tells."""
+    """Return the counts in C order, and the shape of their field."""
     kind = message.WhichOneof("nvec")
     if kind is None:
-        raise CodecError("MultiDiscrete says neither flat nor shaped")
+        raise CodecError("MultiDiscrete has neither flat nor shaped")
     if kind == "flat":
         counts = tuple(message.flat.data)
         return counts, (len(counts),)
@@ -262,8 +261,8 @@ def _nvec(message: pb.MultiDiscreteSpec) -> tuple[tuple[int, ...], tuple[int, ..
 def _multi_discrete_shape(message: pb.SpaceSpec, own_shape: tuple[int, ...]) -> tuple[int, ...]:
     if message.shape:
         return tuple(message.shape)
-    # A shape without axes and one that the peer left out look alike; who fills in the dtype
-    # fills in both.
+    # An empty shape and an omitted one have the same encoding; a peer that sends the dtype sends
+    # the shape, too.
     is_scalar = own_shape == (1,) and message.dtype != types_pb2.D_TYPE_UNSPECIFIED
     return () if is_scalar else own_shape
 

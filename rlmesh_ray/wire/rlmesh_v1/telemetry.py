@@ -1,7 +1,7 @@
-"""What a prediction cost, as ``OperationTelemetry`` and back.
+"""Telemetry of predictions, as ``OperationTelemetry``.
 
-The edition leaves the metrics' names open; these are this package's own. A reader takes what it
-knows and ignores the rest.
+The edition does not define the metrics' names; these are this package's. A reader ignores unknown
+metrics.
 """
 
 import functools
@@ -19,12 +19,12 @@ QUEUE = "predict.queue"
 
 
 def pack_telemetry(run: BatchRun, queue_ns: int) -> bytes:
-    """Return how a prediction was made, as the bytes of an ``OperationTelemetry``.
+    """Return the bytes of an ``OperationTelemetry`` about a prediction.
 
-    Written by hand, as the frame around it; a test holds it against the generated code.
+    Hand-written, as the frame around it; a test compares it with the generated code.
     """
     forward, waited = varint(run.forward_ns), varint(queue_ns)
-    # The repeated field goes on where the part of it ends that stays the same.
+    # The metrics are a repeated field; those of the cached part come first.
     return b"%b\x1a%c%b\x18%b\x1a%c%b\x18%b" % (
         _of_policy(run.component_id, run.policy_version, run.num_rows),
         len(_FORWARD) + 1 + len(forward),
@@ -37,9 +37,9 @@ def pack_telemetry(run: BatchRun, queue_ns: int) -> bytes:
 
 
 def read_telemetry(message: OperationTelemetry) -> tuple[BatchRun | None, int]:
-    """Return how a prediction was made, and how long it had waited in ns.
+    """Return the batch of a prediction, and the time in ns that the request had waited.
 
-    None when the message does not tell the policy's version: it is of another's making.
+    The batch is None where the message has no policy version: another implementation sent it.
     """
     metrics = {metric.name: metric for metric in message.metrics}
     version = metrics.get(POLICY_VERSION)
@@ -54,7 +54,7 @@ def read_telemetry(message: OperationTelemetry) -> tuple[BatchRun | None, int]:
     return run, _duration_ns(metrics.get(QUEUE))
 
 
-# The same for most predictions of a client that asks alone, and for all requests of a batch.
+# Equal for all requests of a batch, and for most predictions of a single client.
 @functools.lru_cache(maxsize=256)
 def _of_policy(component_id: str, policy_version: int, num_rows: int) -> bytes:
     head = OperationTelemetry(operation=OPERATION, component_id=component_id).SerializeToString()

@@ -1,7 +1,7 @@
-"""Columns to the bytes of a ``SpaceValue`` and back; always a batch, also of one lane.
+"""Conversion of batches (columns, also of one lane) to the bytes of a ``SpaceValue`` and back.
 
-A space whose root is an array goes as the raw column: one copy out, none in. Anything else
-goes as a ``ValueList`` with one node a lane.
+A space whose root is an array is encoded as the raw column: one copy to encode, none to decode.
+Other spaces are encoded as a ``ValueList`` with one node for each lane.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ _KINDS: dict[type[LeafSpec], str] = {
     MultiDiscreteSpec: "multi",
     TextSpec: "text",
 }
-"""Which field of a node holds a leaf."""
+"""Field of ``SpaceValueNode`` for each kind of leaf."""
 
 
 def encode_batch(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) -> bytes:
@@ -54,10 +54,10 @@ def decode_batch(spec: SpaceSpec, data: bytes, num_lanes: int) -> list[Column]:
 
 @lru_cache(maxsize=256)
 def codec(spec: SpaceSpec) -> BatchCodec:
-    """Return what reads and writes the batches of a space; the same one each time.
+    """Return the cached codec of a space.
 
     Args:
-        spec: Of one lane.
+        spec: Space of one lane.
     """
     if isinstance(spec, (DictSpec, TupleSpec, TextSpec)):
         return _NodeCodec(spec)
@@ -65,7 +65,7 @@ def codec(spec: SpaceSpec) -> BatchCodec:
 
 
 class _ArrayCodec:
-    """For spaces whose root is an array."""
+    """Codec of spaces whose root is an array."""
 
     def __init__(self, leaf: Leaf) -> None:
         self._leaf = leaf
@@ -87,7 +87,7 @@ class _ArrayCodec:
         if [len(data) for data in batches] != [count * size for count in counts]:
             for data, count in zip(batches, counts, strict=True):
                 check_size(self._leaf, len(data), count)
-        # Not bytes, which are read-only: torch would have to copy them once more.
+        # A bytearray, since bytes are read-only and torch would copy them once more.
         return [_view(self._leaf, self._little, bytearray().join(batches), sum(counts))]
 
     def split(self, columns: Sequence[Column], counts: Sequence[int]) -> list[bytes]:
@@ -100,7 +100,7 @@ class _ArrayCodec:
 
 
 class _NodeCodec:
-    """For all other spaces."""
+    """Codec of all other spaces."""
 
     def __init__(self, spec: SpaceSpec) -> None:
         self._spec = spec
@@ -150,7 +150,7 @@ def _encode_lanes(spec: SpaceSpec, columns: Sequence[Column], num_lanes: int) ->
 
 
 def _per_lane(leaf: Leaf, column: Column) -> Any:
-    """Return what each lane's node will hold: texts, integers or bytes."""
+    """Return the value for each lane's node: texts, integers or bytes."""
     if isinstance(column, tuple):
         return column
     if isinstance(leaf.spec, DiscreteSpec):
@@ -178,7 +178,7 @@ def _view(
     check_size(leaf, len(data), num_lanes)
     shape = (num_lanes, *leaf.shape)
     if leaf.dtype == np.bool_:
-        # Any other byte than 0 and 1 would be a bool that NumPy does not expect.
+        # A NumPy bool must be 0 or 1; a peer may send other bytes.
         return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
     return np.frombuffer(data, little).reshape(shape)
 
@@ -186,7 +186,7 @@ def _view(
 def _collect(
     spec: SpaceSpec, node: pb.SpaceValueNode, parts: Iterator[tuple[Leaf, list[Any]]]
 ) -> None:
-    """Append what ``node`` holds to the lanes of each leaf."""
+    """Append the values in ``node`` to the lanes of each leaf."""
     if isinstance(spec, DictSpec):
         entries = _part(node, "dict").entries
         for key, part in spec.items:

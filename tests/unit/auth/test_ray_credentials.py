@@ -37,7 +37,7 @@ def test_where_ray_uses_no_tls_there_are_no_files(
 def test_a_variable_that_is_missing_is_named(name: str) -> None:
     environ = {"RAY_USE_TLS": "1", **FILES, name: ""}
 
-    with pytest.raises(ConfigurationError, match=f"RAY_USE_TLS is set, and {name} not"):
+    with pytest.raises(ConfigurationError, match=f"RAY_USE_TLS is set, but not {name}"):
         ray_tls_files(environ)
 
 

@@ -53,12 +53,12 @@ def test_what_else_a_call_says_arrives() -> None:
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
-        ({1, 2}, "argument 0, of type set, cannot travel or is too deep; give numbers"),
-        (object(), "argument 0, of type object, cannot travel"),
-        (print, "cannot travel"),
-        ([{"a": 1j}], r"argument 0\[0\]\['a'\], of type complex, cannot travel"),
-        (np.array([None]), "argument 0, of type ndarray, cannot travel"),
-        (np.array(["a"]), "argument 0, of type ndarray, cannot travel"),
+        ({1, 2}, "argument 0, of type set, cannot be sent or is too deep; give numbers"),
+        (object(), "argument 0, of type object, cannot be sent"),
+        (print, "cannot be sent"),
+        ([{"a": 1j}], r"argument 0\[0\]\['a'\], of type complex, cannot be sent"),
+        (np.array([None]), "argument 0, of type ndarray, cannot be sent"),
+        (np.array(["a"]), "argument 0, of type ndarray, cannot be sent"),
         ({1: 2}, "argument 0 has the key 1; give other text"),
         ({"rlmesh_ray.ndarray": 1}, "argument 0 has the key 'rlmesh_ray.ndarray'"),
         (2**63, "argument 0 does not fit into 64 bits"),
@@ -78,7 +78,7 @@ def test_what_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
 
-    with pytest.raises(CodecError, match="cannot travel"):
+    with pytest.raises(CodecError, match="cannot be sent"):
         wire.pack_call(LaneCall("f", (loop,)))
 
 

@@ -37,7 +37,7 @@ def test_lanes_that_contradict_each_other_are_refused() -> None:
     message = pb.ListResponse.FromString(wire.pack_sessions([SESSION]))
     message.sessions[0].step_counts.append(1)
 
-    with pytest.raises(CodecError, match="not one number everywhere"):
+    with pytest.raises(CodecError, match="has several numbers of lanes"):
         wire.parse_sessions(message.SerializeToString())
 
 
