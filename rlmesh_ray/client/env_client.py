@@ -157,7 +157,7 @@ class EnvClient:
                 connect_options.address,
                 transport=transport,
                 spin=spin,
-                ask=partial(
+                request_ticket=partial(
                     request_ticket,
                     connect_options,
                     connection.channel,

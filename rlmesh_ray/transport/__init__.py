@@ -1,1 +1,1 @@
-"""How steps travel between a client and its worker, exactly once each."""
+"""Transports between a client and its env worker, with exactly-once execution of requests."""

@@ -1,4 +1,4 @@
-"""Memory that processes share by descriptor: it has no name and needs no cleaning up."""
+"""Anonymous shared memory (memfd): shared by descriptor, without a name or cleanup."""
 
 import fcntl
 import mmap
@@ -13,7 +13,7 @@ _SIZE_SEALS = 7  # F_SEAL_SEAL, F_SEAL_SHRINK and F_SEAL_GROW, which macOS does 
 
 
 def can_seal() -> bool:
-    """Tell whether memory may be given to strangers: they cannot change its size (Linux)."""
+    """Return whether the size of memory can be sealed (Linux), so that clients may map it."""
     return hasattr(os, "memfd_create")
 
 
@@ -28,7 +28,7 @@ def create_progress(num_lanes: int) -> int:
 
 
 def map_progress(descriptor: int, num_lanes: int) -> SessionProgress:
-    """Return the progress in memory that ``create_progress`` made; maps it."""
+    """Map memory from ``create_progress``, and return the progress in it."""
     size = SessionProgress.size_bytes(num_lanes)
     return SessionProgress(memoryview(mmap.mmap(descriptor, size)), num_lanes)
 
@@ -36,8 +36,8 @@ def map_progress(descriptor: int, num_lanes: int) -> SessionProgress:
 def create_memory(size: int) -> int:
     """Return the descriptor of ``size`` bytes of new memory, all zeros.
 
-    Where it can be, its size is sealed: whoever holds the descriptor could else shrink it, and
-    every process that maps it would be killed for reading what is not there any more.
+    Where possible its size is sealed: else a process that has the descriptor could shrink it, and
+    SIGBUS would kill the others when they read.
     """
     if not can_seal():
         with tempfile.TemporaryFile() as file:

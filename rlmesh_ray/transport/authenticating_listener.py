@@ -1,4 +1,4 @@
-"""A listening socket whose connections have to say soon who they are."""
+"""AuthenticatingListener: a listening socket with a limit on unauthenticated connections."""
 
 import asyncio
 import contextlib
@@ -12,27 +12,27 @@ from functools import partial
 _LOG = logging.getLogger(__name__)
 
 Authenticate = Callable[[socket.socket, Callable[[], None]], Awaitable[None]]
-"""Greets a new connection, which closes afterwards, and calls the second argument when it knows who
-that is."""
+"""Handles a new connection, which is closed afterwards; calls the second argument once the peer is
+authenticated."""
 
 _MAX_UNAUTHENTICATED = 16
-"""Connections that have not said who they are. Clients do at once."""
+"""Most unauthenticated connections; a client authenticates at once."""
 _BACKLOG = 64
 _PAUSE_S = 1.0
 _CREDENTIALS = struct.Struct("3i")
-"""What Linux tells of a peer: its process, user and group."""
+"""Linux's ucred of a peer: its process, user and group."""
 
 
 class AuthenticatingListener:
-    """Listens, and lets a few connections in that nobody knows. For the serving loop.
+    """Accepts connections, of which only a few may be unauthenticated. For the serving loop.
 
-    A new one takes the place of the oldest; a connection of another user of this machine never
-    replaces one of the server's own user.
+    Above the limit a new connection replaces the oldest unauthenticated one, but a connection of
+    another local user never replaces one of the server's own user.
 
     Args:
-        listener: Bound; owned.
-        authenticate: What happens with each connection.
-        purpose: What connections are for, for the log.
+        listener: Bound socket; owned.
+        authenticate: Handler of each connection.
+        purpose: Purpose of the connections, for the log.
     """
 
     def __init__(self, listener: socket.socket, authenticate: Authenticate, purpose: str) -> None:
@@ -41,13 +41,13 @@ class AuthenticatingListener:
         self._authenticate = authenticate
         self._purpose = purpose
         self._handshakes: set[asyncio.Task[None]] = set()
-        # Those that have not said who they are, the oldest first; whether each is another user's.
+        # The unauthenticated ones, the oldest first; True: of another local user.
         self._unauthenticated: dict[asyncio.Task[None], bool] = {}
         self._serving = asyncio.ensure_future(self._serve(listener))
         self._serving.add_done_callback(lambda _: listener.close())
 
     def stop(self) -> None:
-        """Listen no more; who has said who it is gets what it wants. Idempotent."""
+        """Stop listening; authenticated connections are still handled. Idempotent."""
         for task in (self._serving, *self._unauthenticated):
             task.cancel()
 
@@ -56,15 +56,15 @@ class AuthenticatingListener:
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of descriptors, perhaps: sessions use messages
-                _LOG.warning("no client can be given %s: %s", self._purpose, error)
+            except OSError as error:  # out of descriptors, perhaps: sessions use the Join stream
+                _LOG.warning("%s cannot be opened for clients: %s", self._purpose, error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             self._admit(client)
-            await asyncio.sleep(0)  # a flood of connections is not all that the loop does
+            await asyncio.sleep(0)  # a flood of connections must not starve the loop
 
     def _admit(self, client: socket.socket) -> None:
-        """Listen to a new connection, if there is a place among the silent ones."""
+        """Handle a new connection, if the limit of unauthenticated ones allows it."""
         is_other_user = client.family == socket.AF_UNIX and peer_uid(client) not in (
             os.geteuid(),
             0,
@@ -82,7 +82,7 @@ class AuthenticatingListener:
         task = asyncio.ensure_future(self._run_handshake(client))
         self._handshakes.add(task)
         self._unauthenticated[task] = is_other_user
-        # Also where it is cancelled before it has begun.
+        # Callbacks, since the task may be cancelled before it starts.
         task.add_done_callback(lambda _: client.close())
         task.add_done_callback(self._handshakes.discard)
         task.add_done_callback(lambda _: self._unauthenticated.pop(task, None))
@@ -91,7 +91,7 @@ class AuthenticatingListener:
         task = asyncio.current_task()
         assert task is not None
         client.setblocking(False)
-        # Whoever says nothing, or hangs up, gets nothing; nobody else is held up.
+        # A peer that sends nothing, or hangs up, affects no other connection.
         with client, contextlib.suppress(OSError, TimeoutError):
             await self._authenticate(client, partial(self._mark_authenticated, task))
 
@@ -100,12 +100,12 @@ class AuthenticatingListener:
 
 
 def peer_uid(client: socket.socket) -> int:
-    """Return the id of the user whose process has connected; -1 if the kernel does not tell."""
+    """Return the user id of the peer's process; -1 where the kernel does not report it."""
     try:
-        told = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        ucred = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except (OSError, AttributeError):
         return -1
-    return int(_CREDENTIALS.unpack(told)[1])
+    return int(_CREDENTIALS.unpack(ucred)[1])
 
 
 async def read_exactly(client: socket.socket, size: int) -> bytes:

@@ -1,12 +1,12 @@
-"""Where the clients of sessions come for a direct road to their worker.
+"""ConnectionBroker: the endpoint's listeners for direct connections, which lead clients to workers.
 
-Over shared memory: descriptors do not pass through gRPC, so the endpoint listens on a unix socket,
-too. It is in the abstract namespace: nothing is left of it, and only who shares this network
-namespace finds it. That a client gets descriptors there is the proof that it is on this machine.
-What lets it in is its session id, which only its handshake told, and which nobody can guess.
+Shared memory: gRPC cannot pass descriptors, so the endpoint listens on a unix socket, too. It is in
+the abstract namespace: it leaves no file, and only processes of this network namespace reach it. A
+client that receives descriptors there is on this machine. It authenticates by its session id, which
+it has from its handshake, and which cannot be guessed.
 
-Over TCP: the endpoint listens on another port. What lets a client in is a ticket
-(``transport.tcp``) that it has got by gRPC.
+TCP: the endpoint listens on another port. A client authenticates by a ticket (``transport.tcp``)
+that it has requested by gRPC.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from rlmesh_ray.transport.direct_handle import DirectHandle
 _LOG = logging.getLogger(__name__)
 
 OpenDirect = Callable[[int, socket.socket | None], Awaitable[DirectHandle | None]]
-"""Given the timeout of a client's steps, and its connection or None for shared memory, lends its
-session a road; None: not now."""
+"""Opens a session's direct connection, given the timeout of its steps, and the client's connection
+(None: shared memory). Returns None where that is not possible now."""
 CloseDirect = Callable[[], Awaitable[None]]
-"""Ends a session's road, after the step that is in progress; it may have none."""
+"""Closes a session's direct connection, if any, after the step in progress."""
 
 _HELLO_TIMEOUT_S = 5.0
 _TICKET_S = 30.0
@@ -37,14 +37,14 @@ _TICKET_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TcpListener:
-    """Where clients connect over TCP."""
+    """Listening sockets for direct TCP connections."""
 
     sockets: Sequence[socket.socket]
-    """Bound, to the same port of several addresses."""
+    """Bound sockets, with the same port on several addresses."""
     port: int
-    """What clients are told: another one where it is mapped."""
+    """The advertised port, which differs where it is mapped."""
     endpoint: str
-    """Names the endpoint and its present life."""
+    """Id and incarnation of the endpoint."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +52,12 @@ class _RegisteredSession:
     open_direct: OpenDirect
     close_direct: CloseDirect
     is_waiting: bool = False
-    """Whether a connection of its client waits for a road: each takes descriptors."""
+    """Whether its client is already opening a connection: each takes descriptors."""
 
     async def open_once(
         self, timeout_ms: int, connection: socket.socket | None
     ) -> DirectHandle | None:
-        """Lend a road, if no other connection waits for one."""
+        """Open a direct connection, if no other one is being opened."""
         if self.is_waiting:
             return None
         self.is_waiting = True
@@ -76,11 +76,11 @@ class _IssuedTicket:
 
 
 class ConnectionBroker:
-    """Hands roads to the clients of open sessions. For the serving loop.
+    """Opens direct connections for the clients of open sessions. For the serving loop.
 
     Args:
-        has_shared_memory: Whether there are roads over shared memory.
-        listener: For roads over TCP; None: there are none.
+        has_shared_memory: Whether the endpoint offers the shared-memory transport.
+        listener: Sockets of the direct TCP transport; None: it is not offered.
     """
 
     def __init__(self, *, has_shared_memory: bool, listener: TcpListener | None = None) -> None:
@@ -94,14 +94,14 @@ class ConnectionBroker:
 
     @property
     def offered_capabilities(self) -> dict[str, str]:
-        """The capabilities to show; empty if there are no roads here."""
+        """The capabilities to offer; empty without any direct transport."""
         offered_capabilities = {capabilities.SHARED_MEMORY: self._name} if self._name else {}
         if self._listener is not None:
             offered_capabilities[capabilities.DIRECT_TCP] = str(self._listener.port)
         return offered_capabilities
 
     async def start(self) -> None:
-        """Begin to listen, where there are roads at all."""
+        """Start listening, where a direct transport is offered."""
         if self._name:
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(shared_memory.SOCKET_PREFIX + self._name.encode())
@@ -115,16 +115,16 @@ class ConnectionBroker:
             self._listeners += [
                 AuthenticatingListener(each, self._accept_tcp, "direct TCP") for each in sockets
             ]
-            _LOG.info("steps over TCP come to %s, port %d", hosts, port)
+            _LOG.info("listening for direct TCP connections on %s, port %d", hosts, port)
 
     def close_listener(self) -> None:
-        """Let go of the port; instead of ``start``, or after it."""
+        """Close the TCP sockets; instead of ``start``, or after it."""
         if self._listener is not None:
             for each in self._listener.sockets:
                 each.close()
 
     async def stop(self) -> None:
-        """Listen no more, and end all roads after the steps that are in progress. Idempotent."""
+        """Stop listening, and close all direct connections after their steps. Idempotent."""
         for listener in self._listeners:
             listener.stop()
         self._issued.clear()
@@ -133,9 +133,9 @@ class ConnectionBroker:
     def open(
         self, session_id: str, open_direct: OpenDirect, close_direct: CloseDirect
     ) -> Callable[[], None]:
-        """Let the client of a session come, until it calls what is returned, once or more."""
+        """Register a session, whose client may connect until the returned function is called."""
         own = _RegisteredSession(open_direct, close_direct)
-        # Whoever comes second with the same id is a replay.
+        # A second session with the same id is a replay.
         self._open.setdefault(session_id, own)
 
         def close() -> None:
@@ -145,11 +145,11 @@ class ConnectionBroker:
         return close
 
     def issue_ticket(self, session_id: str, timeout_ms: int) -> tcp.Ticket | None:
-        """Return a ticket for a connection, in place of an older one; None: no such session.
+        """Return a ticket for one connection, replacing an older one; None: no such session.
 
         Args:
-            session_id: The session's.
-            timeout_ms: What its steps may take.
+            session_id: Id of the session.
+            timeout_ms: Timeout of its steps.
         """
         if self._listener is None or session_id not in self._open:
             return None
@@ -201,7 +201,7 @@ class ConnectionBroker:
         session = self._open.get(issued.session_id)
         if session is None:
             return
-        client.setblocking(True)  # for the worker, too
+        client.setblocking(True)  # the worker's duplicate shares the flag
         connection = client.dup()
         direct = None
         try:

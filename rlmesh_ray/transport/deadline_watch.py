@@ -1,4 +1,4 @@
-"""Watches a worker that is asked past the endpoint: deadlines of steps, and its death."""
+"""DeadlineWatch: the endpoint's timer for steps on a direct connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,18 +11,18 @@ _PART_OF_TIMEOUT = 0.1
 
 
 class DeadlineWatch:
-    """Looks now and then whether a step is overdue, or the worker is dead. For the serving loop.
+    """Checks periodically for an overdue step and for the worker's death. For the serving loop.
 
-    A step that began after a look is noticed at the next one, which is why the period is short
-    against the timeout.
+    A step that begins after a check is seen at the next one; so the period is a fraction of the
+    timeout.
 
     Args:
-        progress: Of the session.
-        timeout_ms: What the client's steps may take; 0: for ever.
-        on_overdue: Called with the number of a step that has missed its deadline; returns whether
-            that was the end of the road, and of the watch.
-        is_there: Tells whether the worker lives, and the road with it.
-        on_end: Called when they do not, at the end of the watch.
+        progress: The session's progress.
+        timeout_ms: Timeout of the client's steps; 0: none.
+        on_overdue: Called with the number of an overdue step; returns whether the connection, and
+            so the watch, has ended.
+        is_connected: Returns whether the worker and the connection are alive.
+        on_end: Called when they are not; the watch ends.
     """
 
     def __init__(
@@ -30,34 +30,34 @@ class DeadlineWatch:
         progress: SessionProgress,
         timeout_ms: int,
         on_overdue: Callable[[int], bool],
-        is_there: Callable[[], bool],
+        is_connected: Callable[[], bool],
         on_end: Callable[[], None],
     ) -> None:
         self._progress = progress
         self._on_overdue = on_overdue
-        self._is_there, self._on_end = is_there, on_end
+        self._is_connected, self._on_end = is_connected, on_end
         self._period_s = _LONGEST_PERIOD_S
         if timeout_ms:
             wanted_s = _PART_OF_TIMEOUT * timeout_ms / 1000
             self._period_s = min(max(wanted_s, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
         self._timer: asyncio.TimerHandle | None = None
-        self._look_again(self._period_s)
+        self._schedule(self._period_s)
 
     def stop(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop checking. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        if not self._is_there():
+    def _check(self) -> None:
+        if not self._is_connected():
             self._on_end()
             return
-        late = self._progress.overdue_number
-        if late and self._on_overdue(late):
+        overdue = self._progress.overdue_number
+        if overdue and self._on_overdue(overdue):
             return
-        left_s = self._progress.remaining_s if self._progress.is_busy else None
-        wait_s = self._period_s if left_s is None else min(left_s, self._period_s)
-        self._look_again(max(wait_s, _SHORTEST_PERIOD_S))
+        remaining_s = self._progress.remaining_s if self._progress.is_busy else None
+        wait_s = self._period_s if remaining_s is None else min(remaining_s, self._period_s)
+        self._schedule(max(wait_s, _SHORTEST_PERIOD_S))
 
-    def _look_again(self, after_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(after_s, self._look)
+    def _schedule(self, after_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._check)

@@ -1,6 +1,6 @@
-"""The client's end of a direct road: steps that a worker is asked for, past the endpoint.
+"""DirectConnection: the client's end of a direct connection to the env worker.
 
-See ``transport.frames`` for what travels, and for what happens where a road cannot say more.
+``transport.frames`` has its messages, and when a request falls back to the Join stream.
 """
 
 import os
@@ -31,18 +31,18 @@ _LONGEST_ATTACH_S = 600.0
 _GET_SEALS = 1034  # F_GET_SEALS
 _SHRINK_SEAL = 2  # F_SEAL_SHRINK
 IS_SUPPORTED = sys.platform == "linux"
-"""Whether this system has what it takes: descriptors over abstract sockets, and sealed memory."""
+"""Whether the system has abstract unix sockets that pass descriptors, and sealed memory."""
 
 
 class DirectConnection:
-    """A road to the worker of one session; made by ``open_shared_memory`` or ``open_tcp``.
+    """A direct connection to the worker of one session, for one request at a time.
 
-    One request at a time.
+    ``open_shared_memory`` and ``open_tcp`` make it.
 
     Args:
-        worker: The other end; owned.
-        buffers: For arrays; over an ``EventfdSocket`` the worker has the same.
-        contract: The session's.
+        worker: The connected socket; owned.
+        buffers: The step buffers; with an ``EventfdSocket`` the worker maps the same memory.
+        contract: The session's contract.
         spin: See ``RemoteEnv``.
     """
 
@@ -58,18 +58,18 @@ class DirectConnection:
         self._contract = contract
         self._number = 0
         is_shared = worker.transport == SHARED_MEMORY
-        # What the worker does not share travels with the frames.
+        # Without shared memory the arrays are sent after the headers.
         self._actions, self._results = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
         self._header = memoryview(bytearray(frames.ANSWER_BYTES))
         self._incoming = frames.FrameReader(self._header, self._results)
         self._most_bytes = max_response_bytes(contract)
         self._receiving = threading.RLock()
-        """Held by whoever uses the descriptors, which another thread may want to close."""
+        """Held while the descriptors are in use, which another thread may close."""
         self._poller = AdaptivePoller(1.5e-3, spin)
 
     @property
     def transport(self) -> str:
-        """What steps travel by: a value of ``RemoteEnv``'s option."""
+        """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
         return self._worker.transport
 
     @classmethod
@@ -81,14 +81,17 @@ class DirectConnection:
         contract: EnvContract,
         spin: bool | None,
     ) -> Self | None:
-        """Return a road for a session whose lanes have been reset; None: there is none to be had.
+        """Open a shared-memory connection for a session whose lanes have been reset.
 
         Args:
-            name: What the endpoint has told of its socket for roads.
-            session_id: What the handshake told.
-            timeout_ms: What a step may take.
-            contract: The session's.
+            name: The endpoint's value of the capability SHARED_MEMORY.
+            session_id: The session id from the handshake.
+            timeout_ms: Timeout of a step.
+            contract: The session's contract.
             spin: See ``RemoteEnv``.
+
+        Returns:
+            The connection; None where it cannot be opened.
         """
         where = wire.socket_address(name) if IS_SUPPORTED else None
         if where is None or len(session_id) != wire.SESSION_ID_BYTES or not session_id.isascii():
@@ -115,7 +118,7 @@ class DirectConnection:
         return cls(worker, buffers, contract, spin)
 
     @classmethod
-    def open_tcp(  # what a road is opened with
+    def open_tcp(
         cls,
         host: str,
         port: int,
@@ -124,20 +127,20 @@ class DirectConnection:
         contract: EnvContract,
         spin: bool | None,
     ) -> Self:
-        """Return a road over TCP for a session whose lanes have been reset.
+        """Open a TCP connection for a session whose lanes have been reset.
 
         Args:
-            host: The endpoint's.
-            port: Of its capability.
-            ticket: From it.
-            timeout_ms: What a step may take; 0: as long as it likes.
-            contract: The session's.
+            host: The endpoint's host.
+            port: The endpoint's value of the capability DIRECT_TCP.
+            ticket: A ticket from the endpoint.
+            timeout_ms: Timeout of a step; 0: none.
+            contract: The session's contract.
             spin: See ``RemoteEnv``.
 
         Raises:
-            OSError: There is none to be had.
+            OSError: The connection cannot be opened.
         """
-        # The worker is at one step at most, and then has as long to take the connection.
+        # The worker may first finish one step, and then has as long to accept the connection.
         attach_s = (
             min(2 * timeout_ms / 1000, _LONGEST_ATTACH_S) if timeout_ms else _LONGEST_ATTACH_S
         )
@@ -148,14 +151,14 @@ class DirectConnection:
 
     @property
     def wakeup(self) -> WakeupDescriptors | None:
-        """What tells of the answer; None: the road has ended."""
+        """Descriptors to poll for the answer; None: the connection has ended."""
         return self._worker.wakeup
 
     def send(self, number: int, action: Sequence[Column], timeout_ms: int) -> None:
-        """Ask for a step; what goes wrong on the way, ``receive`` tells.
+        """Send a step; ``receive`` reports a connection error.
 
         Raises:
-            CodecError: A column of ``action`` is not what its leaf declares; nothing was sent.
+            CodecError: A column of ``action`` does not fit its leaf; nothing was sent.
         """
         self._write(action)
         self._number = number
@@ -168,15 +171,15 @@ class DirectConnection:
 
     @property
     def action(self) -> list[Column]:
-        """The columns that were sent last; views."""
+        """Views of the last sent action columns."""
         return self._buffers.actions
 
     def receive(self, timeout_s: float) -> bytes | None:
         """Wait for the answer to the last request.
 
         Returns:
-            What does not lie in the block: a frame of the edition, or nothing where that is all.
-            None: the answer is to be had on the stream, for the same request under its id.
+            A JoinResponse with the parts of the answer that are not in the step buffers, or empty
+            bytes without any. None: send the same request, under its id, on the Join stream.
         """
         with self._receiving:
             return self._answer(timeout_s) if self.is_open else None
@@ -189,20 +192,20 @@ class DirectConnection:
                 return self._receive(size, end_s)
             if kind == frames.FALL_BACK and number == self._number:
                 return None
-        except OSError:  # also where it takes too long
-            pass  # the worker has died, or the endpoint has cut the road: the stream knows why
+        except OSError:  # or TimeoutError
+            pass  # the worker died, or the endpoint disconnected: the Join stream has the reason
         self.close()
         return None
 
     def observation(self) -> list[Column]:
-        """Return the observations of the last step, in memory of the caller's own."""
+        """Return copies of the observations of the last step."""
         return [
             column if isinstance(column, tuple) else np.array(column)
             for column in self._buffers.observations
         ]
 
     def results(self) -> StepArrays:
-        """Return rewards and flags of the last step, likewise."""
+        """Return copies of the rewards and flags of the last step."""
         results = self._buffers.results
         return StepArrays(
             results.rewards.copy(), _flags(results.terminated), _flags(results.truncated)
@@ -210,11 +213,11 @@ class DirectConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether this end is open."""
         return self._worker.is_open
 
     def close(self) -> None:
-        """End the road; a thread that waits for an answer gets none. Idempotent."""
+        """Close the connection; a thread that waits for an answer gets none. Idempotent."""
         self._worker.hang_up()
         with self._receiving:
             self._worker.close()
@@ -222,17 +225,17 @@ class DirectConnection:
     def _write(self, action: Sequence[Column]) -> None:
         targets = self._buffers.actions
         if len(action) != len(targets) or not all(map(_fits, action, targets)):
-            # Says what is wrong with it, or that it only looks different (its byte order).
+            # Raises CodecError, unless only the byte order differs.
             values.encode_batch(self._contract.action_space, action, self._contract.num_envs)
         for target, column in zip(targets, action, strict=True):
-            target[...] = column  # type: ignore[index]  # a block holds no text
+            target[...] = column  # type: ignore[index]  # spaces with text have no direct connection
 
     def _receive_frame(self, end_s: float) -> tuple[int, int, int]:
         """Receive an answer; return its number, its kind and the size of its message.
 
         Raises:
-            TimeoutError: It has not come by ``end_s``, of the monotonic clock.
-            OSError: The other end is gone, or this one closed, or it is no answer.
+            TimeoutError: It has not arrived by ``end_s`` of the monotonic clock.
+            OSError: Either end is closed, or the bytes are no answer.
         """
         self._incoming.num_received = 0
         while self._incoming.num_received < frames.ANSWER_BYTES:
@@ -240,15 +243,15 @@ class DirectConnection:
         number, kind, size, num_bytes = frames.unpack_answer(self._header)
         if kind == frames.DONE:
             if num_bytes != self._results.nbytes or size > self._most_bytes:
-                raise ConnectionAbortedError("this is no answer")
+                raise ConnectionAbortedError("the answer has a wrong size")
             while not self._incoming.is_complete:
                 self._receive_part(end_s)
         return number, kind, size
 
     def _receive_part(self, end_s: float) -> None:
         if not self._incoming.num_received:
-            # Before looking: what is sent afterwards wakes this end again. It may be set for an
-            # earlier answer, which had been sent, and read, before the worker woke this end.
+            # Before reading: later data sets the eventfd again. It may still be set for an earlier
+            # answer, which was read before the worker had written to the eventfd.
             self._worker.clear()
         try:
             self._incoming.receive(self._worker.connection)
@@ -264,11 +267,11 @@ class DirectConnection:
             raise TimeoutError
 
     def _receive(self, size: int, end_s: float) -> bytes:
-        """Return the next ``size`` bytes, of which the first may be a while in coming.
+        """Return the next ``size`` bytes.
 
         Raises:
-            TimeoutError: They have not come by ``end_s``, of the monotonic clock.
-            OSError: The other end is gone, or this one closed.
+            TimeoutError: They have not arrived by ``end_s`` of the monotonic clock.
+            OSError: Either end is closed.
         """
         connection = self._worker.connection
         parts: list[bytes] = []
@@ -279,13 +282,13 @@ class DirectConnection:
                 self._wait_for_more(end_s)
                 continue
             if not parts[-1]:
-                raise ConnectionResetError("the road has ended")
+                raise ConnectionResetError("the direct connection has ended")
             size -= len(parts[-1])
         return b"".join(parts)
 
 
 def is_reachable(name: str) -> bool:
-    """Tell whether an endpoint's socket for roads can be reached from here."""
+    """Return whether the socket of an endpoint's shared memory is reachable from this process."""
     where = wire.socket_address(name) if IS_SUPPORTED else None
     if where is None:
         return False
@@ -306,8 +309,8 @@ def _flags(shared: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _are_safe(descriptors: Sequence[int], contract: EnvContract) -> bool:
-    """Tell whether these are as many as a road has, and memory that nobody can take away."""
-    import fcntl  # not there on Windows
+    """Return whether the descriptors are complete and their memory is large enough and sealed."""
+    import fcntl  # not available on Windows
 
     if len(descriptors) != wire.NUM_DESCRIPTORS:
         return False

@@ -1,4 +1,4 @@
-"""When a session uses a direct road, and which."""
+"""DirectConnector: opens and reopens the direct connection of a client's session."""
 
 import enum
 import logging
@@ -18,55 +18,54 @@ from rlmesh_ray.transport.direct_connection import DirectConnection, is_reachabl
 _LOG = logging.getLogger(__name__)
 
 _MAX_LOST, _LOSSES_S = 3, 10.0
-"""So many roads of a session are replaced at once within so long, or since a Reset."""
+"""Lost connections that are replaced at once within this time, or since a Reset."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""After a try in vain; each one after the next in vain is twice as long."""
-_ASK_TIMEOUT_S = 5.0
+"""Pause after a failed attempt; each further failure doubles it."""
+_TICKET_TIMEOUT_S = 5.0
 _NO_MEMORY = (
-    "its shared memory cannot be had from here (it is on another machine or in another container, "
-    "or descriptors are short)"
+    "its shared memory is not accessible from here (it is on another machine or in another "
+    "container, or descriptors are short)"
 )
 _NO_TCP = (
-    "it takes no direct TCP connections (it was told not to, its spaces hold text, it uses TLS, it "
-    "listens at a unix socket, or a gateway stands before it)"
+    "it accepts no direct TCP connections (they are disabled, its spaces have text, it uses TLS, "
+    "it listens on a unix socket, or it is behind a gateway)"
 )
 _AGAIN = " (it is tried again after a pause)"
 _warned_addresses: set[tuple[str, str]] = set()
-"""Addresses of endpoints to which steps go as messages, and kinds of reasons that were logged."""
+"""Addresses and kinds of reasons for which the log says that steps are gRPC messages."""
 
 
 class _State(enum.Enum):
     WAITING = enum.auto()
-    """For lanes, and for the time to try."""
+    """For a Reset, and for the end of a pause."""
     DIALING = enum.auto()
-    """A thread is at it."""
+    """A thread is connecting."""
     OPEN = enum.auto()
     CLOSED = enum.auto()
-    """For good."""
 
 
 class DirectConnector:
-    """Opens a road for a session as soon as there can be one, and again after it was lost.
+    """Opens a session's direct connection as soon as possible, and again after its loss.
 
-    Over shared memory it is there for the next step. TCP connections are opened by a thread, unless
-    they are insisted on, so that no step waits for them. After a try in vain, and where roads are
-    lost again and again, it is tried again after a pause.
+    A shared-memory connection is ready for the next step. TCP connections are opened in a thread,
+    so that no step waits, unless ``transport`` requires them. After a failed attempt, and after
+    repeated losses, the next attempt follows after a pause.
 
     Args:
         offered: The endpoint's capabilities.
-        session_id: What the handshake told.
-        contract: The session's.
-        timeout_ms: What a step may take.
-        address: The endpoint's.
+        session_id: The session id from the handshake.
+        contract: The session's contract.
+        timeout_ms: Timeout of a step.
+        address: The endpoint's address.
         transport: See ``RemoteEnv``.
-        ask: Asks the endpoint for a ticket, given how long that may take.
+        request_ticket: Requests a ticket from the endpoint, with a timeout in seconds.
         spin: See ``RemoteEnv``.
 
     Raises:
-        ConfigurationError: What is insisted on cannot be had.
+        ConfigurationError: The required transport is not available.
     """
 
-    def __init__(  # noqa: PLR0913  # what a road is opened with
+    def __init__(  # noqa: PLR0913  # everything that a connection is opened with
         self,
         offered: Mapping[str, str],
         session_id: str,
@@ -75,7 +74,7 @@ class DirectConnector:
         address: str,
         *,
         transport: str,
-        ask: Callable[[float], tcp.Ticket],
+        request_ticket: Callable[[float], tcp.Ticket],
         spin: bool | None,
     ) -> None:
         wanted = allowed_transports(transport)
@@ -83,7 +82,7 @@ class DirectConnector:
         self._contract = contract
         self._timeout_ms = timeout_ms
         self._address = address
-        self._ask = ask
+        self._request_ticket = request_ticket
         self._spin = spin
         self._name = offered.get(capabilities.SHARED_MEMORY, "") if SHARED_MEMORY in wanted else ""
         self._host = parse_address(address).host
@@ -98,44 +97,44 @@ class DirectConnector:
         self._due_s = 0.0
         self._why_none = ""
         self._num_failed = 0
-        """Tries in vain since the last road."""
+        """Failed attempts since the last connection."""
         self._lost_s: deque[float] = deque(maxlen=_MAX_LOST)
-        # Of changes of the state, of which some are the dialing thread's, and some anybody's.
+        # Guards the state, which the connecting thread and any caller change.
         self._lock = threading.Lock()
         if not (self._name or self._port):
             self._state = _State.CLOSED
             if wanted and session_id:
-                self._tell(logging.INFO, f"it offers no shared memory, and {_NO_TCP}", "offer")
+                self._log_once(logging.INFO, f"it offers no shared memory, and {_NO_TCP}", "offer")
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a road just now."""
+        """Whether the direct connection is open."""
         return self._direct is not None and self._direct.is_open
 
     @property
     def transport(self) -> str:
-        """What steps travel by now: a value of ``RemoteEnv``'s option."""
+        """Present transport of steps: ``"shared_memory"``, ``"tcp"`` or ``"grpc"``."""
         return self._direct.transport if self._direct is not None and self.is_open else "grpc"
 
     def on_lanes_reset(self) -> None:
-        """Note that the session has a worker, and perhaps another one than before."""
+        """Note a successful Reset: the session has a worker, perhaps a new one."""
         if self._direct is not None and not self._direct.is_open:
             self._lose()
         self._has_lanes = True
         self._lost_s.clear()
-        # Episodes may be short, and what was tried in vain is not tried with each of them.
+        # Not after failures: episodes may be short, and each would cost an attempt.
         if self._is_required or not self._num_failed:
             self._due_s = 0.0
 
     def on_lanes_lost(self) -> None:
-        """Note that the lanes want a reset: the endpoint says so, and gives no road meanwhile."""
+        """Note that the lanes need a Reset, before which the endpoint opens no connection."""
         self._has_lanes = False
 
     def connection(self) -> DirectConnection | None:
-        """Return a road to use now; None: there is none.
+        """Return the direct connection, which may be opened for it; None: use the Join stream.
 
         Raises:
-            EndpointLostError: There must be one, and the endpoint has not given it.
+            EndpointLostError: The transport is required, and the connection cannot be opened.
         """
         direct = self._direct
         if direct is not None:
@@ -145,12 +144,12 @@ class DirectConnector:
         if self._state is _State.WAITING and self._has_lanes and time.monotonic() >= self._due_s:
             self._try()
         if self._is_required and self._state is _State.WAITING and self._has_lanes:
-            remedy = "leave transport out to use what there is"
+            remedy = "leave transport out to use any transport"
             raise EndpointLostError(f"{self._why_none}; {remedy}", self._address)
         return self._direct
 
     def _lose(self) -> None:
-        """Note that the road has ended. Where the lanes were lost with it, that is no wonder."""
+        """Note the loss of the connection; it counts unless the lanes were lost with it."""
         now_s = time.monotonic()
         with self._lock:
             if self._state is not _State.OPEN:
@@ -165,7 +164,7 @@ class DirectConnector:
             self._why_none = (
                 f"the direct connection was lost again and again ({_MAX_LOST + 1} times)"
             )
-            self._tell(logging.WARNING, f"{self._why_none}{_AGAIN}", "lost")
+            self._log_once(logging.WARNING, f"{self._why_none}{_AGAIN}", "lost")
 
     def _try(self) -> None:
         if self._name:
@@ -198,12 +197,12 @@ class DirectConnector:
             direct = DirectConnection.open_tcp(
                 self._host,
                 self._port,
-                self._ask(_ASK_TIMEOUT_S),
+                self._request_ticket(_TICKET_TIMEOUT_S),
                 self._timeout_ms,
                 self._contract,
                 self._spin,
             )
-        except Exception as error:  # noqa: BLE001  # whatever it is, steps can go as messages
+        except Exception as error:  # noqa: BLE001  # after any error steps use the Join stream
             is_known = isinstance(error, (OSError, RlmeshError))
             why = str(error) if is_known else f"{type(error).__name__}: {error}"
             self._failed(f"no direct TCP connection to {self._host}, port {self._port}: {why}")
@@ -226,10 +225,10 @@ class DirectConnector:
             self._num_failed = min(self._num_failed + 1, 10)
             self._due_s = time.monotonic() + pause_s
             self._state, self._why_none = _State.WAITING, why
-        self._tell(logging.WARNING, f"{why}{_AGAIN}", "failed")
+        self._log_once(logging.WARNING, f"{why}{_AGAIN}", "failed")
 
-    def _tell(self, level: int, why: str, kind: str) -> None:
-        """Log why steps are messages: of each address and kind of reason, once."""
+    def _log_once(self, level: int, why: str, kind: str) -> None:
+        """Log why steps use the Join stream, once for each address and kind of reason."""
         if not self._is_required and (self._address, kind) not in _warned_addresses:
             _warned_addresses.add((self._address, kind))
             _LOG.log(
@@ -237,7 +236,7 @@ class DirectConnector:
             )
 
     def close(self) -> None:
-        """End the road. Idempotent."""
+        """Close the connection, and open no other. Idempotent."""
         with self._lock:
             self._state = _State.CLOSED
             direct, self._direct = self._direct, None
@@ -246,7 +245,7 @@ class DirectConnector:
 
 
 def _port(text: str) -> int:
-    """Return the port that a capability tells; 0: it tells none."""
+    """Return the port in a capability's value; 0 where it is none."""
     is_number = text.isdecimal() and text.isascii() and len(text) <= len("65535")
     return int(text) if is_number and int(text) < 2**16 else 0
 
@@ -255,16 +254,16 @@ def _require(transport: str, name: str, port: int, address: str) -> None:
     if transport == TCP:
         if not port:
             raise ConfigurationError(
-                f"transport='tcp' at {address}: {_NO_TCP}; leave transport out to use what it has"
+                f"transport='tcp' at {address}: {_NO_TCP}; leave transport out to use another"
             )
         return
     if not name:
         raise ConfigurationError(
-            f"{address} offers no shared memory: it was told not to, its spaces hold text, or it "
-            "does not run on Linux; leave transport out to use what it has"
+            f"{address} offers no shared memory: it is disabled, its spaces have text, or it "
+            "does not run on Linux; leave transport out to use another"
         )
     if not is_reachable(name):
         raise ConfigurationError(
             f"{address} is in another container or on another machine, and shares no memory with "
-            "this process; leave transport out to use what it has"
+            "this process; leave transport out to use another"
         )

@@ -1,4 +1,4 @@
-"""The endpoint's handle on a direct road between a client and a worker."""
+"""DirectHandle: the endpoint's handle on the direct connection between a client and a worker."""
 
 import contextlib
 import os
@@ -9,24 +9,23 @@ from rlmesh_ray.options import SHARED_MEMORY, TCP
 
 
 class DirectHandle:
-    """A road that the endpoint can look at and cut, but does not use.
+    """Disconnects a direct connection, which the endpoint itself does not use.
 
     Args:
-        to_send: Descriptors of the memory that the client gets, and of its eventfds; owned. Empty:
-            a connection over TCP.
-        connection: To the client, or the client's end; owned, and kept, since cutting it ends the
-            road for both.
+        to_send: Descriptors of the client's step buffers and of the eventfds; owned. Empty for TCP.
+        connection: The socket to the client, or the client's end; owned and kept: shutting it down
+            disconnects both client and worker.
     """
 
     def __init__(self, to_send: Sequence[int], connection: socket.socket) -> None:
         self._to_send = list(to_send)
         self._connection = connection
         self.num_descriptors = 1 + len(to_send)
-        """How many the worker has got of it."""
+        """Number of descriptors that the worker receives for the connection."""
 
     @property
     def transport(self) -> str:
-        """What steps travel by: a value of ``RemoteEnv``'s option."""
+        """Transport of the steps: ``"shared_memory"`` or ``"tcp"``."""
         return SHARED_MEMORY if self.num_descriptors > 1 else TCP
 
     @property
@@ -36,7 +35,7 @@ class DirectHandle:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client has ended it."""
+        """Whether the client has closed the connection."""
         try:
             return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -55,16 +54,16 @@ class DirectHandle:
         socket.send_fds(to, [hello], descriptors, socket.MSG_DONTWAIT)
         self._close_descriptors()
 
-    def send(self, word: bytes) -> None:
-        """Send the client of a road over TCP a word, before it asks for anything; never blocks.
+    def send(self, data: bytes) -> None:
+        """Send bytes to a TCP client, before its first request; never blocks.
 
         Raises:
-            OSError: It cannot be sent.
+            OSError: They cannot be sent.
         """
-        self._connection.send(word, socket.MSG_DONTWAIT)
+        self._connection.send(data, socket.MSG_DONTWAIT)
 
     def disconnect(self) -> None:
-        """End the road on both sides, at once. Idempotent."""
+        """Disconnect client and worker at once. Idempotent."""
         self._close_descriptors()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""The worker's end of a direct road: steps that a client asks for, past the endpoint.
+"""DirectStepServer: the worker's end of a direct connection.
 
-Only what succeeds is answered here. A step that fails, or is not possible, is handed over: the
-client asks for it again on its stream, and the endpoint passes that on with its number.
+It answers successful steps only. For any other it sends FALL_BACK: the client sends the request
+again on the Join stream, and the endpoint forwards it with its number.
 """
 
 import logging
@@ -24,37 +24,37 @@ _LOG = logging.getLogger(__name__)
 
 _NOTHING = memoryview(bytearray())
 LARGEST = 2**63 - 1
-"""Of a number or timeout: what a field of the progress holds."""
+"""Largest number or timeout: an int64 field of the progress."""
 
 
 class StepInfos(Protocol):
-    """What a step has given, beside what lies in the block."""
+    """The parts of a step's result that are not in the step buffers."""
 
     @property
     def infos(self) -> Infos:
-        """Of all lanes."""
+        """Infos of all lanes."""
 
     @property
     def final_infos(self) -> Mapping[int, Infos]:
-        """By lane whose episode has ended."""
+        """Last infos of each ended episode, by lane."""
 
 
 Step = Callable[[int, int, Callable[[], None], Callable[[StepInfos], bytes]], bytes | None]
-"""Executes the step with this number and timeout if its turn has come: calls the first callable
-before, and returns what the second one makes of its success, which belongs to the step. None: it is
-handed over."""
+"""Executes the step with this number and timeout, if it is the next: calls the first callable
+before it, and the second one, which makes the answer's body, after its success. Returns the body;
+None: answer FALL_BACK."""
 
 
 class DirectStepServer:
-    """Answers the steps of one session.
+    """Serves the steps of one session.
 
     Args:
-        client: The other end; owned.
-        progress: Of the session.
-        buffers: Where ``step`` finds actions, and leaves what it gives.
-        step: Applies the actions in the block.
+        client: The connected socket; owned.
+        progress: The session's progress.
+        buffers: The step buffers that ``step`` reads and writes.
+        step: Executes a step on the step buffers.
         num_lanes: Width of the session.
-        tag_arrays: Whether the client knows arrays in infos.
+        tag_arrays: Whether the client has the capability NDARRAY.
     """
 
     def __init__(
@@ -69,38 +69,38 @@ class DirectStepServer:
     ) -> None:
         self._client = client
         self._results = buffers.results
-        # What the client does not share travels with the frames.
+        # Without shared memory the arrays are sent after the headers.
         is_shared = isinstance(client, EventfdSocket)
         self._targets, self._answers = (_NOTHING, _NOTHING) if is_shared else buffers.sent_parts
-        # The block may have the actions of a step that comes by the endpoint just now.
+        # Not into the step buffers: the endpoint may have written another step's actions there.
         self._actions = memoryview(bytearray(self._targets.nbytes))
         self._header = memoryview(bytearray(frames.REQUEST_BYTES))
         self._request = frames.FrameReader(self._header, self._actions)
         self._step = step
         self._progress = progress
         self._tag_arrays = tag_arrays
-        self._tracker = EpisodeTracker(num_lanes, str, progress)  # the endpoint mints the ids
+        self._tracker = EpisodeTracker(num_lanes, str, progress)  # the endpoint creates the ids
 
     @property
     def wakeup(self) -> WakeupDescriptors | None:
-        """What tells of a request; None: the road has ended."""
+        """Descriptors to poll for a request; None: the connection has ended."""
         return self._client.wakeup
 
     def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        """Take notice of which episodes run: the latest of each lane."""
+        """Set the latest episode of each lane."""
         self._tracker.set_episodes(episodes)
 
     def close(self) -> None:
-        """Close this process's end, no other's: a fork of this process does, too. Idempotent."""
+        """Close the descriptors of this process only, as a forked process does. Idempotent."""
         self._client.close()
 
     def _end(self) -> None:
-        # The endpoint has the connection, too: to close it here tells the client nothing.
+        # Closing alone would not hang up: the endpoint has the same connection open.
         self._client.hang_up()
         self.close()
 
     def serve(self) -> None:
-        """Receive a request, or a part of one, and answer it; at the end of the road, close it."""
+        """Receive a request, or a part of one, and answer it; close a connection that has ended."""
         try:
             self._client.clear()
             self._request.receive(self._client.connection)
@@ -119,8 +119,8 @@ class DirectStepServer:
                 return
             self._client.send(*self._answer(number, min(timeout_ms, LARGEST)))
         except BlockingIOError:
-            return  # woken for nothing
-        except ConnectionError:  # the client is gone, or the endpoint has cut the road
+            return  # nothing has arrived
+        except ConnectionError:  # the client is gone, or the endpoint has disconnected
             self._end()
         except OSError as error:
             _LOG.warning("a direct connection is closed: %s", error)
@@ -134,13 +134,13 @@ class DirectStepServer:
         return header, self._answers, body
 
     def _load(self) -> None:
-        """Have the actions that have come in the block."""
+        """Copy the received actions into the step buffers."""
         self._targets[:] = self._actions
 
     def _body(self, number: int, reply: StepInfos) -> bytes:
-        """Return what does not lie in the block; nothing, if that is all."""
+        """Return the JoinResponse with infos and records; empty without any."""
         completed: tuple[EpisodeRecord, ...] = ()
-        # Mostly the episodes that end are those that an autoreset has begun: nobody tracks them.
+        # Most ended episodes were begun by an autoreset and are not tracked.
         if reply.final_infos and 1 in self._progress.before.is_tracked.tobytes():
             terminated, truncated = self._results.terminated, self._results.truncated
             completed = self._tracker.completed(

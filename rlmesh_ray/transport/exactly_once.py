@@ -1,26 +1,21 @@
-"""Exactly-once execution of the requests of one session: what each party decides. Sans-I/O.
+"""Exactly-once execution of the requests of a session: the rules of each party. Sans-I/O.
 
-Every request that reaches the environment has a number: Reset, Step, Render and Call count up by
-one in each session, and Close has none. A request travels by the Join stream and the endpoint, or
-by a direct road between client and worker. Each of the three parties has its class here:
+Reset, Step, Render and Call are numbered 1, 2, 3 … in each session; Close has no number. A request
+takes the Join stream through the endpoint, or a direct connection from client to worker. Each of
+the three parties has its class (docs/exactly_once.md explains the whole):
 
-* **The worker decides what runs** (``WorkerSide``). It executes the number that follows its last
-  one, answers the last one again with the answer that it has kept, and refuses all others,
-  whatever road they come by. A direct road is answered only where the request succeeded; for all
-  else it says "ask on the Join stream".
-* **The endpoint decides one thing** (``EndpointSide``): that a request is overdue, or that the
-  worker is dead. That is final. It cuts the direct road first, which no answer passes afterwards,
-  and then reads whether the request was done: an answer that left before the cut counts. Nothing
-  runs before the worker has confirmed that it is at rest, or has been killed. Of each request that
-  the endpoint answers itself, it tells the worker, between two others, to pass over its number. A
-  new worker begins beyond all that former ones were given.
-* **The client has one request at a time on a direct road** (``ClientSide``). Where that ends, or
-  hands the request over, the client sends the same number on the Join stream.
+* ``WorkerSide`` decides what is executed: the number after its last one. It answers the last one
+  again with the kept reply and refuses all others, over either transport. On the direct connection
+  it answers only successes; for anything else it sends FALL_BACK.
+* ``EndpointSide`` decides, finally, that a request is overdue or that the worker is dead. It
+  disconnects the direct connection first and then reads whether the request is done. It forwards
+  nothing before the worker is at rest again, or killed. For each request that it answers itself, it
+  makes the worker skip the number. A new worker starts beyond all numbers of former ones.
+* ``ClientSide`` has one request at a time on the direct connection. After FALL_BACK, or when the
+  connection ends, the client sends the same number on the Join stream.
 
-The worker notes what it begins and what it has done where the endpoint can read it, also after the
-worker's death (``RequestNumbers``); the worker is the only one that writes there. It notes that a
-request is done before it sends the answer, so that a client that reads slowly never looks like an
-environment that hangs.
+The worker alone writes which request it has begun and which are done (``RequestNumbers``), in
+memory that the endpoint can read, also after the worker's death.
 """
 
 import enum
@@ -30,11 +25,11 @@ from typing import Protocol
 from rlmesh_ray.errors import LocalProtocolError
 
 _MOST_AHEAD = 1024
-"""So far a client's number may be ahead of what its worker was given, to be passed over."""
+"""Largest distance of a number to skip from the last one that the worker has; memory is limited."""
 
 
 class RequestNumbers(Protocol):
-    """The requests that a worker has begun and done; written by the worker alone."""
+    """Numbers of the begun and done requests; written by the worker alone."""
 
     @property
     def begun(self) -> int:
@@ -42,30 +37,30 @@ class RequestNumbers(Protocol):
 
     @property
     def done(self) -> int:
-        """Number of the last request that it has finished; equal to ``begun`` between two."""
+        """Number of the last request that it has finished; equal to ``begun`` between requests."""
 
     def begin(self, number: int, timeout_ms: int) -> None:
-        """Note, before anything happens, that a request is executed."""
+        """Note a request as begun, before its execution."""
 
     def end(self) -> None:
-        """Note, before it is answered, that the request is finished."""
+        """Note the request as done, before its answer is sent."""
 
 
 class ExecutionDecision(enum.Enum):
-    """What a worker does with a request of the Join stream."""
+    """What a worker does with a request that the endpoint has forwarded."""
 
     EXECUTE = enum.auto()
     RESEND_ANSWER = enum.auto()
-    """The worker has executed it, by whatever road it came, and sends the kept answer."""
+    """The worker has executed it, over either transport, and sends the kept answer."""
     REFUSE = enum.auto()
-    """Its number is none that can come now."""
+    """Its number is neither the last one nor the next."""
 
 
 class WorkerSide:
-    """Which requests of one session a worker executes.
+    """The worker's decisions about the requests of one session.
 
     Args:
-        numbers: Where it notes what it does; at the number before the session's first request.
+        numbers: The worker's numbers; at first the number before the session's first request.
     """
 
     def __init__(self, numbers: RequestNumbers) -> None:
@@ -73,7 +68,7 @@ class WorkerSide:
         self._is_direct_open = False
 
     def decide(self, number: int) -> ExecutionDecision:
-        """Return what to do with a request that the endpoint has passed on."""
+        """Return what to do with a request that the endpoint has forwarded."""
         if number == self._numbers.begun + 1:
             return ExecutionDecision.EXECUTE
         return (
@@ -83,88 +78,88 @@ class WorkerSide:
         )
 
     def executes_direct(self, number: int) -> bool:
-        """Tell whether to execute a step that came by a direct road; else it is handed over."""
+        """Return whether to execute a step from the direct connection; else answer FALL_BACK."""
         return self._is_direct_open and number == self._numbers.begun + 1
 
     def begin(self, number: int, timeout_ms: int = 0) -> None:
-        """Note that the request with this number is executed now."""
+        """Note the request with this number as begun."""
         self._numbers.begin(number, timeout_ms)
 
     def end(self) -> None:
-        """Note that it is finished."""
+        """Note the begun request as done."""
         self._numbers.end()
 
     def skip(self, number: int) -> None:
-        """Note that the endpoint has answered a request itself: the worker does not execute it."""
+        """Note a request that the endpoint has answered itself as done, without execution."""
         if number == self._numbers.begun + 1:
             self._numbers.begin(number, 0)
             self._numbers.end()
 
     def accept_direct(self) -> None:
-        """Execute steps that come by a direct road from now on."""
+        """Execute steps from the direct connection from now on."""
         self._is_direct_open = True
 
     def refuse_direct(self) -> None:
-        """Hand over all steps that come by a direct road, until ``accept_direct``."""
+        """Answer all steps from the direct connection with FALL_BACK, until ``accept_direct``."""
         self._is_direct_open = False
 
 
 class EndpointSide:
-    """What an endpoint has decided about the requests of one session.
+    """The endpoint's decisions about the requests of one session.
 
     Args:
-        numbers: Of no worker yet: nothing has begun.
+        numbers: Numbers before the first worker: nothing has begun.
     """
 
     def __init__(self, numbers: RequestNumbers) -> None:
         self._numbers = numbers
         self._last_forwarded = self._last_skipped = self._failed = self._overdue = 0
-        # Those that the worker has to pass over, and has not been told of.
+        # Numbers that the worker has to skip, before the skip is sent.
         self._skipped: frozenset[int] = frozenset()
         self._is_idle = self._is_at_rest = True
 
-    # --- which numbers the worker has, or passes over -------------------------------------
+    # --- forwarded and skipped numbers ----------------------------------------------------
 
     @property
     def last_forwarded(self) -> int:
-        """Number of the last request that a worker was given on its channel."""
+        """Number of the last request that was sent to a worker on its channel."""
         return self._last_forwarded
 
     @property
     def _reached(self) -> int:
-        """How far a worker has come, on a direct road, too."""
+        """The last number that a worker has, over either transport."""
         return max(self._last_forwarded, self._numbers.begun)
 
     def may_start(self, number: int) -> bool:
-        """Tell whether a new worker may begin with this number: no former one has come so far."""
+        """Return whether a new worker may start with this number, beyond all former ones."""
         return number > self._reached
 
     def start(self, number: int, numbers: RequestNumbers) -> None:
-        """Note that a new worker, with these ``numbers``, begins with request ``number``."""
+        """Note that a new worker, with these ``numbers``, starts with request ``number``."""
         self._numbers = numbers
         self._last_skipped = self._failed = 0
         self._skipped = frozenset(one for one in self._skipped if one >= number)
 
     def forward(self, number: int) -> None:
-        """Note that the worker is given the request with this number."""
+        """Note that the request with this number is sent to the worker."""
         self._last_forwarded, self._failed = number, 0
 
     def skip(self, number: int, *, has_failed: bool = False) -> None:
-        """Note that the endpoint answers a request itself; the worker has to be told (``tell``).
+        """Note a request that the endpoint answers itself; ``take_skips`` returns it later.
 
         Args:
-            number: The request's.
-            has_failed: Whether it does not count, even if it was done on the direct road.
+            number: Number of the request.
+            has_failed: Whether it does not count, even if the worker has executed it.
         """
-        if number <= self._reached + _MOST_AHEAD:  # else its client does not count
+        if number <= self._reached + _MOST_AHEAD:  # else the client's numbers are wrong
             self._skipped |= {number}
         if has_failed:
             self._failed = number
 
     def take_skips(self) -> Sequence[int]:
-        """Return which numbers the worker is to be told now to pass over, in order.
+        """Return the numbers that the worker has to be sent now as skipped, in order.
 
-        None while it is at a request: a later number would make the counts of that final.
+        Empty while a reply is pending: a later number would make the counts of that request final.
         """
         if not self._skipped or not self._is_idle:
             return ()
@@ -177,40 +172,40 @@ class EndpointSide:
         return range(first + 1, last + 1)
 
     def has_reached(self, number: int) -> bool:
-        """Tell whether all requests up to this number have been worked on, or passed over."""
+        """Return whether all requests up to this number have reached the worker or are skipped."""
         while number in self._skipped:
             number -= 1
         return max(self._reached, self._last_skipped) >= number
 
     def failed(self, number: int) -> None:
-        """Note that a request has failed for the client: what it does does not count."""
+        """Note that a request has failed for the client: its effects do not count."""
         self._failed = number
 
     def last_counted(self, number: int) -> int:
-        """Return the last request up to ``number`` that is done and counts."""
+        """Return the last request up to ``number`` that is done and has not failed."""
         done = self._numbers.done
         if self._failed and done <= self._failed:
             number = min(number, self._failed - 1)
         return min(number, done)
 
-    # --- what the worker is busy with -----------------------------------------------------
+    # --- replies and deadlines ------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether the worker owes no reply."""
+        """Whether no reply of the worker is pending."""
         return self._is_idle
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the worker is not busy with an overdue request; else nothing is forwarded."""
+        """Whether no overdue request may still be running; else nothing is forwarded."""
         return self._is_at_rest
 
     def command_sent(self) -> None:
-        """Note that the worker owes a reply."""
+        """Note that a reply of the worker is pending."""
         self._is_idle = False
 
     def reply_received(self) -> None:
-        """Note that the worker owes none: it has finished also what was overdue, or is dead."""
+        """Note that the worker has replied, after any overdue request, or is dead."""
         self._is_idle = self._is_at_rest = True
 
     def missed_deadline(self) -> None:
@@ -218,16 +213,16 @@ class EndpointSide:
         self._is_at_rest = False
 
     def disconnect_overdue(self, number: int) -> bool:
-        """Note that the direct road was cut because a request on it is late.
+        """Note that the direct connection was disconnected since its request is overdue.
 
-        The worker is at rest again when it has confirmed the end of the road.
+        The worker is at rest again when it has confirmed the end of the connection.
 
         Args:
-            number: The late request's.
+            number: Number of the request.
 
         Returns:
-            Whether it is overdue now, and does not count. If not, the worker has finished it before
-            the cut, and answers it again when the client asks on the Join stream.
+            Whether it is overdue, finally, and does not count. If not, the worker had finished it
+            before, and answers it again when the client sends it on the Join stream.
         """
         self._is_at_rest = False
         if self._numbers.done >= number:
@@ -236,15 +231,15 @@ class EndpointSide:
         return True
 
     def is_overdue(self, number: int) -> bool:
-        """Tell whether a request that has come on the Join stream is answered with TIMEOUT.
+        """Return whether to answer a request from the Join stream with TIMEOUT.
 
-        It came by the direct road and missed its deadline.
+        It was first sent on the direct connection, and missed its deadline there.
         """
         return number == self._overdue > 0
 
 
 class ClientSide:
-    """The numbers of a client's requests, and what it awaits on a direct road."""
+    """The numbers of a client's requests, and the one in flight on the direct connection."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -256,29 +251,29 @@ class ClientSide:
         return self._last + 1
 
     def sent(self) -> None:
-        """Note that the next request has been sent, by whatever road."""
+        """Note that the next request has been sent, over either transport."""
         self._last += 1
 
     @property
     def on_direct(self) -> int:
-        """Number of the request whose answer comes by the direct road; 0: there is none."""
+        """Number of the request in flight on the direct connection; 0: none."""
         return self._on_direct
 
     def sent_direct(self) -> None:
-        """Note that the next request has been sent, by the direct road.
+        """Note that the next request has been sent on the direct connection.
 
         Raises:
-            LocalProtocolError: Another one is still to be answered there.
+            LocalProtocolError: Another one is in flight there.
         """
         if self._on_direct:
-            raise LocalProtocolError("a request is in flight on the direct road already")
+            raise LocalProtocolError("a request is in flight on the direct connection already")
         self._last += 1
         self._on_direct = self._last
 
     def direct_answered(self, number: int) -> bool:
-        """Note an answer of the direct road; return whether it is the awaited one's.
+        """Note an answer of the direct connection; return whether it has the expected number.
 
-        If not, the road breaks the rules; the client closes it, and asks on the Join stream.
+        If not, the client closes the connection, and sends the request on the Join stream.
         """
         is_awaited = number == self._on_direct
         if is_awaited:
@@ -286,9 +281,6 @@ class ClientSide:
         return is_awaited
 
     def fall_back_to_join(self) -> int:
-        """Return which request to send on the Join stream, since the direct road cannot say more.
-
-        It was handed over, or the road has ended.
-        """
+        """Return the number to send on the Join stream, after FALL_BACK or a lost connection."""
         number, self._on_direct = self._on_direct, 0
         return number

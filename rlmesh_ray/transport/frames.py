@@ -1,18 +1,17 @@
-"""What goes over a direct road: requests for steps, and answers to those that have succeeded.
+"""Frames of a direct connection between a client and its env worker: Steps and successful answers.
 
-Only Step travels there, and only its success comes back; everything else happens on the session's
-Join stream, whose rules stay in force. A request has a number; its request id on the stream would
-be that number in decimal.
+Everything else uses the session's Join stream, whose rules stay in force. A request has a number,
+which in decimal is its request id on the Join stream.
 
 * Request, client to worker: number, timeout, and how many bytes of actions follow.
-* Answer, worker to client: the number, DONE or FALL_BACK, how many bytes of results follow, and
-  how many of a message. DONE: the message, if there is one, is a JoinResponse of the edition whose
-  StepResponse has all that is not among the results. FALL_BACK: the client sends the same
-  request, under its id, on the stream, and gets the answer there.
+* Answer, worker to client: number, DONE or FALL_BACK, and how many bytes of a message and of
+  results follow. With DONE the message, if any, is a JoinResponse of the edition, whose
+  StepResponse has everything that is not among the results. After FALL_BACK the client sends the
+  same request, under its id, on the Join stream.
 
-Actions and results are as they lie in a ``spaces.step_buffers.StepBuffers``, of which over shared
-memory both ends have the same, and nothing follows. When the connection ends without an answer, the
-client does as after FALL_BACK.
+Actions and results have the layout of ``spaces.step_buffers.StepBuffers``. With shared memory both
+ends map the same buffers, and none follow. A connection that ends without an answer counts as
+FALL_BACK.
 """
 
 import contextlib
@@ -37,10 +36,10 @@ unpack_answer = _ANSWER.unpack
 
 
 class DirectSocket:
-    """One end of a direct road: what both kinds of socket share.
+    """One end of a direct connection: base class of both kinds of socket.
 
     Args:
-        connection: Connected, in blocking mode; owned.
+        connection: Connected, blocking socket; owned.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -48,54 +47,54 @@ class DirectSocket:
 
     @property
     def is_open(self) -> bool:
-        """Whether this end is."""
+        """Whether this end is open."""
         return self.connection.fileno() >= 0
 
     def hang_up(self) -> None:
-        """Say nothing more and hear nothing more; whoever waits for this end wakes up."""
+        """Shut down both directions, which wakes all readers of the connection."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
 class FrameReader:
-    """Receives bytes into places that are known before, as they come.
+    """Receives one frame into preallocated buffers, in as many reads as it takes.
 
     Args:
-        places: Where the bytes go, one place after the other.
+        places: The buffers, in order.
     """
 
     def __init__(self, *places: memoryview) -> None:
         self._places = places
         self._num_wanted = sum(place.nbytes for place in places)
         self.num_received = 0
-        """Since the beginning, or since it was set to 0."""
+        """Bytes of the present frame; set it to 0 for the next one."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all places are full."""
+        """Whether all buffers are full."""
         return self.num_received == self._num_wanted
 
     def receive(self, connection: socket.socket) -> None:
-        """Receive once, what is there.
+        """Receive once, without blocking.
 
         Raises:
-            BlockingIOError: Nothing is there.
-            OSError: The other end is gone, or this one closed.
+            BlockingIOError: No data is available.
+            OSError: Either end is closed.
         """
         places = self._places
         if self.num_received:
             places = tuple(_after(self.num_received, places))
         count = connection.recvmsg_into(places, 0, socket.MSG_DONTWAIT)[0]
         if not count:
-            raise ConnectionResetError("the road has ended")
+            raise ConnectionResetError("the direct connection has ended")
         self.num_received += count
 
 
 def send_all(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
-    """Send ``parts``, one after the other; blocks.
+    """Send ``parts`` in order; blocks.
 
     Raises:
-        OSError: The other end is gone, or this one closed.
+        OSError: Either end is closed.
     """
     views = [memoryview(part) for part in parts]
     num_wanted = sum(view.nbytes for view in views)
@@ -105,7 +104,7 @@ def send_all(connection: socket.socket, parts: Sequence[bytes | memoryview]) -> 
 
 
 def _after(num_done: int, places: Sequence[memoryview]) -> Iterator[memoryview]:
-    """Yield what is left of ``places`` after the first ``num_done`` bytes."""
+    """Yield the rest of ``places`` after the first ``num_done`` bytes."""
     for place in places:
         if num_done < place.nbytes:
             yield place[num_done:] if num_done else place

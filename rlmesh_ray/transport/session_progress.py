@@ -1,11 +1,11 @@
-"""What a worker has begun and done in one session, in memory that its endpoint reads, too.
+"""SessionProgress: request numbers and counts of a session, in memory shared with the endpoint.
 
-The worker alone writes here. The endpoint keeps deadlines by it, counts steps that never pass it,
-and reports episodes, also when the worker is dead. No client ever sees this memory.
+The worker alone writes it. The endpoint reads it for deadlines, for the counts of steps on direct
+connections, and for the records of episodes, also after the worker's death. Clients have no access.
 
-The counts of the episodes exist twice. A request writes to one half, and the other one keeps what
-was true before it: to note that a request is done is what makes its counts the present ones, so
-that a worker that dies in between leaves nothing half counted.
+The counts of the episodes exist twice: a request writes to one half, while the other half keeps the
+counts before it. Noting the request as done makes its half the current one, so that a worker that
+dies in between leaves no partial counts.
 """
 
 import time
@@ -35,7 +35,7 @@ class EpisodeCounts:
 
 
 class SessionProgress:
-    """One process's view of the progress of a session.
+    """View of the progress of a session.
 
     Args:
         memory: ``size_bytes(num_lanes)`` bytes, zeros at first.
@@ -46,21 +46,21 @@ class SessionProgress:
         self._memory = memory
         self._fields = memory[:_STEPS_AT].cast("q")
         self.steps = HistogramCounter(DURATION_BOUNDS_NS, memory[_STEPS_AT:_COUNTS_AT].cast("q"))
-        """How long each step that succeeded has taken in the worker, in ns."""
+        """Durations in ns of the successful steps in the worker."""
         half = _half_bytes(num_lanes)
         self._halves = tuple(memory[_COUNTS_AT + at : _COUNTS_AT + at + half] for at in (0, half))
         self._counts = tuple(_counts(half, num_lanes) for half in self._halves)
         self._num_tracked = -1
-        """The writer's: how many lanes have a tracked episode; below 0: to be counted."""
+        """Cache of the writer: number of lanes with a tracked episode; negative: unknown."""
 
     @staticmethod
     def size_bytes(num_lanes: int) -> int:
-        """Return how much memory the progress of ``num_lanes`` lanes takes."""
+        """Return the size of the memory for ``num_lanes`` lanes."""
         return _COUNTS_AT + 2 * _half_bytes(num_lanes)
 
     @classmethod
     def local(cls, num_lanes: int) -> "SessionProgress":
-        """Return one in memory of this process alone."""
+        """Return a progress in memory that is not shared."""
         return cls(memoryview(bytearray(cls.size_bytes(num_lanes))), num_lanes)
 
     # --- reading --------------------------------------------------------------------------
@@ -72,37 +72,37 @@ class SessionProgress:
 
     @property
     def done(self) -> int:
-        """Number of the last request that it has finished; equal to ``begun`` between two."""
+        """Number of the last request that it has finished; equal to ``begun`` between requests."""
         return self._fields[_DONE]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is in progress; for ever, if the worker has died over it."""
+        """Whether a request is in progress; it stays True if the worker died during one."""
         return self._fields[_BEGUN] != self._fields[_DONE]
 
     @property
     def num_lane_steps(self) -> int:
-        """Steps of single lanes."""
+        """Number of successful steps of single lanes."""
         return self._fields[_LANE_STEPS]
 
     @property
     def num_ended(self) -> int:
-        """Episodes that were seen to end."""
+        """Number of ended episodes."""
         return self._fields[_NUM_ENDED]
 
     @property
     def num_deviations(self) -> int:
-        """Values that were out of range, or have truncated an episode."""
+        """Number of values that were out of range, or truncated an episode."""
         return self._fields[_NUM_DEVIATIONS]
 
     @property
     def timeout_ms(self) -> int:
-        """How long the request in progress may take; 0: for ever."""
+        """Timeout of the request in progress; 0: none."""
         return self._fields[_TIMEOUT_MS]
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the deadline of the request in progress; None: it has none."""
+        """Seconds until the deadline of the request in progress; None without a deadline."""
         timeout_ms = self._fields[_TIMEOUT_MS]
         if timeout_ms <= 0:
             return None
@@ -110,16 +110,16 @@ class SessionProgress:
 
     @property
     def overdue_number(self) -> int:
-        """Number of the request in progress if it has missed its deadline; 0: there is none."""
+        """Number of the request in progress if it has missed its deadline, else 0."""
         number = self._fields[_BEGUN]
-        left_s = self.remaining_s
-        is_over = left_s is None or left_s > 0 or self._fields[_DONE] == number
-        # The worker may have gone on to another one, in time, while this was read.
-        return 0 if is_over or self._fields[_BEGUN] != number else number
+        remaining_s = self.remaining_s
+        is_in_time = remaining_s is None or remaining_s > 0 or self._fields[_DONE] == number
+        # The worker may have begun the next request between the reads.
+        return 0 if is_in_time or self._fields[_BEGUN] != number else number
 
     @property
     def elapsed_ns(self) -> int:
-        """Since the request in progress has begun."""
+        """Time since the request in progress has begun."""
         return time.monotonic_ns() - self._fields[_BEGUN_NS]
 
     def counts_after(self, number: int) -> EpisodeCounts:
@@ -128,18 +128,18 @@ class SessionProgress:
 
     @property
     def now(self) -> EpisodeCounts:
-        """The counts after the last request that was begun; for who steps the lanes."""
+        """The counts after the last begun request, which the worker is writing."""
         return self._counts[self._fields[_BEGUN] % 2]
 
     @property
     def before(self) -> EpisodeCounts:
-        """The counts before that request."""
+        """The counts before the last begun request."""
         return self._counts[1 - self._fields[_BEGUN] % 2]
 
-    # --- writing: the worker alone, and before there is one its endpoint ------------------
+    # --- writing: by the worker alone; ``start`` by the endpoint, between sessions ---------
 
     def start(self, number: int, counts: EpisodeCounts | None = None) -> None:
-        """Begin a session with request ``number`` + 1, and with the counts of a former worker."""
+        """Start a session with request ``number`` + 1, and with the counts of a former worker."""
         self._memory[:] = bytes(len(self._memory))
         self._num_tracked = -1
         self._fields[_BEGUN] = self._fields[_DONE] = number
@@ -150,19 +150,19 @@ class SessionProgress:
             own.cumulative_rewards[:] = counts.cumulative_rewards
 
     def invalidate_counts(self) -> None:
-        """Take notice that the other process has called ``start``."""
+        """Drop the writer's cache, after the endpoint has called ``start``."""
         self._num_tracked = -1
 
     def begin(self, number: int, timeout_ms: int) -> None:
-        """Note, before anything is done, that a request is executed."""
+        """Note a request as begun, before its execution."""
         fields = self._fields
         self._halves[number % 2][:] = self._halves[1 - number % 2]
-        # Two processes on one machine: the clock is the same.
+        # Processes of one machine share the monotonic clock.
         fields[_BEGUN_NS], fields[_TIMEOUT_MS] = time.monotonic_ns(), timeout_ms
         fields[_BEGUN] = number
 
     def count_reset(self, lanes: Sequence[int]) -> None:
-        """Count in the request in progress that episodes begin in ``lanes``; empty: in all."""
+        """Start tracking episodes in ``lanes`` with the request in progress; empty: in all."""
         counts = self.now
         where: Any = list(lanes) if lanes else ...
         counts.step_counts[where] = 0
@@ -177,19 +177,19 @@ class SessionProgress:
         truncated: NDArray[np.bool_],
         lanes: Sequence[int] = (),
     ) -> None:
-        """Count in the episodes the step in progress, which has succeeded.
+        """Add the step in progress, which has succeeded, to the counts of the episodes.
 
         Args:
             rewards: ``(num_lanes,)``.
             terminated: ``(num_lanes,)``.
             truncated: ``(num_lanes,)``.
-            lanes: Those that were stepped; empty: all.
+            lanes: The stepped lanes; empty: all.
         """
         counts = self.now
         if self._num_tracked < 0:
             self._num_tracked = int(np.count_nonzero(counts.is_tracked))
         if not self._num_tracked:
-            return  # mostly: what an autoreset begins is not tracked
+            return  # the usual case: episodes that autoresets begin are not tracked
         has_ended = 1 in terminated.tobytes() or 1 in truncated.tobytes()
         if has_ended or lanes or self._num_tracked < len(rewards):
             self._count_some(counts, rewards, terminated | truncated, lanes)
@@ -217,13 +217,13 @@ class SessionProgress:
     def count_vector_step(
         self, took_ns: int, num_lanes: int, num_ended: int, num_deviations: int = 0
     ) -> None:
-        """Count a vector step that has succeeded.
+        """Count a successful vector step in the statistics.
 
         Args:
-            took_ns: How long it took.
-            num_lanes: How many lanes it stepped.
-            num_ended: In how many of them an episode has ended.
-            num_deviations: How many values were out of range, or have truncated an episode.
+            took_ns: Duration of the step.
+            num_lanes: Number of stepped lanes.
+            num_ended: Number of ended episodes.
+            num_deviations: Number of values that were out of range, or truncated an episode.
         """
         fields = self._fields
         self.steps.add(took_ns)
@@ -234,7 +234,7 @@ class SessionProgress:
             fields[_NUM_DEVIATIONS] += num_deviations
 
     def end(self) -> None:
-        """Note, before it is answered, that the request is finished."""
+        """Note the request as done, before its answer is sent."""
         self._fields[_DONE] = self._fields[_BEGUN]
 
 

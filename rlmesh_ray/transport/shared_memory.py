@@ -1,11 +1,11 @@
-"""The capability ``rlmesh_ray.shared_memory.v1`` on the wire: how a client gets shared memory.
+"""The shared-memory transport: handshake of ``rlmesh_ray.shared_memory.v1``, and its socket.
 
-It makes a direct road (``transport.frames``) of a socket between a client and the worker that steps
-its lanes, with an eventfd at each end (``EventfdSocket``), and a ``StepBuffers`` that both map.
+It makes a direct connection (``transport.frames``): a socket between a client and its env worker,
+with an eventfd for each end (``EventfdSocket``), and ``StepBuffers`` that both map.
 
-Greeting, client to endpoint, on the endpoint's socket for that: the session id, then the timeout
-of the client's steps. Answered with one byte: 1 and four descriptors (the block, the socket, the
-worker's eventfd, the client's), or 0, and there is none.
+Greeting, client to endpoint, on the endpoint's unix socket: the session id, and the timeout of the
+client's steps. Answer: the byte 1 with four descriptors (the step buffers, the socket, the worker's
+eventfd, the client's), or the byte 0 for a refusal.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from rlmesh_ray.polling import WakeupDescriptors
 from rlmesh_ray.transport.frames import DirectSocket
 
 SESSION_ID_BYTES = 32
-"""A session id in ASCII."""
+"""Length of a session id in ASCII."""
 SOCKET_PREFIX = b"\0rlmesh-ray-roads-"
-"""Of the endpoint's socket, in the abstract namespace; what follows is the capability's value."""
+"""Prefix of the endpoint's abstract unix socket, before the capability's value; a wire name."""
 SOCKET_NAME_LENGTH = 32
-"""Hexadecimal digits."""
+"""Length of the capability's value, in hexadecimal digits."""
 
 ACCEPTED, REFUSED = b"\1", b"\0"
 NUM_DESCRIPTORS = 4
@@ -36,38 +36,38 @@ HELLO_BYTES = _HELLO.size
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """What a client says first."""
+    """The greeting of a client."""
 
     session_id: str
     timeout_ms: int
 
     def pack(self) -> bytes:
-        """Return the bytes."""
+        """Return the encoded greeting."""
         return _HELLO.pack(self.session_id.encode("ascii"), self.timeout_ms)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Return what ``data``, of the right size, says; whatever it is, it is some text."""
+        """Return the greeting in ``HELLO_BYTES`` of ``data``, which are always valid."""
         session_id, timeout_ms = _HELLO.unpack(data)
         return cls(session_id.decode("ascii", "replace"), timeout_ms)
 
 
 def socket_address(name: str) -> bytes | None:
-    """Return where an endpoint that has told ``name`` listens; None: it is no such name."""
+    """Return the socket's address for a value of the capability; None where that is invalid."""
     is_name = len(name) == SOCKET_NAME_LENGTH and set(name) <= set("0123456789abcdef")
     return SOCKET_PREFIX + name.encode() if is_name else None
 
 
 class EventfdSocket(DirectSocket):
-    """A socket whose reader waits for an eventfd instead.
+    """A socket whose reader polls an eventfd.
 
-    To be woken by a socket takes the processor from who has sent on it, since the kernel expects
-    him to go to sleep at once; an eventfd does not.
+    When data on a socket wakes its reader, the kernel runs that at once on the sender's processor,
+    expecting the sender to sleep; an eventfd does not do so.
 
     Args:
-        connection: Owned.
-        eventfd: The descriptor of our own; owned.
-        peer_eventfd: Of the other end's; owned.
+        connection: Connected socket; owned.
+        eventfd: Descriptor of this end's eventfd; owned.
+        peer_eventfd: Descriptor of the other end's eventfd; owned.
     """
 
     transport = SHARED_MEMORY
@@ -76,32 +76,32 @@ class EventfdSocket(DirectSocket):
         super().__init__(connection)
         self._eventfd = eventfd
         self._peer_eventfd = peer_eventfd
-        # Also where nobody closes it: a socket closes itself then, and a number does not.
+        # An unclosed socket closes itself; plain descriptors need a finalizer.
         self._let_go = weakref.finalize(self, _close_all, eventfd, peer_eventfd)
         self._let_go.atexit = False
 
     @property
     def wakeup(self) -> WakeupDescriptors | None:
-        """What tells that something has been sent; None: this end is closed."""
+        """Descriptors to poll for data; None: this end is closed."""
         return WakeupDescriptors(self._eventfd, self.connection.fileno()) if self.is_open else None
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send ``parts``, one after the other, and wake the other end.
+        """Send ``parts`` in order, and wake the other end.
 
         Raises:
-            OSError: The other end is gone, or this one closed.
+            OSError: Either end is closed.
         """
         data = b"".join(parts)
         sent = 0
         with contextlib.suppress(BlockingIOError):
             sent = self.connection.send(data, socket.MSG_DONTWAIT)
-        # Before the rest: what is larger than the kernel's buffer leaves only as it is read.
+        # Before the rest, which needs the peer to read: it is beyond the kernel's buffer.
         os.eventfd_write(self._peer_eventfd, 1)
         if sent < len(data):
             self.connection.sendall(memoryview(data)[sent:])
 
     def clear(self) -> None:
-        """Reset the eventfd of this end, whether it was set or not."""
+        """Reset this end's eventfd, which need not be set."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._eventfd)
 

@@ -1,15 +1,14 @@
-"""The capability ``rlmesh_ray.direct_tcp.v1`` on the wire: how a client gets a TCP connection.
+"""The direct TCP transport: handshake of the capability ``rlmesh_ray.direct_tcp.v1``, and socket.
 
-It makes a direct road (``transport.frames``) between a client and the worker that steps its lanes,
-from one machine to another. The capability's value is a port, at the host where the client has
-found the endpoint. For each connection the client asks the endpoint, by gRPC, for a ``Ticket``,
-and both prove with its key, which is not shown, that they have it:
+It makes a direct connection (``transport.frames``) between a client and its env worker on different
+machines. The capability's value is a port on the endpoint's host. For each connection the client
+requests a ``Ticket`` by gRPC; both sides prove that they have its key, without sending it:
 
 * Greeting, client to endpoint: the protocol's name, the ticket's id and the client's nonce.
 * Endpoint to client: its nonce, and its proof. Client to endpoint: the client's proof.
 * Endpoint to client, when the worker has the connection: one byte, 1. Nothing else is sent before.
 
-Whatever is wrong ends the connection.
+Any error ends the connection.
 """
 
 import hmac
@@ -36,12 +35,12 @@ _HELLO = struct.Struct(f"{len(PROTOCOL)}s{TICKET_ID_BYTES}s{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
 _DIAL_TIMEOUT_S = 1.0
 _SHORTEST_DIAL_S = 0.001
-"""0.0 would not wait at all."""
+"""A timeout of 0.0 would make the socket non-blocking."""
 _OTHER_PORT = (
     "its operator can name a port that is reached at that host (--data-address, --data-advertise), "
     "or offer none (--transport)"
 )
-# As gRPC's keepalive: another end that is gone is noticed although nothing says so.
+# As gRPC's keepalive: detects a peer that is gone without closing the connection.
 _KEEPALIVE_OPTIONS = {
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPINTVL": 5,
@@ -52,25 +51,25 @@ _KEEPALIVE_OPTIONS = {
 IS_SUPPORTED = (
     hasattr(socket, "MSG_DONTWAIT") and hasattr(select, "poll") and sys.byteorder == "little"
 )
-"""Whether this system has what it takes (Windows does not), and the byte order of the columns."""
+"""Whether the system has MSG_DONTWAIT and poll (Windows has not), and is little endian."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Lets one connection in, once, for a short time."""
+    """A short-lived credential for one connection."""
 
     ticket_id: bytes
     key: bytes = field(repr=False)
     endpoint: str
-    """Which endpoint it is of, and which of its lives."""
+    """Id and incarnation of the endpoint that issued it."""
 
     def proof(self, role: bytes, client_nonce: bytes, endpoint_nonce: bytes) -> bytes:
-        """Return what shows that its maker has the key.
+        """Return the HMAC with which one side proves that it has the key.
 
         Args:
             role: ``b"client"`` or ``b"endpoint"``.
-            client_nonce: The client's, of this connection.
-            endpoint_nonce: The endpoint's.
+            client_nonce: The client's nonce for this connection.
+            endpoint_nonce: The endpoint's nonce for this connection.
         """
         text = b"\0".join(
             (PROTOCOL, role, self.ticket_id, self.endpoint.encode(), client_nonce + endpoint_nonce)
@@ -79,12 +78,12 @@ class Ticket:
 
 
 def new_ticket(endpoint: str) -> Ticket:
-    """Return a ticket that nobody has had."""
+    """Return a ticket with a random id and key."""
     return Ticket(secrets.token_bytes(TICKET_ID_BYTES), secrets.token_bytes(KEY_BYTES), endpoint)
 
 
 def parse_hello(data: bytes) -> tuple[bytes, bytes]:
-    """Return the ticket id and the client's nonce in a greeting of the right size.
+    """Return the ticket id and the client's nonce in a greeting of ``HELLO_BYTES``.
 
     Raises:
         ConnectionRefusedError: It is no greeting of this protocol.
@@ -96,10 +95,10 @@ def parse_hello(data: bytes) -> tuple[bytes, bytes]:
 
 
 class TcpSocket(DirectSocket):
-    """One end of a direct road over TCP.
+    """One end of a direct connection over TCP.
 
     Args:
-        connection: Connected, in blocking mode; owned.
+        connection: Connected, blocking socket; owned.
     """
 
     transport = TCP
@@ -113,27 +112,27 @@ class TcpSocket(DirectSocket):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def limit_sending(self, timeout_s: float) -> None:
-        """Have ``send`` fail where the other end takes nothing for so long."""
+        """Make ``send`` fail when the peer receives nothing for ``timeout_s``."""
         whole_s, part_s = divmod(timeout_s, 1.0)
         limit = struct.pack("ll", int(whole_s), int(part_s * 1e6))
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     @property
     def wakeup(self) -> WakeupDescriptors | None:
-        """What tells that something has been sent; None: this end is closed."""
+        """Descriptors to poll for data; None: this end is closed."""
         descriptor = self.connection.fileno()
         return WakeupDescriptors(descriptor, descriptor) if self.is_open else None
 
     def send(self, *parts: bytes | memoryview) -> None:
-        """Send ``parts``, one after the other.
+        """Send ``parts`` in order.
 
         Raises:
-            OSError: The other end is gone, or this one closed.
+            OSError: Either end is closed.
         """
         send_all(self.connection, parts)
 
     def clear(self) -> None:
-        """Take notice that one has been woken: what has arrived keeps the socket readable."""
+        """Do nothing: the socket stays readable until its data is read."""
 
     def close(self) -> None:
         """Close this end. Idempotent."""
@@ -144,14 +143,14 @@ def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket
     """Return a connection to the worker of the session that ``ticket`` is for.
 
     Args:
-        host: The endpoint's.
-        port: Of its capability.
-        ticket: From it.
-        timeout_s: How long the worker may take, which may be at a step; to reach the endpoint may
-            take a second.
+        host: The endpoint's host.
+        port: The port in the endpoint's capability.
+        ticket: A ticket from the endpoint.
+        timeout_s: Timeout for the worker, which may have to finish a step; the connection to the
+            endpoint has a timeout of one second.
 
     Raises:
-        OSError: It cannot be reached, or it is another one.
+        OSError: The endpoint cannot be reached, or another one answers.
     """
     connection = _connected(host, port)
     try:
@@ -173,7 +172,7 @@ def connect(host: str, port: int, ticket: Ticket, timeout_s: float) -> TcpSocket
 
 
 def _connected(host: str, port: int) -> socket.socket:
-    """Return a connection to one of the addresses of ``host``; they share the time.
+    """Return a connection to one of the addresses of ``host``, which share the timeout.
 
     Raises:
         OSError: None can be reached in time.
@@ -183,7 +182,7 @@ def _connected(host: str, port: int) -> socket.socket:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         while True:
             family, kind, protocol, _, address = addresses.pop(0)
-            # Those that say nothing leave some time for the others.
+            # Each address gets its share of the remaining time.
             part_s = max(end_s - time.monotonic(), 0.0) / (1 + len(addresses))
             connection = socket.socket(family, kind, protocol)
             try:
@@ -201,7 +200,7 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """Return the next ``size`` bytes, all of them within the timeout of ``connection``."""
+    """Return the next ``size`` bytes; the timeout of ``connection`` covers all of them."""
     end_s = time.monotonic() + (connection.gettimeout() or 0.0)
     data = b""
     while len(data) < size:

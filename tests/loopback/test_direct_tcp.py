@@ -227,7 +227,7 @@ def test_strangers_are_hung_up_on_and_cost_nothing() -> None:
             said(port, b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nAccept: */*\r\n\r\n") == b""
         )
         assert said(port, greeting(secrets.token_bytes(tcp.TICKET_ID_BYTES))) == b""
-        ticket = client._direct_connector._ask(30.0)
+        ticket = client._direct_connector._request_ticket(30.0)
         heard = said(port, greeting(ticket.ticket_id), secrets.token_bytes(tcp.PROOF_BYTES))
         assert len(heard) == tcp.NONCE_BYTES + tcp.PROOF_BYTES  # of the endpoint, and no word more
         assert said(port, greeting(ticket.ticket_id)) == b""  # a ticket is good for one try
@@ -240,14 +240,14 @@ def test_a_ticket_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) ->
     with served(Lifelike, "shared_memory") as client:
         port = int(client.answer.capabilities[capabilities.DIRECT_TCP])
         with pytest.raises(OSError, match="hung up"):
-            tcp.connect("127.0.0.1", port, client._direct_connector._ask(30.0), 30.0)
+            tcp.connect("127.0.0.1", port, client._direct_connector._request_ticket(30.0), 30.0)
 
 
 def test_a_session_that_is_over_gets_no_connection() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
         client.reset()
-        ticket = client._direct_connector._ask(30.0)
+        ticket = client._direct_connector._request_ticket(30.0)
         client.close()
         assert eventually(lambda: server.num_sessions == 0)
 
@@ -335,7 +335,7 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
 def test_who_is_let_in_by_no_endpoint_is_told_why_and_of_no_port() -> None:
     with EnvServer(Lifelike) as server:
         client = EnvClient(ConnectOptions(server.address), transport="tcp")
-        client._direct_connector._ask = functools.partial(
+        client._direct_connector._request_ticket = functools.partial(
             request_ticket,
             client._connect_options,
             client._channel,
@@ -373,7 +373,7 @@ def test_an_operator_can_do_without(options: dict[str, Any], tmp_path: Path) -> 
         assert (
             capabilities.DIRECT_TCP not in shake_hands(ConnectOptions(server.address)).capabilities
         )
-        with pytest.raises(ConfigurationError, match="takes no direct TCP connections"):
+        with pytest.raises(ConfigurationError, match="accepts no direct TCP connections"):
             EnvClient(ConnectOptions(server.address), transport="tcp")
 
 

@@ -307,7 +307,7 @@ def test_who_shows_another_token_reaches_no_endpoint(
 ) -> None:
     assert eventually(lambda: not any(pole.num_sessions for pole in poles))
     for token in (None, "secret 0", FRONT[:-1]):
-        with pytest.raises(AccessDeniedError, match="this gateway wants a"):
+        with pytest.raises(AccessDeniedError, match="this gateway requires a"):
             RemoteVectorEnv(gateway.address, token=token)
 
     assert not any(pole.num_sessions for pole in poles)

@@ -260,7 +260,7 @@ def test_who_may_observe() -> None:
         for token in (None, "wrong"):
             with (
                 EndpointObserver(server.address, token=token) as stranger,
-                pytest.raises(AccessDeniedError, match="wants"),
+                pytest.raises(AccessDeniedError, match="requires"),
             ):
                 stranger.sessions()
         with EndpointObserver(server.address, token="secret") as observer:

@@ -93,7 +93,7 @@ def test_who_insists_is_told_when_the_endpoint_gives_none() -> None:
         client = EnvClient(ConnectOptions(server.address), transport="shared_memory")
         client._direct_connector._session_id = "0" * 32
         client.reset()
-        with pytest.raises(EndpointError, match="shared memory cannot be had"):
+        with pytest.raises(EndpointError, match="shared memory is not accessible"):
             client.step(NOTHING)
         client.close()
 

@@ -55,11 +55,11 @@ def test_a_step_without_a_deadline_and_one_that_is_done_are_left_alone(
     async def watch() -> None:
         control.begin(1, 0)
         patient = DeadlineWatch(control, 0, _never, lambda: True, _no_death)
-        patient._look()
+        patient._check()
         control.begin(2, 1)
         control.end()
         busy = DeadlineWatch(control, 1, _never, lambda: True, _no_death)
-        busy._look()
+        busy._check()
         patient.stop()
         busy.stop()
 

@@ -92,7 +92,7 @@ def keeper(transport: str = "auto", **offered: str) -> DirectConnector:
         1000,
         "localhost:5",
         transport=transport,
-        ask=lambda _: new_ticket(""),
+        request_ticket=lambda _: new_ticket(""),
         spin=None,
     )
     assert roads.connection() is None
@@ -238,7 +238,7 @@ def test_memory_out_of_reach_and_no_port_are_told_of_once(
             assert not open_at(roads, network, 1000.0 + second)
 
     (message,) = caplog.messages
-    assert "shared memory cannot be had from here" in message
+    assert "shared memory is not accessible from here" in message
     assert "it uses TLS" in message
 
 
@@ -251,4 +251,4 @@ def test_what_is_not_offered_at_all_is_told_of_and_never_tried(
 
         assert not open_at(roads, network, 1000.0)
     assert network.tries_s == []
-    assert "a gateway stands before it" in caplog.text
+    assert "it is behind a gateway" in caplog.text
