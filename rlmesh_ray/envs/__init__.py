@@ -1,1 +1,1 @@
-"""Running environments: lanes, the worker process, its shared-memory block."""
+"""Running environments: lanes, vectors of lanes, and the env worker process."""

@@ -1,4 +1,4 @@
-"""Checks what goes into an environment and what comes out of it."""
+"""BatchValidator: conformance checks of a session's actions or observations."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from rlmesh_ray.spaces.spec import SpaceSpec
 
 
 class BatchValidator:
-    """Checks the batches of one side of a session.
+    """Checks the action batches, or the observation batches, of one session.
 
     Args:
         side: ``"action"`` or ``"observation"``.
-        spec: Of one lane.
+        spec: Space of one lane.
         num_lanes: Width of the session.
-        validation: How range deviations are dealt with.
+        validation: Treatment of range violations.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class BatchValidator:
     def check(
         self, columns: Sequence[Column], lanes: Sequence[int] = ()
     ) -> list[ConformanceWarning]:
-        """Return a warning for each kind and leaf that is out of its range.
+        """Return a warning for each kind and leaf of range violations.
 
         Args:
-            columns: One a leaf, coerced.
-            lanes: Whose the rows of ``columns`` are; empty: there is one for every lane.
+            columns: One coerced column for each leaf.
+            lanes: The lanes of the rows in ``columns``; empty: all lanes.
 
         Raises:
-            ConformanceError: As ``Checker.check`` does.
+            ConformanceError: As ``Checker.check``.
         """
         found = self._found(columns, lanes) if lanes else self._checker.check(columns)
-        return [ConformanceWarning.of(self._side, deviation) for deviation in found]
+        return [ConformanceWarning.of(self._side, violation) for violation in found]
 
     def _found(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Violation]:
         try:
@@ -51,11 +51,11 @@ class BatchValidator:
                 return []
         except ConformanceError:
             pass
-        # Once more, at their lanes' places: what is found names its lane.
+        # Again with the rows at their lanes' places, so that messages name the lane.
         return self._checker.check(self._in_place(rows, lanes))
 
     def _in_place(self, rows: Sequence[Column], lanes: Sequence[int]) -> list[Column]:
-        """Return full columns that hold ``rows``, and else what conforms."""
+        """Return columns over all lanes with ``rows``, and conforming fillers elsewhere."""
         columns: list[Column] = []
         for leaf, own in zip(self._leaves, rows, strict=True):
             filler = filler_of_leaf(leaf)

@@ -1,4 +1,4 @@
-"""The operating system's side of a worker: started, talked to, ended, and why it ended."""
+"""ChildProcess: starts, ends and reaps the process of an env worker."""
 
 import contextlib
 import os
@@ -24,10 +24,10 @@ class ChildProcess:
     ) -> None:
         self._process = process
         self.channel = channel
-        """The road to it."""
+        """Channel to the process."""
         self._fault_log_descriptor = fault_log_descriptor
         self.fault_log = ""
-        """The stacks of its threads, if a signal such as SIGSEGV has ended it; after ``end``."""
+        """Stacks of its threads if a signal such as SIGSEGV ended it; set by ``end``."""
 
     @classmethod
     def start(cls) -> Self:
@@ -38,8 +38,8 @@ class ChildProcess:
             arguments = [str(theirs.fileno()), str(os.getpid()), str(descriptor)]
             try:
                 process = subprocess.Popen(
-                    # -u: what environments print shall appear when they print it. -P: the folder
-                    # we happen to be in is no place to import from, unless the parent does.
+                    # -u: output of environments is not buffered. -P: the working directory is not
+                    # on the import path, unless it is on the parent's.
                     [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
                     stdin=subprocess.PIPE,
                     stdout=2,
@@ -59,19 +59,18 @@ class ChildProcess:
         return self._process.pid
 
     def end(self, grace_s: float | None = None) -> str:
-        """End the process and let go of everything; return how it ended. Idempotent.
+        """End the process and release its resources; return how it ended. Idempotent.
 
-        The process is reaped here and nowhere else, so that its id, which names its group too,
-        cannot belong to anybody else when the group is killed.
+        Only this method reaps the process, so that its id, which is also its group's, cannot belong
+        to another process when the group is killed.
 
         Args:
-            grace_s: How long it may take to end by itself; None: as long as a process takes
-                that has already died.
+            grace_s: Time to end by itself; None: the time to reap a process that is already dead.
         """
         if self.channel.connection.fileno() >= 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_REAP_TIMEOUT_S if grace_s is None else grace_s)
-            # The group: simulators that the environment has started end with it.
+            # The whole group, with all processes of the environment.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,7 +89,7 @@ class ChildProcess:
 
 
 def search_path() -> tuple[str, ...]:
-    """Return where this process finds its modules."""
+    """Return the import path of this process."""
     return tuple(str(entry) for entry in sys.path)
 
 

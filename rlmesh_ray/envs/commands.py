@@ -1,8 +1,8 @@
-"""What an endpoint and its environment's worker process say to each other.
+"""Commands of an endpoint to its env worker, and their replies: one for each command, in order.
 
-One reply a command, in order. Arrays do not travel in these: actions lie in the shared-memory
-block before a command is sent, observations, rewards and flags when its reply arrives. Text
-columns have no fixed size and travel here, in the order of the space's text leaves.
+Arrays are not in these messages: the actions are in the step buffers before a command is sent, and
+observations, rewards and flags when its reply arrives. Text columns have no fixed size and are
+sent in the messages, in the order of the space's text leaves.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from rlmesh_ray.spaces.conformance import ValidationMode
 from rlmesh_ray.spaces.contract import EnvContract
 
 TextColumns = tuple[tuple[str, ...], ...]
-"""One entry a text leaf, each with one string a lane, unless something else is said."""
+"""One entry for each text leaf, with one string for each lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +26,34 @@ class ResetCommand:
     """One for each lane that is reset, or empty."""
     options: Mapping[str, object] | None = None
     lanes: tuple[int, ...] = ()
-    """Which lanes; empty: all."""
+    """Lanes to reset; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommand:
-    """Apply the actions in the block, of all lanes or of some.
+    """Apply the actions in the step buffers, in all lanes or in some.
 
-    What the block holds of the others, observations, rewards and flags, is left as it is.
+    The observations, rewards and flags of the other lanes stay unchanged.
     """
 
     text_columns: TextColumns = ()
-    """One string for each lane that is stepped."""
+    """With one string for each stepped lane."""
     lanes: tuple[int, ...] = ()
-    """Which lanes, in any order; empty: all. Only where ``Started.steps_subsets``."""
+    """Lanes to step, in any order; empty: all. Only where ``Started.steps_subsets``."""
     autoreset_lanes: tuple[int, ...] = ()
-    """Lanes in which an autoreset begins an episode with this step that counts as one."""
+    """Lanes in which this step begins a tracked episode by autoreset."""
 
     def __reduce__(self) -> tuple[type["StepCommand"], tuple[object, ...]]:
-        # Two messages a step: what dataclasses generate for slots takes three times as long.
+        # On the hot path: the generated pickling of slots takes three times as long.
         return StepCommand, (self.text_columns, self.lanes, self.autoreset_lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class RenderCommand:
-    """Ask for a picture."""
+    """Return a frame of the lanes as a PNG."""
 
     lanes: tuple[int, ...] = ()
-    """Which lanes; empty: all."""
+    """Lanes to render; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,62 +61,59 @@ class CallCommand:
     """Call an attribute of the environment of each lane, or read it if it is no method."""
 
     name: str
-    """One that the operator allows."""
+    """Name of the attribute, which the operator allows."""
     arguments: tuple[object, ...] = ()
     lanes: tuple[int, ...] = ()
-    """Which lanes; empty: all."""
+    """Lanes to call; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartSessionCommand:
-    """Take the requests of a session from now on; has no reply.
-
-    The progress (``transport.session_progress``) says with which number they begin.
-    """
+    """Start a session, after the number in the progress; has no reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkipRequestCommand:
-    """Note that the endpoint has refused a request itself; has no reply."""
+    """Skip a request that the endpoint has answered itself; has no reply."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectCommand:
-    """Begin to answer steps over a direct road, too; one that is there already ends.
+    """Serve steps on a direct connection, too; it replaces a former one.
 
-    Descriptors have come before it on a socket of their own. Over TCP it is one, the connection.
-    Over shared memory they are four: the road itself, a new block's, to be used instead of the old
-    one, and the eventfds of this end and of the client's.
+    Its descriptors were sent before it on their own socket. For TCP it is one, the connection. For
+    shared memory they are four: the socket, new step buffers that replace the present ones, and the
+    eventfds of the worker and of the client.
     """
 
     tag_arrays: bool
-    """Whether the client knows arrays in infos."""
+    """Whether the client has the capability NDARRAY."""
     num_descriptors: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetEpisodesCommand:
-    """Open the road for steps of these episodes, or shut it; has no reply."""
+    """Accept direct steps of these episodes, or refuse all; has no reply."""
 
     episodes: tuple[EpisodeStart | None, ...]
-    """The latest of each lane; empty: shut it."""
+    """The latest episode of each lane; empty: refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseDirectCommand:
-    """End the road, after the step that is in progress; go back to the worker's own block."""
+    """Close the direct connection after the step in progress; use the worker's own step buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseEnvCommand:
-    """Close the environment and the road; only a RecreateEnvCommand may follow, or the end."""
+    """Close environment and direct connection; only RecreateEnvCommand, StopCommand may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecreateEnvCommand:
-    """Create a fresh environment, for the next session; the old one is closed if it is not yet."""
+    """Create a new environment for the next session; the old one is closed if it is not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +139,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class ResetReply:
-    """Answers ResetCommand; the observations of all lanes are in the block."""
+    """Reply to ResetCommand; the observations of all lanes are in the step buffers."""
 
     infos: Infos
     text_columns: TextColumns = ()
@@ -150,14 +147,14 @@ class ResetReply:
 
 @dataclass(frozen=True, slots=True)
 class StepReply:
-    """Answers StepCommand; observations, rewards and flags are in the block.
+    """Reply to StepCommand; observations, rewards and flags are in the step buffers.
 
-    All stand at the places of their lanes. Infos say nothing of lanes that were not stepped.
+    They are in the rows of their lanes. The infos have only the stepped lanes.
     """
 
     infos: Infos
     final_infos: Mapping[int, Infos] = field(default_factory=dict)
-    """By lane: the last infos of each episode that ended on this step."""
+    """Last infos of each episode that ended on this step, by lane."""
     text_columns: TextColumns = ()
 
     def __reduce__(self) -> tuple[type["StepReply"], tuple[object, ...]]:
@@ -166,48 +163,48 @@ class StepReply:
 
 @dataclass(frozen=True, slots=True)
 class RenderReply:
-    """Answers RenderCommand."""
+    """Reply to RenderCommand."""
 
     png: bytes | None
-    """None: the environment gives no frame."""
+    """None: the environment has no frame."""
     took_s: float = 0.0
-    """How long it took."""
+    """Duration of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallReply:
-    """Answers CallCommand."""
+    """Reply to CallCommand."""
 
     results: tuple[object, ...]
-    """One for each lane that was called."""
+    """One for each called lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectReply:
-    """Answers OpenDirectCommand; from here on the new block is used."""
+    """Reply to OpenDirectCommand; from now on its step buffers are used, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectRefused:
-    """Answers OpenDirectCommand where the process lacks something; no connection is opened."""
+    """Reply to OpenDirectCommand where the process lacks a resource; nothing is opened."""
 
     message: str
-    """What it lacks."""
+    """The missing resource, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseDirectReply:
-    """Answers CloseDirectCommand; from here on the worker's own block is used."""
+    """Reply to CloseDirectCommand; from now on the worker's own step buffers are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloseEnvReply:
-    """Answers CloseEnvCommand; likewise."""
+    """Reply to CloseEnvCommand; from now on the worker's own step buffers are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecreateEnvReply:
-    """Answers RecreateEnvCommand."""
+    """Reply to RecreateEnvCommand."""
 
 
 Reply = (
@@ -226,7 +223,7 @@ Outcome = Reply | Failure
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message: what to run, and in which surroundings."""
+    """The first message to a worker: the environment to create, and its import path."""
 
     payload: bytes
     """``EnvSource.payload``."""
@@ -241,28 +238,28 @@ class Start:
     spin: bool | None
     """See ``EnvSource``."""
     sys_path: tuple[str, ...]
-    """Of the parent, so that whatever it can import can be imported here."""
+    """``sys.path`` of the parent, so that the worker can import the same modules."""
     pythonpath: str | None
-    """The parent's own variable: what the environment's subprocesses shall inherit."""
+    """PYTHONPATH of the parent, for the environment's subprocesses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The environment exists.
+    """Reply to Start: the environment exists.
 
-    The parent answers with three descriptors: of the block, of the progress, and of the socket that
-    further ones come over.
+    The parent then sends three descriptors: of the step buffers, of the progress, and of the socket
+    for the descriptors of direct connections.
     """
 
     contract: EnvContract
     steps_subsets: bool
-    """Whether it can step any of its lanes alone: they are single environments that do not reset
-    themselves."""
+    """Whether any of its lanes can be stepped alone: they are single environments without
+    autoreset."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The environment could not be created; the process ends."""
+    """Reply to Start: the environment could not be created; the process ends."""
 
     message: str
     traceback_text: str

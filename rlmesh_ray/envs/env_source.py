@@ -1,4 +1,4 @@
-"""What to run: environments as users give them, made ready to travel to a worker process."""
+"""EnvSource: an environment argument (id, factory or instance), serialized for a worker process."""
 
 import importlib
 import pickle
@@ -24,7 +24,7 @@ from rlmesh_ray.spaces.contract import AutoresetMode
 
 
 def explain_start_error(error: BaseException) -> str:
-    """Return cause and remedy of ``error``, raised while an environment was created."""
+    """Return cause and remedy of an error while an environment was created, as one line."""
     text = " ".join(str(error).split())
     if isinstance(error, ConfigurationError):
         return text
@@ -45,31 +45,31 @@ EnvLike = str | Callable[..., EnvInstance] | EnvInstance
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _OWN_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-"""``module:factory``; ids of Gymnasium look like that, too, where they have no version."""
+"""Pattern of ``module:factory``; a Gymnasium id without version may look the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSource:
-    """What a worker runs."""
+    """The environment of a worker, serialized, with its options."""
 
     payload: bytes
     """A pickled callable without arguments that returns an Env or a VectorEnv."""
     num_envs: int
-    """How many lanes; 1 also stands for the own width of the VectorEnv that a factory returns."""
+    """Number of lanes; 1 also for a factory that returns a VectorEnv of any width."""
     max_sessions: int | None
-    """How many workers it may run in at once; None: any number."""
+    """Most workers that may run it at once; None: any number."""
     description: str
-    """For people."""
+    """Name of the environment for messages."""
     autoresets: bool = True
-    """Whether lanes of single environments, if there are several, reset themselves."""
+    """Whether several lanes of single environments have autoreset."""
     truncates_on_bad_value: bool = False
     """Whether an episode ends at a value that would be refused; see ``TruncateOnBadValue``."""
     spin: bool | None = None
-    """Whether short waits for this environment stay awake; see ``polling.should_spin``."""
+    """Whether short waits for this environment spin; see ``polling.should_spin``."""
 
     @property
     def can_recreate(self) -> bool:
-        """Whether it can be created anew; an instance that was handed in cannot."""
+        """Whether the environment can be created again; an instance cannot."""
         return self.max_sessions is None
 
 
@@ -80,22 +80,21 @@ def make_source(
     *,
     autoresets: bool = True,
 ) -> EnvSource:
-    """Make ``env`` ready to run in a worker process.
+    """Serialize ``env`` for a worker process.
 
     Args:
         env: A Gymnasium id, such as ``"CartPole-v1"`` or ``"module:Env-v0"``; a factory that
             returns a gymnasium Env or VectorEnv, an RLlib MultiAgentEnv or a PettingZoo
-            ParallelEnv, or where to import one, as ``"module:factory"``; or an instance of any of
+            ParallelEnv, or its import path, as ``"module:factory"``; or an instance of any of
             these, of which the worker gets a copy.
-        num_envs: How many lanes.
+        num_envs: Number of lanes.
         env_kwargs: Keyword arguments for ``gymnasium.make`` or the factory.
-        autoresets: Whether several lanes reset themselves, on the step after an episode's end,
-            where they are single environments. A VectorEnv knows for itself: only one that does not
-            goes with False.
+        autoresets: Whether several lanes of single environments have autoreset (NEXT_STEP). A
+            VectorEnv has its own mode; with False it must be DISABLED.
 
     Raises:
-        ConfigurationError: ``env`` is nothing of that kind or cannot be sent to another
-            process, or the other arguments do not go with it.
+        ConfigurationError: ``env`` is of another type or cannot be pickled, or the other arguments
+            do not fit it.
     """
     num_envs = as_int("num_envs", num_envs)
     if num_envs < 1:
@@ -129,7 +128,7 @@ def _keywords(env_kwargs: object) -> dict[str, Any]:
 
 
 def _check_name(name: str) -> None:
-    """Refuse what cannot name an environment; whether there is one of that name shows later."""
+    """Require the form of an environment's name; whether it exists is found out later."""
     module, colon, rest = name.partition(":")
     is_named = bool(rest) and ":" not in rest and not module.endswith(".py")
     if not name or (colon and not (is_named and _MODULE.fullmatch(module))):
@@ -146,18 +145,18 @@ def build(
     autoresets: bool = True,
     truncates_at: ValidationMode | None = None,
 ) -> AnyVectorEnv:
-    """Create the environment of a source; to be called in the worker.
+    """Create the environment of a source, in the worker.
 
     Args:
         payload: ``EnvSource.payload``.
         num_envs: ``EnvSource.num_envs``.
         autoresets: ``EnvSource.autoresets``.
-        truncates_at: How the endpoint validates, where an episode is to end at a value that it
-            would refuse; None: nothing is changed.
+        truncates_at: The endpoint's validation mode, where episodes are to be truncated at values
+            that it would refuse; None: they are not.
 
     Raises:
-        ConfigurationError: What comes out is no environment, or has another width, resets itself
-            although it shall not, or cannot end single lanes although it is to.
+        ConfigurationError: The result is no environment, has another width, or contradicts
+            ``autoresets`` or ``truncates_at``.
     """
     builder = pickle.loads(payload)
     first = builder()
@@ -213,7 +212,7 @@ def _check_mode(vector: AnyVectorEnv, autoresets: bool) -> None:
 
 
 def _lanes(envs: list[Any]) -> list[AnyEnv]:
-    # By id: an environment that has come twice must be seen to be the same one.
+    # By id, so that an environment that was returned twice stays one object.
     by_id = {id(env): MultiAgentLane(env) if is_multi_agent(env) else env for env in envs}
     return [by_id[id(env)] for env in envs]
 
@@ -240,7 +239,7 @@ class _FromId:
 
 
 def _factory_named(name: str) -> Callable[..., object] | None:
-    """Return what ``module:factory`` names; None: it names no function or class of a module."""
+    """Return the callable at ``module:factory``; None where there is none."""
     if not _OWN_CODE.fullmatch(name):
         return None
     module_name, _, attributes = name.partition(":")
@@ -289,7 +288,7 @@ def _pickle(builder: object, name: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(builder))
     except Exception as error:
-        # Whatever the objects inside raise: pickling runs their code.
+        # Any exception: pickling runs code of the objects inside.
         raise ConfigurationError(
             f"{name} cannot be sent to its worker process ({type(error).__name__}: {error}); "
             "give a factory that creates it there"

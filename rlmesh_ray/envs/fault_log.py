@@ -1,7 +1,7 @@
-"""What a process says when it dies of a signal: the stacks that faulthandler writes.
+"""Fault log: the stacks that faulthandler writes when a signal kills the worker.
 
-Nameless memory that both processes hold: nothing has to be read while the process lives, and
-nothing is left behind when it is gone.
+It is anonymous memory that both processes have open: nothing has to be read while the worker lives,
+and no file is left afterwards.
 """
 
 import faulthandler
@@ -12,22 +12,22 @@ _MAX_BYTES = 32 * 1024
 
 
 def create() -> int:
-    """Return the descriptor of the memory, to be handed to the process."""
+    """Return the descriptor of new memory, for the worker to inherit."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("rlmesh-ray-last-words", os.MFD_CLOEXEC)
+        return os.memfd_create("rlmesh-ray-fault-log", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
 def enable(descriptor: int) -> None:
-    """Have the stacks of all threads written there when this process dies of a signal."""
+    """Write the stacks of all threads to ``descriptor`` when a signal kills this process."""
     os.set_inheritable(descriptor, False)
     faulthandler.enable(descriptor)
 
 
 def read(descriptor: int) -> str:
-    """Return what the process said; empty when it died in silence.
+    """Return the content; empty where no signal killed the process.
 
-    The position belongs to the process that writes, so that it must not be moved here.
+    pread leaves the file position alone, which both processes share.
     """
     return os.pread(descriptor, _MAX_BYTES, 0).decode("utf-8", "replace").strip()

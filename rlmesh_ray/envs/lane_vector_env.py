@@ -1,9 +1,8 @@
-"""Single environments side by side: the vector behind ids, factories and Env instances.
+"""LaneVectorEnv: a vector of single environments, for ids, factories and Env instances.
 
-It gives what gymnasium's SyncVectorEnv gives, bit for bit, with three differences: one lane
-alone does not reset itself (gymnasium's Env does not either), the lanes' observations go
-straight into columns that may lie in shared memory, and the last info of every ended episode
-is kept.
+Its results equal those of gymnasium's SyncVectorEnv, bit for bit, with three differences: a single
+lane has no autoreset (as gymnasium's Env), observations are written into columns that may be in
+shared memory, and the last info of every ended episode is kept.
 """
 
 import copy
@@ -25,22 +24,21 @@ from rlmesh_ray.spaces.step_buffers import StepArrays
 from rlmesh_ray.spaces.vector_infos import lane_info
 
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
-"""Gymnasium's own: adds to infos what a lane has given."""
+"""``VectorEnv._add_info``: adds the info of one lane to the vector's infos."""
 
 
 def merge_info(
     add: AddInfo, infos: dict[str, Any], info: dict[str, Any], lane: int, num_lanes: int
 ) -> None:
-    """Add ``info`` to ``infos`` as gymnasium does; what it cannot join stays an object.
+    """Add ``info`` to ``infos`` as gymnasium does; values that it cannot join become objects.
 
-    It fails for integers beyond int64, for what contains itself, and where lanes have values of
-    different kinds under one key; no info is worth an episode. All keys go at once; only if it
-    fails one after the other, which takes several times as long and overwrites what has been
-    joined before the failure with the same.
+    Gymnasium fails for integers beyond int64, for containers that contain themselves, and where
+    lanes have values of different types under one key. All keys are added at once; only after a
+    failure one by one, which takes several times as long and overwrites the added ones.
     """
     try:
         add(infos, info, lane)
-    except Exception:  # noqa: BLE001  # whatever users put there
+    except Exception:  # noqa: BLE001  # infos may contain any object
         _merge_one_by_one(add, infos, info, lane, num_lanes)
 
 
@@ -50,7 +48,7 @@ def _merge_one_by_one(
     for key, value in info.items():
         try:
             add(infos, {key: value}, lane)
-        except Exception:  # noqa: BLE001  # whatever users put there
+        except Exception:  # noqa: BLE001  # infos may contain any object
             array = np.full(num_lanes, None, object)
             own = {name: infos[name] for name in (key, f"_{key}") if name in infos}
             for other in np.flatnonzero(infos.get(f"_{key}", ())):
@@ -62,18 +60,18 @@ def _merge_one_by_one(
 
 
 class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
-    """Steps its environments one after the other.
+    """A vector that steps its environments one after the other.
 
-    Autoreset is ``DISABLED`` with one lane, where a step after the end is passed on to the
-    environment, and with more ``NEXT_STEP``, unless they shall not reset themselves.
+    The autoreset mode is ``DISABLED`` for one lane, whose environment then gets steps after the
+    end, and ``NEXT_STEP`` for more, unless ``autoresets`` is False.
 
     Args:
-        envs: One a lane, all different objects with equal spaces; owned from now on.
-        autoresets: Whether several lanes reset themselves.
+        envs: One for each lane, different objects with equal spaces; owned.
+        autoresets: Whether several lanes have autoreset.
 
     Raises:
         ConfigurationError: The environments cannot be lanes of one vector.
-        UnsupportedSpaceError: Their spaces have no place in a contract.
+        UnsupportedSpaceError: A contract cannot express their spaces.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], *, autoresets: bool = True) -> None:
@@ -98,12 +96,12 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self._action_spec = from_gymnasium(first.action_space)
         self._leaves = leaves(self._spec)
         self._has_ended = [False] * self.num_envs
-        # What the environments in these lanes gave and ``flush`` has not yet looked at.
+        # The observations of these lanes that ``flush`` has still to write.
         self._fresh_lanes: Sequence[int] = ()
         self._fresh: list[object] = []
         self._rewards: list[Any] = []
         self.final_infos: dict[int, dict[str, Any]] = {}
-        """By lane: the last info of each episode that ended on the last step."""
+        """Last info of each episode that ended on the last step, by lane."""
         self.observations: list[Column] = empty_columns(self._spec, self.num_envs)
         """Columns that ``flush`` writes."""
         self.results = StepArrays(
@@ -113,12 +111,12 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     @property
     def steps_subsets(self) -> bool:
-        """Whether any of the lanes can be stepped alone: they do not reset themselves."""
+        """Whether any of the lanes can be stepped alone: they have no autoreset."""
         return not self._autoresets
 
     @property
     def lane_in_progress(self) -> int | None:
-        """The lane whose environment is being stepped or reset, or has raised; None: no one's."""
+        """The lane whose environment is being stepped or reset, or has raised; None without one."""
         done, lanes = len(self._fresh), self._fresh_lanes
         return lanes[done] if done < len(lanes) else None
 
@@ -128,7 +126,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return self._rewards.index(None) if None in self._rewards else None
 
     def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        """Write into these buffers from now on, such as those of a block."""
+        """Write into these buffers from now on."""
         self.observations = observations
         self.results = results
 
@@ -138,12 +136,14 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Start new episodes; see ``gymnasium.vector.SyncVectorEnv.reset``.
 
         Args:
-            seed: None, the first lane's (the others count on from it), or one a lane.
-            options: For every lane's environment; ``"reset_mask"``, a boolean array
-                ``(num_envs,)``, selects lanes and is taken out.
+            seed: None, a seed for the first lane (lane ``i`` gets ``seed + i``), or one for each
+                lane.
+            options: Options for every lane's environment; ``"reset_mask"``, a boolean array
+                ``(num_envs,)``, selects lanes and is removed.
 
         Returns:
-            Fresh batched observations of all lanes, and the infos of those that were reset.
+            New arrays with the observations of all lanes, and the infos of the lanes that were
+            reset.
         """
         options = dict(options) if options is not None else None
         mask = options.pop("reset_mask", None) if options else None
@@ -172,15 +172,15 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         seeds: Sequence[int | None],
         options: Mapping[str, object] | None,
     ) -> dict[str, Any]:
-        """Start new episodes in ``lanes``; ``flush`` then puts the observations into columns.
+        """Start new episodes in ``lanes``; ``flush`` then writes the observations.
 
         Args:
-            lanes: Indices.
+            lanes: Lane indices.
             seeds: Empty, or one for each of ``lanes``.
-            options: For every environment.
+            options: Options for every environment.
 
         Returns:
-            The infos of these lanes, as gymnasium's vectors give them.
+            The infos of these lanes, in the form of gymnasium's vectors.
         """
         infos: dict[str, Any] = {}
         fresh: list[object] = []
@@ -195,13 +195,13 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return infos
 
     def step_lanes(self, actions: Iterable[Any]) -> dict[str, Any]:
-        """Step every lane; ``flush`` then puts the observations into columns.
+        """Step every lane; ``flush`` then writes the observations.
 
         Args:
-            actions: One a lane, each as the environment wants it.
+            actions: One action for each lane, in the environment's form.
 
         Returns:
-            Infos, as gymnasium's vectors give them.
+            The infos, in the form of gymnasium's vectors.
         """
         infos: dict[str, Any] = {}
         fresh: list[object] = []
@@ -228,30 +228,29 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
                 merge_info(self._add_info, infos, info, len(fresh), self.num_envs)
             fresh.append(observation)
             rewards.append(reward)
-        self._give(rewards)
+        self._write_rewards(rewards)
         return infos
 
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
-        """Step every lane with one column of actions a leaf; see ``step_lanes``."""
+        """Step every lane with one column of actions for each leaf; see ``step_lanes``."""
         return self.step_lanes(by_lane(self._action_spec, actions))
 
     def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
-        """Step only ``lanes``; nothing changes in the others, nor in what ``results`` hold of them.
+        """Step only ``lanes``; the other lanes and their ``results`` are unchanged.
 
         Args:
-            lanes: Indices, all different.
-            actions: One column a leaf, with one row for each of ``lanes``.
+            lanes: Lane indices, all different.
+            actions: One column for each leaf, with one row for each of ``lanes``.
 
         Returns:
-            Infos of these lanes, as gymnasium's vectors give them.
+            The infos of these lanes, in the form of gymnasium's vectors.
 
         Raises:
-            ConfigurationError: The lanes reset themselves, together.
+            ConfigurationError: The lanes have autoreset, and are stepped together.
         """
         if self._autoresets:
             raise ConfigurationError(
-                "these lanes reset themselves and are stepped together; make them with "
-                "resets_itself=False"
+                "lanes with autoreset are stepped together; make the vector with autoresets=False"
             )
         infos: dict[str, Any] = {}
         fresh: list[object] = []
@@ -270,11 +269,11 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return infos
 
     def flush(self) -> None:
-        """Put the observations of the last step or reset into ``observations``.
+        """Write the observations of the last step or reset into ``observations``.
 
         Raises:
-            ConformanceError: An observation has not the structure, shape or kind of its space;
-                the columns may hold some of the others.
+            ConformanceError: An observation has another structure, shape or dtype than its space;
+                the columns may hold some of the others by then.
         """
         try:
             parts = by_leaf(self._spec, self._fresh)
@@ -287,7 +286,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             raise self._with_lane(error) from error
 
     def _with_lane(self, error: ConformanceError) -> ConformanceError:
-        """Return ``error`` with the first lane whose observation is not fit."""
+        """Return the error of the first lane whose observation does not conform, with its lane."""
         for lane, observation in zip(self._fresh_lanes, self._fresh, strict=True):
             try:
                 for leaf, (value,) in zip(
@@ -301,15 +300,15 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]
     ) -> list[object]:
-        """Call attribute ``name`` of the environment in each of ``lanes``, or its wrappers'.
+        """Call or read attribute ``name`` of the environment, or its wrappers, in each lane.
 
         Args:
-            name: Of a method, or with no arguments of something to read.
-            arguments: By position; each lane gets a copy.
-            lanes: Indices.
+            name: Name of a method; without arguments also of any other attribute.
+            arguments: Positional arguments; each lane gets a copy.
+            lanes: Lane indices.
 
         Returns:
-            What each gave. If one raises, those before it have been called.
+            One result for each lane. If one raises, the lanes before it have been called.
         """
         results: list[object] = []
         for lane in lanes:
@@ -319,7 +318,7 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         return results
 
     def render(self) -> tuple[Any, ...]:
-        """Return one frame a lane."""
+        """Return one frame for each lane."""
         return tuple(env.render() for env in self.envs)
 
     def render_lanes(self, lanes: Sequence[int]) -> tuple[Any, ...]:
@@ -331,12 +330,12 @@ class LaneVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         for env in self.envs:
             env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it untyped
 
-    def _give(self, rewards: list[Any]) -> None:
-        """Write one reward a lane, converted as NumPy converts a single one."""
+    def _write_rewards(self, rewards: list[Any]) -> None:
+        """Write one reward for each lane, converted as NumPy converts a single one."""
         self._rewards = rewards
         try:
             self.results.rewards[...] = rewards
-        except (TypeError, ValueError):  # among them one that NumPy takes for a sequence
+        except (TypeError, ValueError):  # one is an array of one element, say
             for lane, reward in enumerate(rewards):
                 self.results.rewards[lane] = reward
 
@@ -352,7 +351,7 @@ def _check_lanes(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
     if len({id(env) for env in envs}) < len(envs):
         raise ConfigurationError(
             "the factory returned the same environment for several lanes; it must create a new "
-            "one on every call"
+            "environment on every call"
         )
     first = envs[0]
     for lane, env in enumerate(envs):

@@ -1,7 +1,7 @@
-"""Environments with several agents as lanes: RLlib's MultiAgentEnv and PettingZoo's ParallelEnv.
+"""MultiAgentLane: RLlib's MultiAgentEnv and PettingZoo's ParallelEnv as a single environment.
 
-Both are known by what they have, so that neither library is needed. How a lane holds its agents
-stands in ``spaces.multi_agent``.
+Both are recognized by their attributes, so that neither library is needed. ``spaces.multi_agent``
+has the lane's spaces.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,19 +19,19 @@ from rlmesh_ray.spaces.multi_agent import ALL_AGENTS, AgentId
 from rlmesh_ray.spaces.spec import DictSpec, SpaceSpec
 
 ByAgent = Mapping[AgentId, Any]
-"""Values by agent id; agents that have none are missing."""
+"""Values by agent id; agents without a value are missing."""
 ByKey = Mapping[str, Any]
 """Values by the agents' keys (``spaces.multi_agent.agent_keys``)."""
 
 
 class MultiAgentEnv(Protocol):
-    """What both kinds of environment have.
+    """The common interface of both kinds of environment.
 
-    Besides, RLlib's has ``get_observation_space(agent)`` and ``get_action_space(agent)``, or dicts
-    ``observation_spaces`` and ``action_spaces``, and tells the end of the whole episode under
-    ``"__all__"``. PettingZoo's has ``observation_space(agent)`` and ``action_space(agent)``, and
-    ``agents``, those that still take part. ``possible_agents`` are the ids of all agents that may
-    ever appear; where there are none, the spaces by agent name them, or ``get_agent_ids()``.
+    RLlib's also has ``get_observation_space(agent)`` and ``get_action_space(agent)``, or dicts
+    ``observation_spaces`` and ``action_spaces``, and reports the end of the whole episode under
+    ``"__all__"``. PettingZoo's also has ``observation_space(agent)``, ``action_space(agent)``, and
+    ``agents``, the agents that still take part. ``possible_agents`` are the ids of all agents that
+    may appear; without it they are taken from the spaces by agent, or ``get_agent_ids()``.
     """
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
@@ -42,20 +42,20 @@ class MultiAgentEnv(Protocol):
 
 
 class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
-    """One environment with several agents, in the form of a single one.
+    """Wraps an environment with several agents as a single-agent environment.
 
-    Its reward is the sum of the agents', its episode ends when that of the whole environment
-    does. Agents get an action if they were observed last and have not ended; what the action
-    holds for others is ignored. Spaces, values and infos have the agents' keys in place of ids
-    that are no strings.
+    The reward is the sum of the agents' rewards; the episode ends with that of the whole
+    environment. An agent acts if it had an observation in the last step and has not ended; the
+    actions of other agents are ignored. Spaces, values and infos use the agents' keys instead of
+    their ids.
 
     Args:
-        env: Of either kind; owned from now on.
+        env: An environment of either kind; owned.
 
     Raises:
-        ConfigurationError: ``env`` does not tell all its agents, or by other ids than
-            ``spaces.multi_agent.AgentId``, or is one of PettingZoo's turn-based (AEC) environments.
-        UnsupportedSpaceError: An agent's space has no place in a contract.
+        ConfigurationError: ``env`` does not list its agents, has agent ids of other types than
+            ``spaces.multi_agent.AgentId``, or is a turn-based (AEC) environment of PettingZoo.
+        UnsupportedSpaceError: A contract cannot express an agent's space.
     """
 
     def __init__(self, env: Any) -> None:
@@ -69,8 +69,8 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         self.observation_space = to_gymnasium(multi_agent.lane_observation_space(observations))
         self.action_space = to_gymnasium(_specs(env, self._keys, "action"))
         own_metadata = getattr(env, "metadata", None) or {}
-        described = multi_agent.describe_agents(self._keys)
-        self.metadata = {**own_metadata, capabilities.MULTI_AGENT: described}
+        agents = multi_agent.describe_agents(self._keys)
+        self.metadata = {**own_metadata, capabilities.MULTI_AGENT: agents}
         self.spec = getattr(env, "spec", None)
         self.render_mode = getattr(env, "render_mode", None)
 
@@ -83,11 +83,11 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return self._observed(observations, {}, {}, {}), self._by_key(infos or {})
 
     def step(self, action: ByKey) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Let those act who are to.
+        """Step the environment with the actions of the acting agents.
 
         Raises:
-            ConfigurationError: The environment tells of agents that it does not have, or does not
-                tell whether its episode is over.
+            ConfigurationError: The environment returned unknown agents, or no flag for the end of
+                the whole episode.
             TypeError: An agent's reward is None.
         """
         observations, rewards, terminated, truncated, infos = self._env.step(
@@ -103,13 +103,13 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
 
     @property
     def agents_without_reward(self) -> str:
-        """The agents whose last reward is not finite, as in ``agent 'a'``; empty: there is none."""
+        """The agents whose last reward is not finite, as in ``agent 'a'``; empty without any."""
         pairs = zip(self._keys, np.isfinite(self._rewards), strict=True)
         agents = [repr(agent) for agent, is_finite in pairs if not is_finite]
         return f"agent{'s' * (len(agents) > 1)} {', '.join(agents)}" if agents else ""
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return attribute ``name`` of the environment, or of its wrappers; nothing of this one."""
+        """Return attribute ``name`` of the environment or its wrappers, but not of this class."""
         if isinstance(self._env, gymnasium.Env):
             return self._env.get_wrapper_attr(name)
         return getattr(self._env, name)
@@ -125,7 +125,7 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
     def _observed(
         self, observations: ByAgent, rewards: ByAgent, terminated: ByAgent, truncated: ByAgent
     ) -> dict[str, Any]:
-        """Return the lane's observation, and note rewards and who acts next."""
+        """Return the lane's observation; store the rewards and the agents that act next."""
         self._rewards = np.array([_reward(rewards, agent) for agent in self._keys])
         self._acting = [
             agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))
@@ -133,32 +133,31 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
         return {
             multi_agent.OBSERVATIONS: {**self._fillers, **self._by_key(observations)},
             multi_agent.PRESENT: self._flags(dict.fromkeys(observations, True)),
-            # NaN in an observation would cost the session; the lane's own reward says it.
+            # NaN in an observation would end the session; the lane's reward shows it anyway.
             multi_agent.REWARDS: np.nan_to_num(self._rewards, posinf=np.inf, neginf=-np.inf),
             multi_agent.TERMINATED: self._flags(terminated),
             multi_agent.TRUNCATED: self._flags(truncated),
         }
 
     def _by_key(self, by_agent: ByAgent) -> dict[Any, Any]:
-        """Return the same by key; infos that are of no agent stay where they are."""
+        """Return the values by key; infos under other keys than agent ids stay unchanged."""
         return {self._keys.get(agent, agent): value for agent, value in by_agent.items()}
 
     def _flags(self, by_agent: ByAgent) -> NDArray[np.int8]:
         return np.array([bool(by_agent.get(agent)) for agent in self._keys], np.int8)
 
     def _ending(self, terminated: ByAgent, truncated: ByAgent) -> tuple[bool, bool]:
-        """Return how the whole environment's episode has ended, if it has."""
+        """Return the terminated and truncated flags of the whole environment."""
         if ALL_AGENTS in terminated:
             return bool(terminated[ALL_AGENTS]), bool(truncated.get(ALL_AGENTS))
         if not self._is_pettingzoo:
             raise ConfigurationError(
                 f"the terminateds that {self._env} returned, {dict(terminated)}, have no "
-                f"{ALL_AGENTS!r}; it must tell whether the episode is over for the whole "
-                "environment"
+                f"{ALL_AGENTS!r}, the flag for the end of the whole environment's episode; add it"
             )
         if not all(terminated.get(key) or truncated.get(key) for key in self._env.agents):
             return False, False
-        # Where some are terminated and others truncated, all are done; RLlib calls it terminated.
+        # With some agents terminated and others truncated, RLlib calls the episode terminated.
         is_truncated = bool(truncated) and all(truncated.values())
         return not is_truncated or all(terminated.values()), is_truncated
 
@@ -167,16 +166,16 @@ class MultiAgentLane(gymnasium.Env[dict[str, Any], ByKey]):
             raise ConfigurationError(
                 f"{self._env} returned {type(by_agent).__name__} where a dict by agent is needed"
             )
-        strangers = by_agent.keys() - self._keys.keys() - {ALL_AGENTS}
-        if strangers:
+        unknown = by_agent.keys() - self._keys.keys() - {ALL_AGENTS}
+        if unknown:
             raise ConfigurationError(
-                f"{self._env} returned something for the agents {sorted(map(repr, strangers))}, "
+                f"{self._env} returned values of the agents {sorted(map(repr, unknown))}, "
                 f"which are none of {list(self._keys)}; list all that may appear in possible_agents"
             )
 
 
 def _reward(rewards: ByAgent, agent: AgentId) -> float:
-    """Return an agent's reward; one that is missing gets 0."""
+    """Return an agent's reward; 0 where it is missing."""
     reward = rewards.get(agent, 0.0)
     if reward is None:
         raise TypeError(f"step() returned None as the reward of agent {agent!r}; return a number")
@@ -184,7 +183,7 @@ def _reward(rewards: ByAgent, agent: AgentId) -> float:
 
 
 def is_multi_agent(env: object) -> TypeGuard[MultiAgentEnv]:
-    """Tell whether ``env``, an environment, is one of several agents: MultiAgentLane takes it."""
+    """Return whether an environment has several agents, and is to be wrapped in MultiAgentLane."""
     inner = _inner(env)
     return not isinstance(env, type) and (
         hasattr(inner, "possible_agents")
@@ -202,29 +201,29 @@ def _has_spaces_by_agent_only(env: Any) -> bool:
 
 
 def _inner(env: object) -> Any:
-    # Gymnasium's wrappers pass on no attributes; PettingZoo's do.
+    # Gymnasium's wrappers do not forward attributes; PettingZoo's do.
     return env.unwrapped if isinstance(env, gymnasium.Env) else env
 
 
 def _agent_ids(env: object) -> tuple[AgentId, ...]:
     if hasattr(env, "agent_iter"):
         raise ConfigurationError(
-            f"{env} is a PettingZoo AEC environment, which hands out turns; give a parallel one "
+            f"{env} is a PettingZoo AEC environment, which is turn-based; give a parallel one "
             "(its module's parallel_env(), or pettingzoo.utils.aec_to_parallel where turns do not "
             "matter), or wrap it in ray.rllib.env.wrappers.pettingzoo_env.PettingZooEnv"
         )
     agent_ids = _listed_agents(_inner(env))
     if not agent_ids:
         raise ConfigurationError(
-            f"{env} does not tell its agents: it has no possible_agents, and no observation_spaces "
-            "and action_spaces by agent; set possible_agents to a list of all agents that may ever "
+            f"{env} does not list its agents: it has no possible_agents, and no observation_spaces "
+            "and action_spaces by agent; set possible_agents to a list of all agents that may "
             "appear"
         )
     for agent_id in agent_ids:
         if not multi_agent.is_agent_id(agent_id):
             raise ConfigurationError(
-                f"{env} has an agent {agent_id!r}; agents are named by "
-                f"{multi_agent.AGENT_ID_KINDS}, and {ALL_AGENTS!r} stands for all of them"
+                f"{env} has an agent {agent_id!r}; agent ids are "
+                f"{multi_agent.AGENT_ID_KINDS}, and {ALL_AGENTS!r} stands for all agents"
             )
     if len(set(agent_ids)) < len(agent_ids):
         raise ConfigurationError(f"{env} lists an agent twice: {agent_ids}")
@@ -232,13 +231,13 @@ def _agent_ids(env: object) -> tuple[AgentId, ...]:
 
 
 def _listed_agents(env: Any) -> tuple[AgentId, ...]:
-    """Return the agents that ``env`` tells of, in its order; sets, which have none, are sorted."""
+    """Return the agents of ``env`` in its order; sets are sorted."""
     if listed := getattr(env, "possible_agents", None):
         return _in_order(listed)
     names = ("observation_spaces", "action_spaces"), ("observation_space", "action_space")
     for observation, action in names:
         first, second = getattr(env, observation, None), getattr(env, action, None)
-        # A Dict that only one of them is holds the parts of a value.
+        # If only one of them is a mapping, it is the Dict space of a single agent.
         if isinstance(first, Mapping) and isinstance(second, Mapping):
             return tuple(dict.fromkeys((*first, *second)))
     get_agent_ids = getattr(env, "get_agent_ids", None)
@@ -269,18 +268,18 @@ def _spec(env: object, agent_id: AgentId, kind: str) -> SpaceSpec:
         return from_gymnasium(space)
     except UnsupportedSpaceError as error:
         raise UnsupportedSpaceError(
-            f"agent {agent_id!r}, {kind}: {error}; let it have another, such as a Box or a Dict"
+            f"agent {agent_id!r}, {kind}: {error}; give it another space, such as a Box or a Dict"
         ) from error
 
 
 def _space(env: Any, agent_id: AgentId, kind: str) -> object:
-    """Return the space of an agent, however ``env`` tells it; None if it does not."""
+    """Return the space of an agent from any of the interfaces; None where there is none."""
     for name in (f"get_{kind}_space", f"{kind}_space"):
         method = getattr(env, name, None)
         if callable(method):
             try:
                 return method(agent_id)
-            except (KeyError, AttributeError):  # of what the default implementations look into
+            except (KeyError, AttributeError):  # raised by the default implementations
                 return None
     spaces = getattr(env, f"{kind}_spaces", None)
     return spaces.get(agent_id) if isinstance(spaces, Mapping) else None

@@ -1,4 +1,4 @@
-"""Frames to one PNG picture."""
+"""PNG encoding of rendered frames."""
 
 import io
 import math
@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 
 def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
-    """Return a PNG of ``frames``, tiled row by row in a grid as square as can be.
+    """Return a PNG of ``frames``, tiled row by row in a nearly square grid.
 
     Args:
         frames: At least one, ``(height, width, 3) uint8`` (or another layout that Pillow knows),
             all of one shape.
     """
-    # Late: most workers never draw anything.
+    # Late: most workers never render.
     from PIL import Image
 
     stream = io.BytesIO()
@@ -24,7 +24,7 @@ def encode_png(frames: list[NDArray[np.uint8]]) -> bytes:
 
 
 def as_frames(rendered: Any) -> list[NDArray[np.uint8]]:
-    """Return the frames in what a VectorEnv renders: one a lane, a batch, or a single one."""
+    """Return the frames in a VectorEnv's render result: a sequence, a batch, or a single frame."""
     if rendered is None:
         return []
     if isinstance(rendered, np.ndarray) and rendered.ndim == 3:

@@ -1,7 +1,7 @@
-"""Keeps replies within what the endpoint reads and passes on in no time.
+"""Limits the size of a worker's replies, so that the endpoint decodes and forwards them quickly.
 
-The endpoint does that in its serving loop, where the answers to all other sessions wait. Here, in
-a process of its own and under the request's deadline, an odd info costs only the one who gave it.
+The endpoint does so in its serving loop, while all other sessions wait. Here, in the worker and
+under the request's deadline, large infos delay their own session only.
 """
 
 import contextlib
@@ -26,29 +26,28 @@ from rlmesh_ray.spaces.bounded_repr import (
 from rlmesh_ray.spaces.conformance_warnings import ConformanceWarning
 
 SMALL_BYTES = 2**16
-"""A frame up to this size holds nothing that takes long."""
+"""A frame up to this size is never slow to decode."""
 MAX_NODES = 2**16
-"""What the infos of one reply may count; a numeric array counts as one number does."""
+"""Most values in the infos of one reply; a numeric array counts as one."""
 MAX_BYTES = 2**26
-"""What text, bytes and arrays in them may take, about, beyond twice what an observation takes."""
+"""Approximate byte limit for text, bytes and arrays in the infos, beyond twice an observation."""
 MAX_RESULT_BYTES = 2**24
-"""What text, bytes and arrays may take in the results of a call, about."""
+"""Approximate byte limit for text, bytes and arrays in the results of a call."""
 MAX_DEPTH = 64
-"""More than any message on the wire can have, less than pickle, which recurses, can follow."""
+"""Deepest nesting: above the wire's limit, below pickle's, which recurses."""
 MAX_TEXT = 2**16
-"""Characters that remain of an error's message, from its start, and of its traceback, from its
-end, which says what happened."""
+"""Characters kept of an error's message, from its start, and of its traceback, from its end."""
 
 _MAP_ENTRY_NODES = 4
 _FREE_BYTES = 64
-_BRIEF_NODES = 16
-_BRIEF_TEXT = 4096
+_REPR_NODES = 16
+_REPR_TEXT = 4096
 _INT64 = range(-(2**63), 2**63)
 _KEPT = (np.generic, float, complex, bool, type(None), ConformanceWarning)
 
 
 def encode_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the frame of ``reply``, bounded if it would be large; see there."""
+    """Return the frame of ``reply``, limited (``limit_reply``) if it would be large."""
     try:
         frame = encode(reply)
         if len(frame) <= SMALL_BYTES:
@@ -59,16 +58,15 @@ def encode_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
-    """Return ``reply`` with as many infos as the endpoint has time for.
+    """Return a copy of ``reply`` with infos within the limits.
 
     Containers that are too large or too deep, sets, objects and integers beyond int64 become
-    text, as they would on the wire. Where one has too many keys, the first remain. If anything
-    is missing then, ``LEFT_OUT_KEY`` in the infos says so. Results of a call come back whole or,
-    as a Failure, not at all.
+    text, as on the wire. Of too many keys the first remain. ``LEFT_OUT_KEY`` in the infos says
+    that entries are missing. Results of a call are returned whole, or as a Failure.
 
     Args:
-        reply: What the environment gave; left as it is.
-        max_bytes: What text, bytes and arrays in its infos may take together.
+        reply: The environment's reply; unchanged.
+        max_bytes: Byte limit for text, bytes and arrays in its infos together.
     """
     if isinstance(reply, Failure):
         return dataclasses.replace(
@@ -79,7 +77,7 @@ def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
     if not isinstance(reply, (ResetReply, StepReply)):
         return reply
     if isinstance(reply, StepReply) and not (reply.infos or any(reply.final_infos.values())):
-        # As most steps are. The dicts are the environment's, which may put something into them.
+        # The usual step. New dicts, since the environment may change its own.
         return StepReply({}, {lane: {} for lane in reply.final_infos}, reply.text_columns)
     trimmer = _InfoLimiter(max_bytes)
     infos = trimmer.trim(reply.infos)
@@ -91,27 +89,27 @@ def limit_reply(reply: Outcome, max_bytes: int = MAX_BYTES) -> Outcome:
 
 
 def _limit_results(reply: CallReply) -> CallReply | Failure:
-    # Twice, since one entry gets half.
+    # Twice, since one entry gets half of the budget.
     trimmer = _InfoLimiter(2 * MAX_RESULT_BYTES)
     results = trimmer.trim({"": list(reply.results)})[""]
     if trimmer.with_notice({}):
         return Failure(
             FailureKind.BAD_REQUEST,
-            f"it was called, but what it returned is larger than {MAX_RESULT_BYTES >> 20} MiB or "
-            f"{MAX_NODES // 2} values; have it return less, or arrays in place of lists",
+            f"it was called, but its result is larger than {MAX_RESULT_BYTES >> 20} MiB or "
+            f"{MAX_NODES // 2} values; return less, or arrays in place of lists",
         )
     return CallReply(tuple(results))
 
 
 class _InfoLimiter:
-    """Copies the infos of one reply and keeps count."""
+    """Copies the infos of one reply within a budget."""
 
     def __init__(self, max_bytes: int) -> None:
         self._nodes_left = MAX_NODES
         self._bytes_left = max_bytes
         self._num_left_out = 0
         self._around: set[int] = set()
-        """Ids of the containers that what is being copied lies in; one in itself becomes text."""
+        """Ids of the containers around the current value; one inside itself becomes text."""
         self._plain: tuple[tuple[Any, Callable[[Any, int], Any]], ...] = (
             ((str, bytes, bytearray), lambda value, _: self._sized(value, len(value))),
             (_KEPT, lambda value, _: value),
@@ -122,7 +120,7 @@ class _InfoLimiter:
         )
 
     def trim(self, infos: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return ``infos``; each entry takes at most half of what is left, and so do the keys."""
+        """Return a limited copy; each entry gets at most half of the rest, and so do the keys."""
         num_kept = min(len(infos), self._nodes_left // 2 // _MAP_ENTRY_NODES)
         self._num_left_out += len(infos) - num_kept
         self._nodes_left -= num_kept * _MAP_ENTRY_NODES
@@ -137,7 +135,7 @@ class _InfoLimiter:
         return own
 
     def with_notice(self, infos: dict[Any, Any]) -> dict[Any, Any]:
-        """Return ``infos`` with a word on what is missing in this reply, if anything is."""
+        """Return ``infos`` with a notice, if entries of this reply were left out."""
         return (
             {**infos, LEFT_OUT_KEY: left_out_notice(self._num_left_out)}
             if self._num_left_out
@@ -154,14 +152,14 @@ class _InfoLimiter:
             return type_repr(value)
 
     def _key(self, key: Any) -> Any:
-        if isinstance(key, (str, bytes)) and len(key) <= _BRIEF_TEXT:
+        if isinstance(key, (str, bytes)) and len(key) <= _REPR_TEXT:
             return self._sized(key, len(key))
         is_plain = isinstance(key, _KEPT) or (type(key) is int and key in _INT64)
         return key if is_plain else self._text(key)
 
     def _sized(self, value: Any, num_bytes: int) -> Any:
-        """Return ``value`` if there is room for it."""
-        # What is small is counted by its container.
+        """Return ``value`` if the budget covers it, else a text."""
+        # The container pays for small values.
         if num_bytes - _FREE_BYTES > self._bytes_left:
             self._num_left_out += 1
             return type_repr(value)
@@ -169,9 +167,9 @@ class _InfoLimiter:
         return value
 
     def _text(self, value: Any) -> Any:
-        is_affordable = not isinstance(value, CONTAINERS) or self._affords(_BRIEF_NODES)
+        is_affordable = not isinstance(value, CONTAINERS) or self._affords(_REPR_NODES)
         text = _representation(value) if is_affordable else type_repr(value)
-        text = text if len(text) <= _BRIEF_TEXT else f"{text[:_BRIEF_TEXT]}..."
+        text = text if len(text) <= _REPR_TEXT else f"{text[:_REPR_TEXT]}..."
         return self._sized(text, len(text))
 
     def _integer(self, number: int, _: int) -> Any:
@@ -211,7 +209,7 @@ class _InfoLimiter:
 
     @contextlib.contextmanager
     def _inside(self, container: Any) -> Iterator[bool]:
-        """Yield whether ``container`` lies not in itself; what is copied meanwhile lies in it."""
+        """Enter a container; yield False where it is inside itself."""
         if id(container) in self._around:
             yield False
             return
@@ -222,7 +220,7 @@ class _InfoLimiter:
             self._around.discard(id(container))
 
     def _admits(self, num_entries: int, num_nodes: int, depth: int) -> bool:
-        """Take the nodes of a container if there is room for it; else count what is left out."""
+        """Charge the nodes of a container if the budget covers it; else count it as left out."""
         if depth > 0 and self._affords(_MAP_ENTRY_NODES + num_nodes):
             return True
         self._num_left_out += num_entries

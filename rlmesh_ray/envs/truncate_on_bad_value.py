@@ -1,4 +1,4 @@
-"""Episodes that end at a value which the endpoint would refuse: ``on_bad_value="truncate"``."""
+"""TruncateOnBadValue: the wrapper behind ``on_bad_value="truncate"``."""
 
 import copy
 import math
@@ -16,24 +16,24 @@ from rlmesh_ray.spaces.gym_conversion import from_gymnasium
 from rlmesh_ray.spaces.multi_agent import REWARDS
 
 BAD_VALUE_KEY = "rlmesh_ray.bad_value"
-"""In the last info of an episode that was truncated at a bad value: what was found, in words."""
+"""Key in the last info of an episode that was truncated at a bad value: the reason as text."""
 
 
 class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Truncates an episode at an observation that would be refused, or a reward that is not finite.
 
-    The step that brings it returns the last good observation instead, the reward if that is finite
-    and else 0.0, and says in its info what was found. The first observation of an episode has none
-    before it, and an observation of the wrong shape or structure is a fault of the environment:
-    both are passed on.
+    That step returns the last good observation instead, the reward if it is finite and else 0.0,
+    and the reason in its info. Two kinds of bad observations are returned unchanged: the first of
+    an episode, since there is no former one, and one of a wrong shape or structure, which is a bug
+    of the environment.
 
     Args:
-        env: Of one lane; owned from now on.
-        validation: How the endpoint validates: what it would refuse is bad.
-        lane: Which lane; for messages.
+        env: Environment of one lane; owned.
+        validation: The endpoint's validation mode, which decides what is bad.
+        lane: Lane index, for messages.
 
     Raises:
-        UnsupportedSpaceError: The observation space has no place in a contract.
+        UnsupportedSpaceError: A contract cannot express the observation space.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], validation: ValidationMode, lane: int) -> None:
@@ -57,10 +57,10 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step; end the episode if that brings a bad value.
+        """Take a step; truncate the episode at a bad value.
 
         Raises:
-            TypeError: The reward is None, which is a fault of the environment.
+            TypeError: The reward is None, which is a bug of the environment.
         """
         observation, reward, is_terminated, is_truncated, info = self.env.step(action)
         self._step_count += 1
@@ -81,7 +81,7 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._ending(observation), reward if is_finite else 0.0, False, True, info
 
     def take_found(self) -> list[ConformanceWarning]:
-        """Return what has ended episodes since the last call."""
+        """Return the warnings about truncated episodes since the last call."""
         found, self._found = self._found, []
         return found
 
@@ -89,19 +89,20 @@ class TruncateOnBadValue(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             self._checker.check(stack(self._spec, [observation]))
         except ConformanceError as error:
-            is_fault = error.kind == "structure" and error.lane is None  # its shape, not its values
-            return None if is_fault else self._warning("observation", error.path, error.reason)
+            # Errors of shape and structure have no lane; those of values have one.
+            is_bug = error.kind == "structure" and error.lane is None
+            return None if is_bug else self._warning("observation", error.path, error.reason)
         return None
 
     def _warning(self, side: str, path: str, reason: str) -> ConformanceWarning:
-        place = reason.replace("(lane 0", f"(lane {self._lane}")  # the only one in a batch of one
+        place = reason.replace("(lane 0", f"(lane {self._lane}")  # checked as a batch of one lane
         message = f"{place}, at step {self._step_count}: the episode was truncated"
         return ConformanceWarning(side, "truncated", path, message)
 
     def _ending(self, observation: Any) -> Any:
         last = copy.deepcopy(self._last_good)
         if isinstance(self.env, MultiAgentLane):
-            # The agents' rewards lie in the observation; each is paid once.
-            paid = observation[REWARDS]
-            last[REWARDS] = np.where(np.isfinite(paid), paid, 0.0)
+            # The agents' rewards are part of the observation; those of this step count.
+            rewards = observation[REWARDS]
+            last[REWARDS] = np.where(np.isfinite(rewards), rewards, 0.0)
         return last

@@ -1,4 +1,4 @@
-"""A VectorEnv that somebody else wrote, driven by columns."""
+"""VectorEnvAdapter: drives any gymnasium VectorEnv by columns."""
 
 import inspect
 import logging
@@ -21,26 +21,26 @@ from rlmesh_ray.spaces.vector_infos import lane_info
 _LOG = logging.getLogger(__name__)
 
 _LIST_TAKERS = (SyncVectorEnv, AsyncVectorEnv)
-"""Vectors that are known to take a list of seeds: what their reset raises is no refusal of it."""
+"""Vectors that accept a list of seeds: an error of their reset is no refusal of the list."""
 _REFUSALS = (gymnasium.error.Error, TypeError, ValueError, AssertionError)
-"""What vectors raise that take a single seed only."""
+"""Errors of vectors that accept a single seed only."""
 
 
 class VectorEnvAdapter:
-    """Steps a foreign vector; it keeps its own autoreset mode.
+    """Drives a VectorEnv by columns; the vector keeps its autoreset mode.
 
     Args:
-        vector: Any gymnasium VectorEnv; owned from now on.
+        vector: Any gymnasium VectorEnv; owned.
 
     Raises:
-        UnsupportedSpaceError: Its spaces have no place in a contract.
+        UnsupportedSpaceError: A contract cannot express its spaces.
     """
 
     lane_in_progress: int | None = None
-    """Vectors do not tell which of their lanes has raised."""
+    """Always None: vectors do not report which lane raised."""
 
     lane_without_reward: int | None = None
-    """Vectors give arrays of numbers."""
+    """Always None: vectors return arrays of numbers."""
 
     def __init__(self, vector: VectorEnv[Any, Any, Any]) -> None:
         self._vector = vector
@@ -49,10 +49,10 @@ class VectorEnvAdapter:
         self._action_spec = from_gymnasium(vector.single_action_space)
         self._mode = autoreset_mode(vector)
         self._observation: Any = None
-        # After a partial reset: the lanes whose observations must not have changed.
+        # After a partial reset: the lanes whose observations must be unchanged.
         self._untouched: NDArray[np.intp] = np.arange(0)
         self.final_infos: dict[int, dict[str, Any]] = {}
-        """By lane: the last infos of each episode that ended on the last step."""
+        """Last infos of each episode that ended on the last step, by lane."""
         self.observations: list[Column] = empty_columns(self._spec, self._num_lanes)
         """Columns that ``flush`` writes."""
         self.results = StepArrays(
@@ -63,7 +63,7 @@ class VectorEnvAdapter:
         """What ``step_columns`` writes."""
 
     def bind_buffers(self, observations: list[Column], results: StepArrays) -> None:
-        """Write into these buffers from now on, such as those of a block."""
+        """Write into these buffers from now on."""
         self.observations = observations
         self.results = results
 
@@ -73,10 +73,9 @@ class VectorEnvAdapter:
         seeds: Sequence[int | None],
         options: Mapping[str, object] | None,
     ) -> dict[str, Any]:
-        """Start new episodes in ``lanes``; ``flush`` then puts the observations into columns.
+        """Start new episodes in ``lanes``; ``flush`` then writes the observations.
 
-        Some of the lanes are selected as gymnasium's vectors want it, by
-        ``options["reset_mask"]``.
+        A partial reset passes gymnasium's ``options["reset_mask"]``.
         """
         mask = np.zeros(self._num_lanes, bool)
         mask[list(lanes)] = True
@@ -93,11 +92,10 @@ class VectorEnvAdapter:
         return infos
 
     def _reset_vector(self, seeds: list[int | None], options: dict[str, object] | None) -> Any:
-        """Reset the vector with a list of seeds, as gymnasium's SyncVectorEnv takes it.
+        """Reset the vector with a list of seeds, as gymnasium's SyncVectorEnv accepts it.
 
-        Vectors that hold all lanes in one array, as gymnasium's CartPoleVectorEnv does, take a
-        single seed and refuse a list. They get the first of consecutive seeds, which is what a
-        client's ``reset(seed=7)`` sends as 7, 8, …
+        Array-based vectors, such as gymnasium's CartPoleVectorEnv, accept a single seed only. They
+        get the first of consecutive seeds, which a client's ``reset(seed=7)`` sends as 7, 8, …
         """
         argument = None if all(seed is None for seed in seeds) else seeds
         first = seeds[0]
@@ -110,11 +108,11 @@ class VectorEnvAdapter:
             return self._reset_with(first, options)
 
     def _reset_with(self, seed: Any, options: dict[str, object] | None) -> Any:
-        # A copy of the options: vectors take the mask out of them.
+        # A copy: vectors remove the mask from the options.
         return self._vector.reset(seed=seed, options=None if options is None else dict(options))
 
     def step_columns(self, actions: Sequence[Column]) -> dict[str, Any]:
-        """Step with one column of actions a leaf; ``flush`` then writes the observations."""
+        """Step with one column of actions for each leaf; ``flush`` then writes the observations."""
         self._untouched = np.arange(0)
         self._observation, rewards, terminated, truncated, infos = self._vector.step(
             unflatten(self._action_spec, list(actions))
@@ -126,7 +124,7 @@ class VectorEnvAdapter:
         return infos
 
     def step_subset(self, lanes: Sequence[int], actions: Sequence[Column]) -> dict[str, Any]:
-        """Refuse to step some lanes: gymnasium's vectors cannot.
+        """Refuse: gymnasium's vectors cannot step some of their lanes.
 
         Raises:
             ConfigurationError: Always.
@@ -137,11 +135,11 @@ class VectorEnvAdapter:
         )
 
     def flush(self) -> None:
-        """Put the observations of the last step or reset into ``observations``.
+        """Write the observations of the last step or reset into ``observations``.
 
         Raises:
-            ConformanceError: They have not the structure, shape or kind of their space.
-            RlmeshError: The vector has reset lanes that it was not asked to reset.
+            ConformanceError: They have another structure, shape or dtype than their space.
+            RlmeshError: A partial reset has also reset other lanes.
         """
         try:
             columns = coerce_batch(self._spec, self._observation, self._num_lanes)
@@ -163,10 +161,10 @@ class VectorEnvAdapter:
                 old[...] = column
 
     def _store_rows(self) -> bool:
-        """Store what EnvPool returns from a partial reset: rows of the lanes that were reset.
+        """Store EnvPool's result of a partial reset: rows of the reset lanes only.
 
         Returns:
-            Whether the vector has returned that.
+            Whether the vector returned such rows.
         """
         lanes = np.setdiff1d(np.arange(self._num_lanes), self._untouched).tolist()
         try:
@@ -187,12 +185,12 @@ class VectorEnvAdapter:
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]
     ) -> Sequence[object]:
-        """Have the vector call attribute ``name`` of all its environments.
+        """Call attribute ``name`` of all environments by the vector's ``call``.
 
         Raises:
-            ConfigurationError: It has no ``call``, as gymnasium's own vectors have, or only some of
-                its lanes are meant.
-            RlmeshError: It gave another number of results.
+            ConfigurationError: It has no ``call``, as gymnasium's own vectors have, or ``lanes``
+                are not all lanes.
+            RlmeshError: It returned another number of results.
         """
         call = getattr(self._vector.unwrapped, "call", None)
         if not callable(call):
@@ -214,9 +212,9 @@ class VectorEnvAdapter:
         return [results[lane] for lane in lanes]
 
     def render_lanes(self, lanes: Sequence[int]) -> Any:
-        """Return what the vector renders of ``lanes``; all of it, if that is one picture."""
+        """Return the frames of ``lanes``; the whole frame of a vector that renders only one."""
         render: Any = self._vector.render
-        if "env_ids" in inspect.signature(render).parameters:  # EnvPool draws one lane else
+        if "env_ids" in inspect.signature(render).parameters:  # EnvPool's default is one lane
             return render(env_ids=list(lanes))
         rendered: Any = render()
         has_one_a_lane = isinstance(rendered, (tuple, list)) or np.ndim(rendered) == 4
@@ -231,7 +229,7 @@ class VectorEnvAdapter:
     def _final_infos(self, infos: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         ended = np.flatnonzero(self.results.terminated | self.results.truncated).tolist()
         if self._mode is AutoresetMode.SAME_STEP:
-            # The infos proper are already those of the next episode.
+            # The other infos are already those of the next episode.
             infos = infos.get("final_info", {})
         return {lane: lane_info(infos, lane) for lane in ended}
 
@@ -240,12 +238,12 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """Return the autoreset mode that ``vector`` declares.
 
     Raises:
-        ConfigurationError: What it declares is no mode.
+        ConfigurationError: The declared value is no mode.
     """
     declared = vector.metadata.get("autoreset_mode")
     if declared is None:
-        # Gymnasium asks vectors to declare it, since 1.1, and documents next-step as the default;
-        # where the key is missing its own RecordEpisodeStatistics assumes next-step as well.
+        # Gymnasium, since 1.1, requires the declaration and documents next-step as the default;
+        # its RecordEpisodeStatistics assumes next-step without it, too.
         _LOG.warning(
             "%s does not declare metadata['autoreset_mode']; taking it for NEXT_STEP", vector
         )
@@ -260,7 +258,7 @@ def autoreset_mode(vector: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def id_of(env: object) -> str | None:
-    """Return the id in the spec of ``env``; EnvPool's have specs of their own, without one."""
+    """Return the id in the spec of ``env``; None where there is none, as in EnvPool's specs."""
     found = getattr(getattr(env, "spec", None), "id", None)
     return found if isinstance(found, str) else None
 

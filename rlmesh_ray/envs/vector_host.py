@@ -1,7 +1,7 @@
-"""Runs the environment of one session: columns in, columns out, every value checked.
+"""VectorHost: executes the commands of a session on its environment, with conformance checks.
 
-What the environment raises passes through; what its values and the client's break of the
-conformance rules comes back as a Failure (edition 2026.06, "Value Conformance").
+Exceptions of the environment propagate; values of the client or of the environment that violate the
+conformance rules are returned as a Failure (edition 2026.06, "Value Conformance").
 """
 
 import logging
@@ -42,7 +42,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class LaneVector(Protocol):
-    """A vector that is driven by columns: LaneVectorEnv or VectorEnvAdapter."""
+    """Interface of LaneVectorEnv and VectorEnvAdapter: a vector that is driven by columns."""
 
     observations: list[Column]
     results: StepArrays
@@ -74,7 +74,7 @@ class LaneVector(Protocol):
         """Step only ``lanes``, with one row of actions for each; return their infos."""
 
     def flush(self) -> None:
-        """Put the new observations into the buffers; the environment has done its part."""
+        """Write the new observations into the buffers."""
 
     def call_lanes(
         self, name: str, arguments: Sequence[object], lanes: Sequence[int]
@@ -89,17 +89,17 @@ class LaneVector(Protocol):
 
 
 class VectorHost:
-    """One environment, driven by the commands of one session.
+    """The environment of one session, driven by commands.
 
     Args:
-        vector: Owned from now on.
-        validation: How range deviations are dealt with.
-        name: The contract's id, if the environment knows no better one.
-        logged: Sides, kinds and paths of the deviations that the log has of this environment; it
-            is added to. None: of none.
+        vector: The environment; owned.
+        validation: Treatment of range violations.
+        name: Id of the contract, if the environment's spec has none.
+        logged: Sides, kinds and paths of the violations that were logged; extended here. None: a
+            new set.
 
     Raises:
-        UnsupportedSpaceError: The contract cannot express the environment's spaces.
+        UnsupportedSpaceError: A contract cannot express the environment's spaces.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class VectorHost:
         self._begun: set[int] = set()
         self._over: set[int] = set()
         self.contract = contract = describe(vector, name)
-        """What the environment is."""
+        """Contract of the environment."""
         self.steps_subsets = isinstance(vector, LaneVectorEnv) and vector.steps_subsets
         """Whether any of its lanes can be stepped alone."""
         self._all_lanes = range(contract.num_envs)
@@ -134,11 +134,11 @@ class VectorHost:
         self._truncating = [env for env in self._envs if isinstance(env, TruncateOnBadValue)]
         self._num_steps = 0
         self._began = [0] * contract.num_envs
-        """By lane, what ``_num_steps`` was when its episode began."""
+        """Value of ``_num_steps`` at the start of each lane's episode."""
         self._actions: list[Column] = []
 
     def bind_buffers(self, buffers: StepBuffers) -> None:
-        """Take actions from ``buffers`` and leave everything else there, from now on."""
+        """Read actions from ``buffers`` and write results there, from now on."""
         self._actions = buffers.actions
         self._lanes.bind_buffers(buffers.observations, buffers.results)
 
@@ -150,7 +150,7 @@ class VectorHost:
         infos = self._lanes.reset_lanes(lanes, command.seeds, command.options)
         self._begun.update(lanes)
         self._over.difference_update(lanes)
-        # There is nothing to look at yet in lanes that have never been reset.
+        # Lanes that have never been reset have no observation to check.
         is_whole = len(self._begun) == len(self._all_lanes)
         try:
             found = self._stored(() if is_whole else lanes)
@@ -159,7 +159,7 @@ class VectorHost:
         return ResetReply(self._with_warnings(infos, found), self._texts())
 
     def step(self, command: StepCommand) -> StepReply | Failure:
-        """Apply the actions in the block, if they conform."""
+        """Apply the actions in the step buffers, if they conform."""
         lanes = command.lanes
         if lanes and lanes == tuple(self._all_lanes):
             lanes = ()
@@ -188,17 +188,17 @@ class VectorHost:
 
     @property
     def failure_place(self) -> str:
-        """Where the environment has raised, as the end of a sentence; empty if that is unknown."""
+        """Lane and step of an exception, as the end of a sentence; empty where unknown."""
         lane = self._lanes.lane_in_progress
         return "" if lane is None else f" in lane {lane}{self._step_of(lane)}"
 
     def call(self, command: CallCommand) -> CallReply:
-        """Call into the lanes, also before the first reset."""
+        """Call an attribute of the lanes, also before the first reset."""
         lanes = command.lanes or range(self.contract.num_envs)
         return CallReply(tuple(self._lanes.call_lanes(command.name, command.arguments, lanes)))
 
     def render(self, command: RenderCommand) -> RenderReply:
-        """Draw lanes; no frame of those never reset, and none in another render mode."""
+        """Render lanes that have been reset; no frame in another mode than ``rgb_array``."""
         lanes = [lane for lane in command.lanes or self._all_lanes if lane in self._begun]
         if not self._draws or not lanes:
             return RenderReply(None)
@@ -213,7 +213,7 @@ class VectorHost:
         """Return the last infos of the episodes that have ended just now."""
         infos = self._lanes.final_infos
         if infos and self.contract.autoreset_mode is AutoresetMode.DISABLED:
-            # Whoever steps past an end sees the flags again, but no other episode has ended.
+            # A step after an end reports the flags again, but no further episode has ended.
             infos = {lane: info for lane, info in infos.items() if lane not in self._over}
             self._over.update(infos)
         elif infos:
@@ -229,7 +229,7 @@ class VectorHost:
                 self._began[lane] += 1
 
     def _own_actions(self, text_columns: TextColumns, lanes: Sequence[int]) -> list[Column]:
-        """Return copies: an environment may keep its action, the block's is overwritten."""
+        """Return copies: an environment may keep its action, and the buffers are overwritten."""
         texts = iter(text_columns)
         if lanes:
             rows = rows_of(self._actions, lanes)
@@ -239,14 +239,14 @@ class VectorHost:
         ]
 
     def _stored(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
-        """Put the new observations where they belong; look at those of ``lanes``, or at all."""
+        """Write the new observations; check those of ``lanes`` (empty: all)."""
         self._lanes.flush()
         columns = self._lanes.observations
         return self._validators[1].check(rows_of(columns, lanes) if lanes else columns, lanes)
 
     def _rewards_checked(self, lanes: Sequence[int]) -> list[ConformanceWarning]:
         rewards = self._lanes.results.rewards
-        if lanes:  # at their places; the others' are of earlier steps
+        if lanes:  # the other lanes' rewards are those of earlier steps
             own = np.zeros_like(rewards)
             own[list(lanes)] = rewards[list(lanes)]
             rewards = own
@@ -259,19 +259,19 @@ class VectorHost:
         if found:
             self._require_rewards()
         found = [replace(one, message=self._naming_agents(one.message, one.lane)) for one in found]
-        return [ConformanceWarning.of("reward", deviation) for deviation in found]
+        return [ConformanceWarning.of("reward", violation) for violation in found]
 
     def _naming_agents(self, reason: str, lane: int | None) -> str:
-        """Return ``reason``, about the reward of ``lane``, with the agents that got it, if any."""
+        """Return ``reason`` about a lane's reward, with the names of its agents, if it has any."""
         env = self._envs[lane] if lane is not None and self._envs else None
         agents = env.agents_without_reward if isinstance(env, MultiAgentLane) else ""
         return reason.replace(f"(lane {lane}", f"(lane {lane}, {agents}") if agents else reason
 
     def _require_rewards(self) -> None:
-        """Find out whether a reward that is no finite number is None.
+        """Raise for a reward that is None, which NumPy has converted to NaN.
 
         Raises:
-            TypeError: It is.
+            TypeError: A lane's reward is None.
         """
         lane = self._lanes.lane_without_reward
         if lane is not None:
@@ -281,7 +281,7 @@ class VectorHost:
             )
 
     def take_num_deviations(self) -> int:
-        """Return how many values were out of range, by leaf, since this was asked last."""
+        """Return the number of violations since the last call."""
         num_reported, self._num_reported = self._num_reported, self._warnings.num_found
         return self._num_reported - num_reported
 
@@ -294,10 +294,10 @@ class VectorHost:
         return {**infos, WARNING_KEY: unreported} if unreported else infos
 
     def _log(self, warning: ConformanceWarning) -> None:
-        """Tell the operator of a kind of deviation, once as long as the process lives."""
-        what = (warning.side, warning.kind, warning.path)
-        if what not in self._logged:
-            self._logged.add(what)
+        """Log a warning, once in the life of the process for each side, kind and path."""
+        key = (warning.side, warning.kind, warning.path)
+        if key not in self._logged:
+            self._logged.add(key)
             _LOG.warning(
                 "%s: %s; %s; later ones are counted only (statistics().deviations)",
                 self.contract.id,
@@ -310,7 +310,7 @@ class VectorHost:
         if error.lane is not None:
             is_same_step = self.contract.autoreset_mode is AutoresetMode.SAME_STEP
             if side == "observation" and is_same_step and error.lane in self._lanes.final_infos:
-                failure_place = ", at step 0 of its episode"  # which has begun within this step
+                failure_place = ", at step 0 of its episode"  # the autoreset began it in this step
             else:
                 failure_place = self._step_of(error.lane)
         return Failure(FailureKind.BAD_OBSERVATION, f"{side}: {error}{failure_place}")
@@ -323,7 +323,7 @@ class VectorHost:
 
 
 def _delivered(warning: ConformanceWarning) -> str:
-    """Return what the client got, as part of a sentence."""
+    """Return which value the client gets, as part of a sentence."""
     if warning.kind != "truncated":
         return "it is delivered nevertheless"
     if warning.side == "reward":
@@ -336,10 +336,10 @@ def describe(vector: VectorEnv[Any, Any, Any], name: str) -> EnvContract:
 
     Args:
         vector: The environment.
-        name: Its id, if its spec has none.
+        name: Id for an environment whose spec has none.
 
     Raises:
-        ConfigurationError: Its autoreset mode or its spaces cannot be expressed.
+        ConfigurationError: A contract cannot express its autoreset mode or its spaces.
     """
     metadata = {key: value for key, value in vector.metadata.items() if key != "autoreset_mode"}
     return EnvContract(

@@ -1,7 +1,7 @@
-"""The worker process: hosts one environment and answers commands until it is told to stop.
+"""The env worker: a process that hosts one environment and executes commands.
 
-Started by ``WorkerProcess`` as ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID LAST_WORDS``;
-the lifeline is its standard input. It imports neither gRPC nor Ray: those belong to the endpoint.
+``ChildProcess`` starts it as ``python -m rlmesh_ray.envs.worker SOCKET PARENT_PID FAULT_LOG``, with
+the parent watch's pipe as standard input. It imports neither gRPC nor Ray.
 """
 
 import contextlib
@@ -69,13 +69,13 @@ _REFUSED = Failure(FailureKind.BAD_REQUEST, "the endpoint has answered it")
 
 
 class EnvWorker:
-    """The environment and what it needs to be created anew.
+    """The environment of a worker, its session state, and its direct connection.
 
     Args:
-        start: What to run.
+        start: The environment to create.
 
     Raises:
-        BaseException: Whatever the environment's code raises, too.
+        BaseException: Also any exception of the environment's code.
     """
 
     def __init__(self, start: Start) -> None:
@@ -83,7 +83,7 @@ class EnvWorker:
         self._logged: set[tuple[str, str, str]] = set()
         self._host = self._new_host()
         self._is_env_closed = False
-        # The worker's own, and the one in use: a road brings another.
+        # The worker's own, and the present ones, which a shared-memory connection replaces.
         self._own_buffers: StepBuffers | None = None
         self._buffers: StepBuffers | None = None
         self._direct: DirectStepServer | None = None
@@ -92,7 +92,7 @@ class EnvWorker:
         self._progress = SessionProgress.local(self.contract.num_envs)
         self._requests = WorkerSide(self._progress)
         self._kept: Outcome = _REFUSED
-        """The answer to the last request."""
+        """Reply to the last request."""
         self._handlers: dict[type, Callable[[Any], Outcome]] = {
             ResetCommand: self._reset,
             StepCommand: self._step,
@@ -106,7 +106,7 @@ class EnvWorker:
 
     @property
     def contract(self) -> EnvContract:
-        """What the environment is."""
+        """The environment's contract."""
         return self._host.contract
 
     @property
@@ -116,18 +116,18 @@ class EnvWorker:
 
     @property
     def direct(self) -> "DirectStepServer | None":
-        """Where steps may come from besides the endpoint."""
+        """The direct connection, if one is open."""
         return None if self._direct is None or self._direct.wakeup is None else self._direct
 
     def attach_memory(
         self, buffers: StepBuffers, progress: SessionProgress, descriptors: socket.socket
     ) -> None:
-        """Take what the endpoint has made for this process.
+        """Use the memory and the socket that the endpoint has created for this process.
 
         Args:
-            buffers: For the arrays, whenever there is no road.
-            progress: For what is done in a session.
-            descriptors: Where those of roads come.
+            buffers: Step buffers, unless a direct connection brings others.
+            progress: Progress of the session.
+            descriptors: Socket for the descriptors of direct connections.
         """
         self._progress = progress
         self._descriptors = descriptors
@@ -137,18 +137,18 @@ class EnvWorker:
         self._bind_buffers(buffers)
 
     def start_session(self) -> None:
-        """Take the requests of a session from now on."""
+        """Start a session, whose first number the progress has."""
         self._progress.invalidate_counts()
         self._requests = WorkerSide(self._progress)
         self._kept = _REFUSED
 
     def _open_direct(self, command: OpenDirectCommand) -> Outcome:
-        # Brings protobuf along, which nothing else here needs.
+        # Late: it imports protobuf, which nothing else here needs.
         from rlmesh_ray.transport.direct_step_server import DirectStepServer
 
-        assert self._descriptors is not None, "a worker in use has where descriptors come"
-        assert self._own_buffers is not None, "a worker in use has a block"
-        # The endpoint has cut it; what it holds may be needed for the new one.
+        assert self._descriptors is not None, "attach_memory was called"
+        assert self._own_buffers is not None, "attach_memory was called"
+        # The endpoint has disconnected the former one; its descriptors may be short.
         self.close_direct()
         self._requests.refuse_direct()
         try:
@@ -169,7 +169,7 @@ class EnvWorker:
         return OpenDirectReply()
 
     def set_episodes(self, episodes: Sequence[EpisodeStart | None]) -> None:
-        """Open the road for steps of ``episodes``, or shut it if there are none."""
+        """Accept direct steps of these episodes; refuse all of them where there are none."""
         if self._direct is not None and episodes:
             self._direct.set_episodes(episodes)
             self._requests.accept_direct()
@@ -177,19 +177,24 @@ class EnvWorker:
             self._requests.refuse_direct()
 
     def skip_request(self, number: int) -> None:
-        """Take notice of a request that the endpoint has refused itself."""
+        """Skip a request that the endpoint has answered itself."""
         self._requests.skip(number)
         self._kept = _REFUSED if self._progress.begun == number else self._kept
 
     def close_direct(self) -> None:
-        """End the road, if there is one."""
+        """Close the direct connection, if there is one."""
         if self._direct is not None:
             self._direct.close()
 
     def answer(self, number: int, command: Command) -> bytes:
-        """Return the encoded reply to ``command``, of the request with this number; 0: of none."""
+        """Return the encoded reply to ``command``.
+
+        Args:
+            number: Number of the request; 0 for a command of the endpoint itself.
+            command: The command.
+        """
         if not number:
-            return self._encoded(self._done(command))
+            return self._encoded(self._execute(command))
         decision = self._requests.decide(number)
         if decision is ExecutionDecision.REFUSE:
             last = self._progress.begun
@@ -197,7 +202,7 @@ class EnvWorker:
             return encode_reply(Failure(FailureKind.OUT_OF_ORDER, message))
         if decision is ExecutionDecision.EXECUTE:
             self._requests.begin(number)
-            self._kept = self._done(command)
+            self._kept = self._execute(command)
             frame = self._encoded(self._kept)
             if isinstance(self._kept, Failure) and isinstance(command, (ResetCommand, StepCommand)):
                 self._requests.refuse_direct()
@@ -205,8 +210,8 @@ class EnvWorker:
             return frame
         return self._encoded(self._kept)
 
-    def _done(self, command: Command) -> Outcome:
-        """Do ``command``; whatever happens comes back."""
+    def _execute(self, command: Command) -> Outcome:
+        """Execute ``command``; any exception becomes a Failure."""
         try:
             return self._handlers[type(command)](command)
         except BaseException as error:  # noqa: BLE001  # outermost frame above the user's code
@@ -216,7 +221,7 @@ class EnvWorker:
     def _encoded(self, reply: Outcome) -> bytes:
         try:
             return compact_reply_frame(reply) or encode_reply(reply, self._max_info_bytes)
-        except BaseException as error:  # noqa: BLE001  # infos are the user's objects
+        except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
             return encode_reply(failure(error))
 
     def close(self) -> None:
@@ -241,7 +246,7 @@ class EnvWorker:
     def _step(self, command: StepCommand) -> Outcome:
         reply = self._host.step(command)
         if isinstance(reply, StepReply):
-            assert self._buffers is not None, "a worker in use has a block"
+            assert self._buffers is not None, "attach_memory was called"
             results = self._buffers.results
             self._progress.count_step(
                 results.rewards, results.terminated, results.truncated, command.lanes
@@ -263,19 +268,19 @@ class EnvWorker:
         load: Callable[[], None],
         pack: Callable[[StepReply], bytes],
     ) -> bytes | None:
-        """Step for the road; infos come out as the endpoint gets them."""
+        """Execute a step of the direct connection (``DirectStepServer``'s ``step``)."""
         if not self._requests.executes_direct(number):
             return None
         self._requests.begin(number, timeout_ms)
         load()
-        self._kept = self._done(_STEP)
+        self._kept = self._execute(_STEP)
         body = None
         if isinstance(self._kept, StepReply):
             try:
                 plain = limit_reply(self._kept, self._max_info_bytes)
-                assert isinstance(plain, StepReply), "what is bounded stays what it is"
+                assert isinstance(plain, StepReply), "limit_reply keeps the type"
                 self._kept, body = plain, pack(plain)
-            except BaseException as error:  # noqa: BLE001  # infos are the user's objects
+            except BaseException as error:  # noqa: BLE001  # encoding runs code of the user's infos
                 self._kept = failure(error)
         if body is None:
             self._requests.refuse_direct()
@@ -293,8 +298,8 @@ class EnvWorker:
         self._host.bind_buffers(buffers)
 
     def _switch_buffers(self, buffers: StepBuffers) -> None:
-        """Use ``buffers`` from now on; lanes that are not reset next keep their observations."""
-        assert self._buffers is not None, "a worker in use has a block"
+        """Use ``buffers`` from now on, with the present observations and results."""
+        assert self._buffers is not None, "attach_memory was called"
         for new, old in zip(buffers.observations, self._buffers.observations, strict=True):
             if not isinstance(new, tuple):
                 new[...] = old
@@ -313,15 +318,15 @@ class EnvWorker:
         if not self._start.can_recreate:
             return Failure(
                 FailureKind.BAD_REQUEST,
-                "an environment that was handed in as an instance cannot be created anew",
+                "an environment that was passed as an instance cannot be created anew",
             )
         self.close()
         host = self._new_host()
         old = self._host
         if (host.contract, host.steps_subsets) != (old.contract, old.steps_subsets):
             raise ConfigurationError(
-                f"{self._start.description} has other spaces than before; a factory must create "
-                "the same environment every time"
+                f"{self._start.description} has another contract than before; a factory must "
+                "create the same environment every time"
             )
         self._host = host
         self._is_env_closed = False
@@ -341,11 +346,11 @@ class EnvWorker:
 
 
 def failure(error: BaseException, place: str = "") -> Failure:
-    """Return what the parent is told about something that the environment raised.
+    """Return the Failure for an exception of the environment.
 
     Args:
-        error: It.
-        place: In which lane and step, as the end of a sentence.
+        error: The exception.
+        place: Lane and step, as the end of a sentence.
     """
     report = traceback.TracebackException.from_exception(error)
     text = " ".join(str(report).split())
@@ -355,7 +360,7 @@ def failure(error: BaseException, place: str = "") -> Failure:
 
 
 def serve(channel: WorkerChannel) -> None:
-    """Run the environment that the first message names; return after Stop."""
+    """Run the environment of the first message; return after a StopCommand."""
     start: Start = channel.receive()
     _adopt(start)
     try:
@@ -375,9 +380,9 @@ def serve(channel: WorkerChannel) -> None:
     )
     os.close(buffers)
     os.close(memory)
-    # Else a process that the environment forks would keep a road open after its end.
+    # Else a process that the environment forks would keep a direct connection open after its end.
     os.register_at_fork(after_in_child=worker.close_direct)
-    # A client at a road works between two steps, on this processor perhaps; an endpoint hardly.
+    # Between two steps a client computes, perhaps on this processor; an endpoint hardly does.
     direct_poller, channel_poller = (
         AdaptivePoller(0.2e-3, start.spin),
         AdaptivePoller(1.5e-3, start.spin),
@@ -404,13 +409,13 @@ def _next(
     direct_poller: AdaptivePoller,
     channel_poller: AdaptivePoller,
 ) -> NumberedCommand:
-    """Return the endpoint's next command; answer what comes over the road meanwhile."""
+    """Return the endpoint's next command; serve the direct connection until it comes."""
     own = channel.connection.fileno()
     while (direct := worker.direct) is not None and not channel.has_message:
-        # What the endpoint said was said before: a client that is told of it goes on by the road.
-        signal = direct.wakeup
-        assert signal is not None, "a road that has ended is no road"
-        if own in direct_poller.wait_readable(own, signal.eventfd, peers=(signal.peer,)):
+        wakeup = direct.wakeup
+        assert wakeup is not None, "worker.direct is open"
+        # The channel first: the client may send a step because of a command's effect.
+        if own in direct_poller.wait_readable(own, wakeup.eventfd, peers=(wakeup.peer,)):
             break
         direct.serve()
     if worker.direct is None and not channel.has_message:
@@ -420,11 +425,11 @@ def _next(
 
 
 def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
-    """Return the descriptors that come with the next byte.
+    """Return the descriptors that are attached to the next byte.
 
     Raises:
         EOFError: The endpoint is gone.
-        OSError: This process may not have so many descriptors.
+        OSError: This process may not open so many descriptors.
     """
     data, descriptors, _, _ = socket.recv_fds(connection, 1, count)
     if len(descriptors) < count:  # the system has dropped the others
@@ -440,7 +445,7 @@ def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
             "room for another connection; raise that limit (ulimit -n), or let the environment "
             "hold fewer files"
         )
-    for descriptor in descriptors:  # else a simulator that the environment starts would hold them
+    for descriptor in descriptors:  # processes of the environment must not inherit them
         os.set_inheritable(descriptor, False)
     return list(descriptors)
 
@@ -448,14 +453,14 @@ def _received_descriptors(connection: socket.socket, count: int) -> list[int]:
 def _opened(
     descriptors: Sequence[int], contract: EnvContract
 ) -> tuple[EventfdSocket | TcpSocket, StepBuffers | None]:
-    """Return the worker's end of a road, and the block that its client shares, if it does.
+    """Return the worker's end of a direct connection, and its step buffers if they are shared.
 
     Args:
-        descriptors: As ``DirectHandle`` gives them; owned, also where this fails.
-        contract: What the environment is.
+        descriptors: The descriptors of an OpenDirectCommand; owned, also where this fails.
+        contract: The environment's contract.
 
     Raises:
-        OSError: There is not enough of something.
+        OSError: A system resource is exhausted.
     """
     direct, *memory = descriptors
     with contextlib.ExitStack() as owned:
@@ -484,7 +489,7 @@ def _adopt(start: Start) -> None:
 
 
 def _take_parent_pipe() -> int:
-    """Move the lifeline away from standard input, where the environment might read."""
+    """Move the parent watch's pipe from standard input, which the environment may read."""
     descriptor = os.dup(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -492,21 +497,21 @@ def _take_parent_pipe() -> int:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Leave Ctrl-C to the parent, which then closes this process."""
+    """Ignore Ctrl-C: the parent handles it and stops this process."""
 
 
 def main() -> None:
-    """Run as the process's main function."""
+    """Run the worker process."""
     socket_descriptor, parent_pid, fault_log_descriptor = map(int, sys.argv[1:])
     del sys.argv[1:]  # some simulators read the command line
     os.set_inheritable(socket_descriptor, False)
-    # A handler rather than SIG_IGN: simulators that the environment starts would inherit that.
+    # A handler rather than SIG_IGN, which processes of the environment would inherit.
     signal.signal(signal.SIGINT, _ignore)
     fault_log.enable(fault_log_descriptor)
     parent_watch.start(_take_parent_pipe(), parent_pid)
     use_batch_scheduling()
     channel = WorkerChannel(socket.socket(fileno=socket_descriptor), decode_command)
-    # Else a process that the environment forks would keep the road open after our death.
+    # Else a process that the environment forks would keep the channel open after this one's death.
     os.register_at_fork(after_in_child=channel.connection.close)
     with contextlib.suppress(EOFError, ConnectionError):
         serve(channel)

@@ -1,8 +1,8 @@
-"""The road between an endpoint and its worker: pickled messages over a socket pair.
+"""WorkerChannel: pickled messages between an endpoint and its worker, over a socket pair.
 
-Both ends are our own processes, started by us; nothing from the network comes here.
-Rule: a message contains no object whose class the endpoint does not know. Infos are user data,
-and unpickling must neither import an environment's modules into the endpoint nor fail there.
+Both ends are processes of this package; nothing from the network is unpickled here. A message has
+no object of a class that the endpoint does not have: infos are user data, and unpickling them must
+neither import an environment's modules into the endpoint nor fail there.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _HEADER = struct.Struct("!Q")
 _RECEIVE_BYTES = 64 * 1024
 _KNOWN_ROOTS = frozenset({"numpy", "rlmesh_ray"})
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
-# What subclasses become, such as named tuples and ordered dicts: the base, made of these parts.
+# Subclasses, such as named tuples and ordered dicts, become their base, made of these parts.
 _PLAIN_BASES: tuple[tuple[type, Callable[[Any], object]], ...] = (
     (dict, lambda value: list(value.items())),
     (list, list),
@@ -39,13 +39,13 @@ _BUILTINS: frozenset[object] = frozenset(
 
 
 class WorkerChannel:
-    """One end of the road; messages alternate, so at most one is on its way in each direction.
+    """One end of the channel; messages alternate, so at most one is in flight in each direction.
 
     ``send`` and ``receive`` block. ``queue_frame``, ``try_send`` and ``try_receive`` never do: the
-    next call goes on where they had to stop, so that an event loop can wait in between.
+    next call continues where they stopped, so that an event loop can wait in between.
 
     Args:
-        connection: A connected, blocking stream socket; owned from now on.
+        connection: A connected, blocking stream socket; owned.
         decode: Returns the message in the body of a frame.
     """
 
@@ -55,7 +55,7 @@ class WorkerChannel:
         self._connection = connection
         self._decode = decode
         self._unsent = memoryview(b"")
-        # What has arrived: the first _num_arrived bytes, then room for the rest of a large message.
+        # The first _num_arrived bytes are received; the rest is room for a large message.
         self._data = bytearray()
         self._num_arrived = 0
         self._is_over = False
@@ -67,7 +67,7 @@ class WorkerChannel:
 
     @property
     def is_sending(self) -> bool:
-        """Whether part of a frame is still waiting to leave."""
+        """Whether part of a frame is still unsent."""
         return bool(self._unsent)
 
     @property
@@ -76,7 +76,7 @@ class WorkerChannel:
         return 0 < self._size_bytes <= self._num_arrived
 
     def send(self, frame: bytes) -> None:
-        """Send what ``encode`` gave; blocks.
+        """Send a frame from ``encode``; blocks.
 
         Raises:
             OSError: The other end is gone.
@@ -84,12 +84,12 @@ class WorkerChannel:
         self._connection.sendall(frame)
 
     def queue_frame(self, frame: bytes) -> None:
-        """Send as much of ``frame`` as leaves at once; ``try_send`` sends the rest."""
+        """Send as much of ``frame`` as possible without blocking; ``try_send`` sends the rest."""
         self._unsent = memoryview(self._unsent.tobytes() + frame if self._unsent else frame)
         self.try_send()
 
     def try_send(self) -> None:
-        """Send as much as leaves at once of what is waiting."""
+        """Send as much of the unsent bytes as possible without blocking."""
         try:
             while self._unsent:
                 count = self._connection.send(self._unsent, socket.MSG_DONTWAIT)
@@ -97,11 +97,11 @@ class WorkerChannel:
         except BlockingIOError:
             pass
         except OSError:
-            # The other end is gone; there may be a last message of it, so pulling tells.
+            # The other end is gone; its last message may still be there for ``receive``.
             self._unsent = memoryview(b"")
 
     def try_receive(self) -> bool:
-        """Take what has arrived; return whether ``receive`` would not block."""
+        """Read the received bytes; return whether ``receive`` would not block."""
         try:
             while not (self.has_message or self._is_over):
                 self._take(socket.MSG_DONTWAIT)
@@ -110,18 +110,18 @@ class WorkerChannel:
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Push and pull until ``receive`` would not block; False when that takes too long."""
+        """Send and receive until ``receive`` would not block; return False after ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             self.try_send()
             if self.try_receive():
                 return True
             # Not select: it fails for descriptors above 1023.
-            waiting = select.poll()
-            waiting.register(
+            poller = select.poll()
+            poller.register(
                 self._connection, select.POLLIN | (select.POLLOUT if self.is_sending else 0)
             )
-            if not waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
+            if not poller.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
                 return False
 
     def receive(self) -> Any:
@@ -129,7 +129,7 @@ class WorkerChannel:
 
         Raises:
             EOFError: The other end is gone.
-            OSError: The same, or this end is closed.
+            OSError: The other end is gone, or this end is closed.
         """
         if self._unsent:
             self._connection.sendall(self._unsent)
@@ -145,21 +145,21 @@ class WorkerChannel:
         return message
 
     def close(self) -> None:
-        """Close this end and wake whoever waits on it; may be called twice."""
+        """Close this end and wake the threads that wait on it. Idempotent."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     @property
     def _size_bytes(self) -> int:
-        """Of the message that is arriving, with its header; 0 while that is not known."""
+        """Size of the arriving message with its header; 0 while it is unknown."""
         if self._num_arrived < _HEADER.size:
             return 0
         (size,) = _HEADER.unpack_from(self._data)
         return int(size) + _HEADER.size
 
     def _take(self, flags: int) -> None:
-        """Receive once, into the right place."""
+        """Receive once into ``_data``."""
         size = self._size_bytes
         try:
             if size:
@@ -179,7 +179,7 @@ class WorkerChannel:
 
 
 def encode(message: object) -> bytes:
-    """Return the frame of ``message``. Objects of foreign classes become their ``repr``.
+    """Return the frame of ``message``. Objects of unknown classes become their ``repr``.
 
     Raises:
         RecursionError: It is nested too deep to be pickled.
@@ -193,20 +193,20 @@ def encode(message: object) -> bytes:
 
 
 def decode(frame: bytes) -> Any:
-    """Return the message in what ``encode`` gave."""
+    """Return the message in a frame from ``encode``."""
     return pickle.loads(memoryview(frame)[_HEADER.size :])
 
 
 def frame_of(body: bytes) -> bytes:
-    """Return the frame of a body that is no pickle; see ``WorkerChannel``'s ``decode``."""
+    """Return the frame of an encoded body, for ``WorkerChannel``'s ``decode``."""
     return _HEADER.pack(len(body)) + body
 
 
 class _PlainPickler(pickle.Pickler):
-    """Keeps built-in values, numpy's and ours; what else it meets is made plain."""
+    """Pickles builtins and classes of NumPy and this package; other objects become plain values."""
 
     def reducer_override(self, obj: object) -> Any:
-        """Say how to pickle ``obj``; plain values of the exact built-in types never come here."""
+        """Return the reduction of ``obj``; exact built-in types bypass this method."""
         if _is_known(obj if isinstance(obj, _NAMED) else type(obj)):
             return NotImplemented
         for base, parts in _PLAIN_BASES:
@@ -217,7 +217,7 @@ class _PlainPickler(pickle.Pickler):
 
 @lru_cache(maxsize=1024)
 def _is_known(owner: Any) -> bool:
-    """Return whether the endpoint finds this class or function by its name."""
+    """Return whether the endpoint can import this class or function."""
     if owner in _BUILTINS:
         return True
     root = (owner.__module__ or "").partition(".")[0]
@@ -227,5 +227,5 @@ def _is_known(owner: Any) -> bool:
 def _text(obj: object) -> str:
     try:
         return repr(obj)
-    except Exception:  # noqa: BLE001  # user code; its failure must not cost the step
+    except Exception:  # noqa: BLE001  # user code, whose failure must not fail the step
         return f"<{type(obj).__name__}>"

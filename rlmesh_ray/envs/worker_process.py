@@ -1,7 +1,7 @@
-"""The endpoint's handle on a worker process.
+"""WorkerProcess: the endpoint's handle on an env worker.
 
-No thread, no event loop: a shell waits on ``fileno()`` in its own way. One command at a time;
-another thread may call ``kill`` meanwhile.
+It has no thread and no event loop: callers wait on ``fileno()``. One command at a time; another
+thread may call ``kill`` meanwhile.
 """
 
 import contextlib
@@ -49,24 +49,24 @@ class WorkerProcess:
         descriptors: socket.socket,
     ) -> None:
         self.process = process
-        """Who runs it; to be ended without waiting for its environment."""
+        """The operating system's process; ``end`` does not wait for the environment."""
         self._channel = process.channel
         self._own_buffers = self._direct_buffers = buffers
         self._descriptors = descriptors
         self.contract = started.contract
-        """What the environment is."""
+        """Contract of the environment."""
         self.steps_subsets = started.steps_subsets
         """Whether a StepCommand may name its lanes."""
         self.progress = progress
-        """What it has begun and done in its session; stays when it is dead."""
+        """Progress of the session; readable after the worker's death, too."""
         self._bind_buffers(buffers)
 
     def _bind_buffers(self, buffers: StepBuffers) -> None:
         self.action_columns: list[Column] = buffers.actions
-        """One a leaf: ``(num_envs, *leaf.shape)`` at its dtype, in shared memory; write here
-        before a StepCommand. Empty strings stand for text, which travels in the command."""
+        """One for each leaf: ``(num_envs, *leaf.shape)`` at its dtype, in shared memory; to be
+        written before a StepCommand. Text is sent in the command; empty strings stand for it."""
         self.observation_columns: list[Column] = buffers.observations
-        """Likewise, after a ResetReply or StepReply, until the next command."""
+        """Observations in the same form, from a ResetReply or StepReply to the next command."""
         self.results: StepArrays = buffers.results
         """Rewards and flags, after a StepReply, until the next command."""
 
@@ -82,11 +82,11 @@ class WorkerProcess:
         """Start a worker; blocks until its environment exists.
 
         Args:
-            source: What it runs.
-            validation: What it does with values that are out of their range.
-            timeout_s: How long the environment may take; None: as long as it likes.
+            source: The environment.
+            validation: Treatment of range violations.
+            timeout_s: Time for creating the environment; None: no limit.
             process: The process that becomes the worker, ended when the start fails; another
-                thread may end it to give the start up. None: a new one.
+                thread may end it to abort the start. None: a new one.
 
         Raises:
             EnvStartError: The environment could not be created.
@@ -112,7 +112,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs and can be talked to."""
+        """Whether the process runs and its channel is open."""
         try:
             return bool(self._channel.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -122,7 +122,7 @@ class WorkerProcess:
 
     @property
     def is_sending(self) -> bool:
-        """Whether part of a command still waits to leave."""
+        """Whether part of a command is still unsent."""
         return self._channel.is_sending
 
     @property
@@ -131,37 +131,36 @@ class WorkerProcess:
         return self._channel.has_message
 
     def fileno(self) -> int:
-        """Return a descriptor to wait on for ``advance``; negative when the worker has ended.
+        """Return the descriptor to poll before ``advance``; negative when the worker has ended.
 
-        It is readable when something has arrived, and while ``is_sending`` writable when
-        something can leave.
+        Poll it for reading, and while ``is_sending`` also for writing.
         """
         return self._channel.connection.fileno()
 
     def submit(self, command: Command, number: int = 0) -> None:
-        """Send ``command``, as far as that goes at once; ``advance`` does the rest.
+        """Send as much of ``command`` as possible without blocking; ``advance`` sends the rest.
 
-        Never blocks. If the worker is gone, ``receive`` tells.
+        If the worker is gone, ``receive`` reports it.
 
         Args:
-            command: What to do.
-            number: Of the request that it belongs to; 0: it belongs to none.
+            command: The command.
+            number: Number of its request; 0 for a command of the endpoint itself.
         """
         self._channel.queue_frame(command_frame(command, number))
 
     def advance(self) -> bool:
-        """Send and receive what goes at once; return whether ``receive`` would not block."""
+        """Send and receive without blocking; return whether ``receive`` would not block."""
         self._channel.try_send()
         return self._channel.try_receive()
 
     def open_direct_tcp(self, connection: socket.socket) -> DirectHandle:
-        """Send the worker a road over TCP. An OpenDirectCommand has to follow.
+        """Send a client's TCP connection to the worker. An OpenDirectCommand has to follow.
 
         Args:
-            connection: To the client; owned by the road that is returned.
+            connection: The connection to the client; owned by the returned handle.
 
         Raises:
-            OSError: There is not enough of something, or the worker is gone; it is closed.
+            OSError: A resource is exhausted, or the worker is gone; the connection is closed.
         """
         direct = DirectHandle([], connection)
         try:
@@ -173,12 +172,12 @@ class WorkerProcess:
         return direct
 
     def open_direct_shared_memory(self) -> DirectHandle:
-        """Send the worker a road, and a block that its client may share.
+        """Create a shared-memory connection and send the worker's end of it.
 
         An OpenDirectCommand has to follow.
 
         Raises:
-            OSError: There is not enough of something, or the worker is gone.
+            OSError: A resource is exhausted, or the worker is gone.
         """
         with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
             buffers = anonymous_memory.create_step_buffers(self.contract)
@@ -204,25 +203,24 @@ class WorkerProcess:
         socket.send_fds(self._descriptors, [b"\0"], descriptors, socket.MSG_DONTWAIT)
 
     def start_session(self, number: int, counts: EpisodeCounts | None) -> None:
-        """Begin a session, between two of them.
+        """Start a session; the former one has ended.
 
         Args:
-            number: The one before its first request's.
-            counts: Of its episodes, where another worker has counted before.
+            number: Number before the session's first request on this worker.
+            counts: Counts of the episodes from the session's former worker, if there was one.
         """
         self.progress.start(number, counts)
         self.submit(StartSessionCommand())
 
     def poll(self, timeout_s: float) -> bool:
-        """Return whether ``receive`` would not block, after at most ``timeout_s``."""
+        """Wait at most ``timeout_s``; return whether ``receive`` would not block."""
         return self.fileno() < 0 or self._channel.wait(timeout_s)
 
     def receive(self) -> Outcome:
-        """Return the reply to the last command; blocks until it is there.
+        """Return the reply to the last command; blocks.
 
         Returns:
-            The reply, or a Failure; if the process has died, one of kind CRASHED. Then this
-            takes as long as the system needs to end the process.
+            The reply, or a Failure; of kind CRASHED if the process has died, after reaping it.
         """
         try:
             reply: Outcome = self._channel.receive()
@@ -242,15 +240,15 @@ class WorkerProcess:
         return reply
 
     def kill(self) -> None:
-        """End the process and whatever its environment has started, at once.
+        """Kill the process and all processes of its environment.
 
-        Blocks until the system has ended it, which takes moments for large processes.
+        Blocks until they have ended, which takes a moment for large processes.
         """
         self._descriptors.close()
         self.process.end(0.0)
 
     def close(self, timeout_s: float) -> None:
-        """Let the worker close its environment and end; kill it after ``timeout_s``."""
+        """Ask the worker to close its environment and end; kill it after ``timeout_s``."""
         self.submit(StopCommand())
         self._descriptors.close()
         self.process.end(timeout_s)

@@ -325,11 +325,11 @@ def test_behind_a_gateway_steps_are_messages(caplog: pytest.LogCaptureFixture) -
         GatewayServer(lambda: [Target("one", 1, server.address)]) as gateway,
         caplog.at_level(logging.INFO, "rlmesh_ray.transport.direct_connector"),
     ):
-        with pytest.raises(ConfigurationError, match="a gateway stands before it"):
+        with pytest.raises(ConfigurationError, match="it is behind a gateway"):
             EnvClient(ConnectOptions(gateway.address), transport="tcp")
         message = assert_steps_are_messages(EnvClient(ConnectOptions(gateway.address)), caplog)
 
-    assert "a gateway stands before it" in message
+    assert "it is behind a gateway" in message
 
 
 def test_who_is_let_in_by_no_endpoint_is_told_why_and_of_no_port() -> None:

@@ -204,7 +204,7 @@ def test_what_raises_leaves_the_session_usable(client: EnvClient) -> None:
         ("task", (1,), (), "TypeError: 'int' object is not callable"),
         ("set_task", (), (), "TypeError: .* missing 1 required positional argument"),
         ("set_task", ({"level": 1},), (), "TypeError: .*dict"),
-        ("hoard", (), (), "it was called, but what it returned is larger than 16 MiB"),
+        ("hoard", (), (), "it was called, but its result is larger than 16 MiB"),
         ("task", (), (3,), r"lanes \[3\] are not all different and in \[0, 3\)"),
         ("task", (), (1, 1), r"lanes \[1, 1\] are not all different"),
     ],

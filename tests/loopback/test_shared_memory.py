@@ -115,8 +115,6 @@ def test_who_shares_no_network_with_the_endpoint_gets_messages(tmp_path: Path) -
 import sys, numpy as np
 from rlmesh_ray.client.channel import ConnectOptions
 from rlmesh_ray.client.env_client import EnvClient
-from rlmesh_ray.client.join_stream import JoinStream
-from rlmesh_ray.transport.direct_connection import DirectConnection
 from rlmesh_ray.errors import ConfigurationError
 client = EnvClient(ConnectOptions(sys.argv[1]))
 client.reset()

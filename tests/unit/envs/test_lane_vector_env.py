@@ -117,7 +117,7 @@ def test_only_lanes_that_do_not_reset_themselves_are_stepped_alone(
 
     assert lanes.steps_subsets == steps_subsets
     if not steps_subsets:
-        with pytest.raises(ConfigurationError, match="resets_itself=False"):
+        with pytest.raises(ConfigurationError, match="autoresets=False"):
             lanes.step_subset((0,), [np.array([0])])
 
 

@@ -420,7 +420,7 @@ class Reader(Duel):
         (Alone, "no possible_agents, .*; set possible_agents to a list"),
         (Unlisted, "no possible_agents, .*; set possible_agents to a list"),
         (Featured, "no possible_agents, .*; set possible_agents to a list"),
-        (Measured, "agent 0.5; agents are named by strings, integers"),
+        (Measured, "agent 0.5; agent ids are strings, integers"),
         (Twice, "lists an agent twice"),
         (Forgetful, "no action space for agent 'b' .* set action_spaces"),
         (Reader, "agent 'a', observation: .*Graph.* supported are .* such as a Box"),

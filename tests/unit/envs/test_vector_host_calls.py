@@ -156,5 +156,5 @@ def test_results_that_are_too_large_are_a_failure(result: Any) -> None:
     failure = limit_reply(CallReply((1, result)))
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.BAD_REQUEST
-    assert "it was called, but what it returned is larger than 16 MiB" in failure.message
+    assert "it was called, but its result is larger than 16 MiB" in failure.message
     assert frame == encode(failure)
