@@ -1,4 +1,4 @@
-"""Wrong frames, reproducibly at random: valid protobuf with a wrong meaning, and damaged bytes."""
+"""Seeded mutation of frames, for fuzzing: valid protobuf of another content, and damaged bytes."""
 
 import random
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ _RANGES = {
 
 
 def mutate_frame(kind: type[Message], frame: bytes, chance: random.Random) -> bytes:
-    """Return another valid frame: fields set, cleared, doubled, or exchanged for others.
+    """Return another valid frame: fields are set, cleared, duplicated, or replaced by others.
 
     Args:
-        kind: What ``frame`` holds; if it does not, its bytes are damaged instead.
-        frame: To begin with.
-        chance: Decides; the same state gives the same frame.
+        kind: Message type of ``frame``; if it does not parse, its bytes are damaged instead.
+        frame: The frame to change.
+        chance: Random generator; the same state gives the same frame.
     """
     message = kind()
     try:
@@ -39,7 +39,7 @@ def mutate_frame(kind: type[Message], frame: bytes, chance: random.Random) -> by
 
 
 def damaged(frame: bytes, chance: random.Random) -> bytes:
-    """Return ``frame`` with a few bits flipped, with bytes put in or taken out, or cut short."""
+    """Return ``frame`` with flipped bits, inserted or removed bytes, or truncated."""
     data = bytearray(frame)
     for _ in range(chance.randint(1, 3)):
         position = chance.randrange(len(data) + 1)
@@ -112,7 +112,7 @@ def _mutate_repeated(message: Message, field: Any, nodes: Any, chance: random.Ra
 
 
 def _graft(target: Message, nodes: Any, chance: random.Random) -> None:
-    """Make ``target`` a copy of another message of its type, or leave it as it is."""
+    """Replace ``target`` by a copy of another message of its type, if there is one."""
     target.SetInParent()
     others = [other for other, _ in nodes if type(other) is type(target) and other is not target]
     if others and chance.random() < 0.7:
@@ -138,7 +138,7 @@ def _scalar(field: Any, nodes: Any, chance: random.Random) -> Any:
 
 
 def _texts(nodes: Any) -> list[str]:
-    """Return the texts that the message itself holds: ids, keys, names."""
+    """Return the texts in the message itself: ids, keys, names."""
     found: list[str] = []
     for message, _ in nodes:
         for field, value in message.ListFields():

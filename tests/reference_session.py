@@ -1,8 +1,8 @@
-"""A small model of one env session, after the words of edition 2026.06.
+"""ReferenceSession: an independent model of one env session of edition 2026.06.
 
-It is written from the text and not from ``protocol.env_session``, so that tests can hold the
-one against the other, and any server against it: tell it each request, what the environment
-did, and the response.
+It is written from the edition's text and not from ``protocol.env_session``, so that tests can
+compare the two, and any server with it: pass it each request, the environment's effect, and the
+response.
 """
 
 import enum
@@ -29,7 +29,7 @@ from rlmesh_ray.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """The environment has taken a step; one entry a lane."""
+    """The environment has taken a step; one entry for each lane."""
 
     rewards: tuple[float, ...]
     terminated: tuple[bool, ...]
@@ -37,18 +37,18 @@ class SimulatedStep:
 
 
 class EnvFailure(enum.Enum):
-    """The environment could not do what it was asked."""
+    """The environment could not execute a request."""
 
     LOST = enum.auto()
-    """A deadline passed, it raised, or its process ended: what ran there runs no more."""
+    """A deadline passed, it raised, or its process ended: the running episodes are lost."""
     NON_CONFORMING = enum.auto()
-    """A value breaks the structural rules ("Structural conformance")."""
+    """A value violates the structural rules ("Structural conformance")."""
     REFUSED = enum.auto()
-    """The arguments make no sense to it; nothing has happened."""
+    """It refused the arguments; nothing has changed."""
 
 
 EnvEffect = SimulatedStep | EnvFailure | None
-"""What the environment did; None: what it was asked, without a word about lanes."""
+"""Effect of a request on the environment; None for a successful Reset or Render."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Running:
 
 
 class ReferenceSession:
-    """What must be true of the responses of one session.
+    """Validates the responses of one session.
 
     Args:
         num_lanes: Width of the vector.
@@ -71,9 +71,9 @@ class ReferenceSession:
         self._running: list[_Running | None] = [None] * num_lanes
         self._seen_ids: set[str] = set()
         self.is_started = False
-        """Whether every lane has been reset since the beginning, or since the last loss."""
+        """Whether every lane has been reset since the start, or since the last loss."""
         self.is_abandoned = False
-        """Whether a non-recoverable error has been answered."""
+        """Whether a response was a non-recoverable error."""
         self.is_closed = False
 
     @property
@@ -82,7 +82,7 @@ class ReferenceSession:
         return tuple(running.episode_id if running else "" for running in self._running)
 
     def admits(self, request: EnvRequest | MalformedRequest) -> bool:
-        """Return whether ``request`` reaches the environment (Close: whether it ends anything)."""
+        """Return whether ``request`` reaches the environment (Close: whether it is legal)."""
         if isinstance(request, Close):
             return not self.is_closed
         if self.is_closed or self.is_abandoned:
@@ -99,9 +99,9 @@ class ReferenceSession:
         """Check the one response to ``request``.
 
         Args:
-            request: In the order of the stream.
-            response: What came back.
-            effect: What the environment did, if the request reached it.
+            request: The next request, in the order of the stream.
+            response: Its response.
+            effect: Its effect on the environment, if it got there.
 
         Raises:
             AssertionError: The text does not allow this response.

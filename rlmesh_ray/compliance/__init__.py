@@ -1,1 +1,1 @@
-"""The edition's clauses, and the suite that holds any server to them, in any language."""
+"""Compliance suite: the edition's clauses, and checks of each against a server in any language."""

@@ -1,4 +1,4 @@
-"""Actions for checks: conforming ones for any space, and ones with a single deviation."""
+"""Action batches for checks: conforming ones for any space, and ones with a single violation."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -29,7 +29,7 @@ Edit = Callable[[pb.SpaceValueNode], None]
 
 
 def is_probe(contract: EnvContract) -> bool:
-    """Tell whether the environment obeys the commands of ``compliance.probe``."""
+    """Return whether the environment is the probe of ``compliance.probe``."""
     return contract.metadata.get(METADATA_KEY) == 1 and contract.action_space == ACTION_SPACE
 
 
@@ -39,11 +39,11 @@ def conforming(spec: SpaceSpec, num_lanes: int) -> list[Column]:
 
 
 def commands(*by_lane: ProbeCommand, **parts: Any) -> list[Column]:
-    """Return the columns of the probe's action, one command a lane.
+    """Return the columns of the probe's action, with one command for each lane.
 
     Args:
-        by_lane: What each lane shall do.
-        parts: Values of single parts, the same in every lane, such as ``text="b"``.
+        by_lane: Command of each lane.
+        parts: Values of other parts, the same in every lane, such as ``text="b"``.
     """
     lanes = [{"command": command, **REST, **parts} for command in by_lane]
     by_leaf = zip(*(flatten(ACTION_SPACE, value) for value in lanes), strict=True)

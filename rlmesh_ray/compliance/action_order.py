@@ -1,7 +1,7 @@
-"""Whether the actions of a batch stand in the places of their slots.
+"""ActionOrderCheck: whether the actions of a batch are in the order of its slots.
 
-Nothing in a response says so. What shows it: two observations that get different actions when
-they are asked about one after the other must get the same ones when they share a Predict.
+A response does not show it by itself. So two observations that get different actions in single
+Predicts must get the same actions when they share a Predict.
 """
 
 import numpy as np
@@ -13,10 +13,10 @@ from rlmesh_ray.spaces.batch import Column
 from rlmesh_ray.spaces.contract import EnvContract
 
 _NUM_CANDIDATES = 16
-# A policy that draws its actions must not be taken for a server that mixes them up: one that
-# tosses a coin passes for reproducible, and then for wrong, once in 20,000 checks.
+# A stochastic policy must not be mistaken for a wrong order: with two equally likely actions that
+# happens once in 20,000 checks.
 _REPEATS = 6
-# Above what a batch of another size does to floats, below what tells two actions apart.
+# Above the rounding differences between batch sizes, below the difference of two actions.
 _TOLERANCE = 1e-3
 _UNSEEN = "so that the order of its actions cannot be seen"
 
@@ -24,11 +24,11 @@ Actions = list[Column]
 
 
 class ActionOrderCheck:
-    """Asks about observations, singly and together.
+    """Requests actions for observations, singly and together.
 
     Args:
-        session: With a configured route.
-        contract: Of the route; at least two lanes.
+        session: A session with a configured route.
+        contract: Contract of the route, with at least two lanes.
     """
 
     def __init__(self, session: RawModelSession, contract: EnvContract) -> None:
@@ -36,12 +36,12 @@ class ActionOrderCheck:
         self._columns = varied(contract.observation_space, _NUM_CANDIDATES, seed=0)
 
     def check(self) -> None:
-        """Require that two actions stand where their slots do.
+        """Require that two actions are in the order of their slots.
 
         Raises:
-            ClauseBroken: They do not.
-            ClauseNotObservable: The policy answers all observations alike, or the same one
-                differently.
+            ClauseBroken: They are not.
+            ClauseNotObservable: The policy gives all observations the same action, or one
+                observation different ones.
         """
         row, first, second = self._two_that_differ()
         for _ in range(_REPEATS):
@@ -62,7 +62,7 @@ class ActionOrderCheck:
             raise ClauseNotObservable(f"the policy does not repeat its actions, {_UNSEEN}")
 
     def _two_that_differ(self) -> tuple[int, Actions, Actions]:
-        """Return a row that gets another action than row 0, and the actions of both."""
+        """Return a row that gets another action than row 0, and both actions."""
         first = self._ask((0, 0))
         for row in range(1, _NUM_CANDIDATES):
             second = self._ask((row, 1))
@@ -73,7 +73,7 @@ class ActionOrderCheck:
         )
 
     def _ask(self, *rows_and_lanes: tuple[int, int]) -> Actions:
-        """Return the actions for some rows, each the beginning of an episode in its lane."""
+        """Return the actions for some rows, each the first of an episode in its lane."""
         slots = [slot(lane, 0, self._session.new_id()) for _, lane in rows_and_lanes]
         chosen = rows(self._columns, *(row for row, _ in rows_and_lanes))
         request = self._session.predict_request(ROUTE, slots=slots, columns=chosen)

@@ -1,4 +1,4 @@
-"""Where checks are kept: one a clause and service, under the clause's key."""
+"""CheckRegistry: the checks of a service by clause."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ class CheckRegistry(Generic[SubjectT]):
 
     def __init__(self) -> None:
         self.checks: dict[str, Check[SubjectT]] = {}
-        """By clause."""
+        """The checks by clause key."""
 
     def holds(self, clause: str) -> Callable[[Check[SubjectT]], Check[SubjectT]]:
         """Mark a function as the check of ``clause``."""

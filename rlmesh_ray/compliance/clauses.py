@@ -1,7 +1,7 @@
 """The clauses of edition 2026.06, in the order of its text and in this package's words.
 
-Each has a key, by which checks, tests and ``rlmesh-ray check`` name it. ``proto/README.md``
-lists them with the test that holds each; ``tests/compliance`` keeps the two together.
+Checks, tests and ``rlmesh-ray check`` refer to a clause by its key. ``proto/README.md`` lists the
+clauses with their checks and tests; ``tests/compliance`` keeps the list up to date.
 """
 
 import enum
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class Party(enum.Enum):
-    """Whom a clause binds."""
+    """The party that a clause binds."""
 
     ENV_SERVER = "EnvService"
     MODEL_SERVER = "ModelService"
@@ -19,7 +19,7 @@ class Party(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One thing that conforming peers do."""
+    """One requirement of the edition."""
 
     key: str
     """``section.name``"""
@@ -33,7 +33,7 @@ _BOTH, _CLIENT = Party.SERVERS, Party.CLIENT
 SECTIONS: dict[str, tuple[Clause, ...]] = {
     "Session establishment": (
         Clause("session.handshake-first", _CLIENT, "Join follows a compatible handshake."),
-        Clause("session.offer", _CLIENT, "The offer has the generation and all own editions."),
+        Clause("session.offer", _CLIENT, "The offer has the generation and all its editions."),
         Clause("session.generation", _BOTH, "Another protocol generation is not compatible."),
         Clause(
             "session.mutual-edition",
@@ -42,21 +42,21 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         ),
         Clause("session.highest-edition", _BOTH, "The highest mutual edition is selected."),
         Clause("session.refusal", _BOTH, "A refusal has the reason and the server's editions."),
-        Clause("session.one-round", _CLIENT, "After a refusal nothing is tried again."),
+        Clause("session.one-round", _CLIENT, "After a refusal the client does not retry."),
         Clause("session.capabilities", _BOTH, "Capabilities never change what a message means."),
         Clause("session.contract", _ENV, "The contract comes with compatible, and only then."),
-        Clause("session.contract-fixed", _ENV, "The contract stays what it is."),
+        Clause("session.contract-fixed", _ENV, "The contract does not change."),
     ),
     "Ordering": (
         Clause("ordering.arrival", _ENV, "Requests are answered in the order of arrival."),
         Clause("ordering.one-response", _ENV, "Each request has one response, with its id."),
-        Clause("ordering.in-band", _ENV, "What cannot be satisfied is answered with an EnvError."),
+        Clause("ordering.in-band", _ENV, "A request that fails is answered with an EnvError."),
     ),
     "Vectorization": (
         Clause("vector.width", _ENV, "The vector is as wide as the contract says."),
         Clause("vector.batches", _ENV, "Observations and actions cover all lanes."),
         Clause("vector.entries", _ENV, "Rewards and masks have one entry a lane."),
-        Clause("vector.index-order", _ENV, "The entries stand in the order of the lanes."),
+        Clause("vector.index-order", _ENV, "The entries are in the order of the lanes."),
         Clause("vector.nonzero", _CLIENT, "Any nonzero byte of a mask means set."),
     ),
     "Reset": (
@@ -67,31 +67,31 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
     ),
     "Step": (
         Clause("step.all-lanes", _ENV, "A Step is one step of each lane."),
-        Clause("step.response", _ENV, "The response has all that a step gives, and current ids."),
+        Clause("step.response", _ENV, "The response has all results of the step, and current ids."),
     ),
     "Episode accounting": (
-        Clause("episodes.begin", _ENV, "Tracking begins at Reset, from nothing."),
+        Clause("episodes.begin", _ENV, "Tracking begins at Reset, with counts of 0."),
         Clause("episodes.accrue", _ENV, "Each Step adds one step and its reward."),
-        Clause("episodes.complete", _ENV, "An end is told in the response of the step that ended."),
+        Clause("episodes.complete", _ENV, "The response of the ending step reports the end."),
         Clause(
             "episodes.metadata", _ENV, "Its record has id, lane, seed, cause, times, last info."
         ),
         Clause("episodes.once", _ENV, "A record is delivered once."),
         Clause("episodes.empty-id", _ENV, "An ended lane's id is empty until the next Reset."),
-        Clause("episodes.no-restart", _ENV, "What an autoreset starts is not tracked."),
+        Clause("episodes.no-restart", _ENV, "An episode that an autoreset starts is not tracked."),
         Clause("episodes.autoreset", _ENV, "Ended lanes go on as the contract's mode says."),
     ),
     "Render and Close": (
         Clause("render.frame", _ENV, "A PNG where the render mode has one, else no frame."),
-        Clause("close.answer", _ENV, "Close is answered with the episodes that it cuts off."),
-        Clause("close.end", _ENV, "After the answer the stream ends, whatever was still sent."),
+        Clause("close.answer", _ENV, "Close is answered with the episodes that were running."),
+        Clause("close.end", _ENV, "After the answer the stream ends; later requests get none."),
     ),
     "Timeouts and errors": (
         Clause("timeout.in-band", _ENV, "A deadline that passes is answered with TIMEOUT."),
-        Clause("errors.interrupted", _ENV, "An error tells of the episodes that it ends."),
+        Clause("errors.interrupted", _ENV, "An error reports the episodes that it ends."),
         Clause("errors.content", _ENV, "An error has a code and a message."),
         Clause("errors.recoverable", _ENV, "After a recoverable error the session goes on."),
-        Clause("errors.abandon", _CLIENT, "After a non-recoverable error the session is given up."),
+        Clause("errors.abandon", _CLIENT, "After a non-recoverable error the session ends."),
     ),
     "Shutdown": (
         Clause("shutdown.distinct", _ENV, "The end of a session leaves the endpoint running."),
@@ -112,7 +112,7 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("model.one-response", _MODEL, "Each request has one response, with its id."),
         Clause("model.in-band", _MODEL, "Failures are ModelErrors with a code and a message."),
         Clause("model.recoverable", _MODEL, "After a recoverable error the session goes on."),
-        Clause("model.arrival", _MODEL, "Without concurrent_predict, answers come as asked."),
+        Clause("model.arrival", _MODEL, "Without concurrent_predict, answers come in order."),
         Clause("model.demultiplex", _CLIENT, "Clients tell responses apart by their ids."),
         Clause("model.route-order", _MODEL, "Requests of one route take effect in order."),
         Clause("model.close-drains", _MODEL, "Close is answered after all that came before."),
@@ -129,11 +129,11 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
             _ENV,
             "Each MultiDiscrete element has a domain.",
         ),
-        Clause("structure.nan", _ENV, "NaN is rejected, whatever else is wrong."),
+        Clause("structure.nan", _ENV, "NaN is rejected, also beside a range violation."),
         Clause("structure.non-recoverable", _ENV, "A structural rejection is non-recoverable."),
     ),
     "Range conformance": (
-        Clause("range.policy", _ENV, "warn delivers and warns, strict rejects, off says nothing."),
+        Clause("range.policy", _ENV, "warn delivers and warns, strict rejects, off delivers."),
         Clause("range.infinite", _ENV, "An infinity is in range where the bound is infinite."),
         Clause("range.text", _ENV, "A Text's length and characters follow the policy, too."),
         Clause("range.shared", _ENV, "Observations and actions follow the same policy."),
@@ -149,8 +149,8 @@ SECTIONS: dict[str, tuple[Clause, ...]] = {
         Clause("dtype.floats", _ENV, "Floats are narrowed to their declared dtype."),
     ),
     "Conformance warnings": (
-        Clause("warnings.place", _ENV, "They stand in the infos under the reserved key."),
-        Clause("warnings.once", _ENV, "Each kind and path is told once a session."),
+        Clause("warnings.place", _ENV, "They are in the infos under the reserved key."),
+        Clause("warnings.once", _ENV, "Each kind and path is reported once a session."),
         Clause("warnings.advisory", _ENV, "They leave the session usable."),
     ),
     "The generation's wire": (

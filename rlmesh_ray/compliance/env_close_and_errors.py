@@ -25,12 +25,12 @@ ENV: CheckRegistry[EnvSubject] = CheckRegistry()
 _TIMEOUT_MS = 300
 # Well before the environment wakes; a busy machine answers late.
 _LATE_S = 0.9
-"""What may pass between the deadline and its answer, transport included."""
+"""Longest time from the deadline to its response, network included."""
 
 
 @ENV.holds("render.frame")
 def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
-    """``rgb_array`` has pictures after a Reset; without a mode there is none."""
+    """``rgb_array`` has frames after a Reset; without a mode there is none."""
     mode = subject.contract.render_mode
     with subject.session() as session:
         session.reset()
@@ -50,7 +50,7 @@ def render_gives_a_frame_where_the_mode_has_one(subject: EnvSubject) -> None:
 
 
 @ENV.holds("close.answer")
-def close_tells_the_episodes_that_it_cuts_off(subject: EnvSubject) -> None:
+def close_reports_the_running_episodes(subject: EnvSubject) -> None:
     """One record for every lane whose episode is running, without a cause."""
     seeds = tuple(range(40, 40 + subject.contract.num_envs))
     with subject.session() as session:
@@ -58,19 +58,19 @@ def close_tells_the_episodes_that_it_cuts_off(subject: EnvSubject) -> None:
         rewards = session.step_on().rewards
         records = session.close().final_episodes
     found = sorted(record.episode_id for record in records)
-    require(found == sorted(ids), f"Close tells of episodes {found}, running were {sorted(ids)}")
+    require(found == sorted(ids), f"Close reports episodes {found}, running were {sorted(ids)}")
     for record in records:
         lane = record.env_index
-        told = (record.terminated, record.truncated, record.seed, record.step_count)
+        facts = (record.terminated, record.truncated, record.seed, record.step_count)
         expected = (False, False, seeds[lane], 1)
-        require(told == expected, f"lane {lane}: end, seed and steps are {told}, not {expected}")
+        require(facts == expected, f"lane {lane}: end, seed and steps are {facts}, not {expected}")
         is_sum = np.isclose(record.cumulative_reward, rewards[lane], equal_nan=True)
         require(bool(is_sum), f"lane {lane}: cumulative_reward is {record.cumulative_reward}")
 
 
 @ENV.holds("close.end")
 def the_stream_ends_after_close(subject: EnvSubject) -> None:
-    """Also when more requests had been sent behind it: none of them is answered."""
+    """Also when more requests were sent after it: none of them is answered."""
     with subject.session() as session:
         session.reset()
         session.send(Close("last"))
@@ -89,7 +89,7 @@ def the_stream_ends_after_close(subject: EnvSubject) -> None:
 
 @ENV.holds("timeout.in-band")
 def a_deadline_that_passes_is_answered_in_band(subject: EnvSubject) -> None:
-    """TIMEOUT, in time, of a Step and of a Reset; the late result reaches nobody."""
+    """TIMEOUT, in time, of a Step and of a Reset; the late result is dropped."""
     subject.probe()
     with subject.session() as session:
         session.reset()
@@ -126,7 +126,7 @@ def _require_timeout(session: RawEnvSession, request: Step | Reset, round_trip_s
 
 
 @ENV.holds("errors.interrupted")
-def episodes_that_an_error_ends_are_told(subject: EnvSubject) -> None:
+def episodes_that_an_error_ends_are_reported(subject: EnvSubject) -> None:
     """In the error itself, once, without a cause; a Reset begins new ones."""
     subject.probe()
     with subject.session() as session:
@@ -134,14 +134,16 @@ def episodes_that_an_error_ends_are_told(subject: EnvSubject) -> None:
         session.obey()
         request = Step(session.new_id(), session.command(ProbeCommand.FAIL))
         error = session.refused(request, "of an environment that raises")
-        told = sorted(record.episode_id for record in error.interrupted_episodes)
-        require(told == sorted(ids), f"interrupted_episodes are {told}, running were {sorted(ids)}")
+        found = sorted(record.episode_id for record in error.interrupted_episodes)
+        require(
+            found == sorted(ids), f"interrupted_episodes are {found}, running were {sorted(ids)}"
+        )
         for record in error.interrupted_episodes:
             facts = (record.terminated, record.truncated, record.step_count)
             require(facts == (False, False, 1), f"lane {record.env_index}: {facts}")
         session.reset()
         again = {record.episode_id for record in session.close().final_episodes}
-    require(not again & set(ids), f"Close tells of interrupted episodes again: {again & set(ids)}")
+    require(not again & set(ids), f"Close reports interrupted episodes again: {again & set(ids)}")
 
 
 @ENV.holds("errors.content")
@@ -160,7 +162,7 @@ def an_error_has_a_code_and_a_message(subject: EnvSubject) -> None:
 
 @ENV.holds("errors.recoverable")
 def a_session_goes_on_after_a_recoverable_error(subject: EnvSubject) -> None:
-    """After a refusal as if nothing had been, after an environment's error by a Reset."""
+    """After a refusal with any request, after an environment's error with a Reset."""
     lanes = subject.contract.num_envs
     with subject.session() as session:
         session.reset()

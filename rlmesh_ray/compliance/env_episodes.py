@@ -25,7 +25,7 @@ _STEPS_AFTER_AN_END = 3
 
 @ENV.holds("episodes.begin")
 def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
-    """What was counted before a Reset, in mid-episode or after an end, is forgotten."""
+    """Counts from before a Reset, in mid-episode or after an end, are dropped."""
     with subject.session() as session:
         session.reset()
         session.step_on()
@@ -44,14 +44,14 @@ def tracking_begins_at_reset_from_nothing(subject: EnvSubject) -> None:
 
 @ENV.holds("episodes.accrue")
 def every_step_adds_a_step_and_its_reward(subject: EnvSubject) -> None:
-    """From Reset to the first end, against what the steps' responses said."""
+    """From Reset to the first end, compared with the responses of the steps."""
     with subject.session() as session:
         session.reset()
         _require_sums(session, subject)
 
 
 @ENV.holds("episodes.complete")
-def an_end_is_told_in_its_own_response(subject: EnvSubject) -> None:
+def an_end_is_reported_in_its_own_response(subject: EnvSubject) -> None:
     """The lanes with a flag are those with a record, up to the first end."""
     with subject.session() as session:
         session.reset()
@@ -63,7 +63,7 @@ def an_end_is_told_in_its_own_response(subject: EnvSubject) -> None:
 
 
 @ENV.holds("episodes.metadata")
-def a_record_tells_what_the_episode_was(subject: EnvSubject) -> None:
+def a_record_describes_its_episode(subject: EnvSubject) -> None:
     """Id, lane, seed, cause and times; the last infos with the probe, for either cause."""
     seeds = tuple(range(40, 40 + subject.contract.num_envs))
     with subject.session() as session:
@@ -107,8 +107,8 @@ def the_id_of_an_ended_lane_is_empty(subject: EnvSubject) -> None:
 
 
 @ENV.holds("episodes.no-restart")
-def what_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
-    """A second end in a lane that was not reset explicitly is nobody's; after a Reset it is."""
+def an_episode_that_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
+    """A second end in a lane without an explicit Reset has no record; after a Reset it has."""
     subject.probe()
     with subject.session() as session:
         first = session.reset().episode_ids
@@ -127,7 +127,7 @@ def what_an_autoreset_starts_is_not_tracked(subject: EnvSubject) -> None:
 
 @ENV.holds("episodes.autoreset")
 def ended_lanes_go_on_as_the_contract_says(subject: EnvSubject) -> None:
-    """NEXT_STEP: the step after the end starts anew; DISABLED: the environment goes on."""
+    """NEXT_STEP: the step after the end starts an episode; DISABLED: the environment goes on."""
     mode = subject.probe().autoreset_mode
     if mode is AutoresetMode.SAME_STEP:
         raise ClauseNotObservable("the mode is SAME_STEP, which the edition reserves")
@@ -161,12 +161,12 @@ def _require_sums(session: RawEnvSession, subject: EnvSubject) -> None:
         _require_equal(record, "step_count", record.step_count, count)
         lane, found = record.env_index, record.cumulative_reward
         is_close = np.isclose(found, totals[lane], rtol=0, atol=1e-6 * sizes[lane], equal_nan=True)
-        says = f"lane {lane}: cumulative_reward is {found}, the rewards add up to {totals[lane]}"
-        require(bool(is_close), says)
+        message = f"lane {lane}: cumulative_reward is {found}, the rewards add up to {totals[lane]}"
+        require(bool(is_close), message)
 
 
 def _step_towards_end(session: RawEnvSession, subject: EnvSubject, count: int) -> StepDone:
-    """Take step number ``count`` of an episode that shall end."""
+    """Take step number ``count`` of an episode that is to end."""
     if subject.is_probe:
         box = np.array([0.25 * count, 0.0], np.float32)
         return session.obey(ProbeCommand.TERMINATE if count == 3 else ProbeCommand.GO_ON, box=box)
@@ -182,7 +182,7 @@ def _check_records(
     ids: Sequence[str],
     seeds: Sequence[int],
 ) -> None:
-    """Check the records of the step that came last."""
+    """Check the records in the last received StepResponse."""
     messages = JoinResponse.FromString(session.last_frame).step.completed_episodes
     for record, message in zip(done.completed_episodes, messages, strict=True):
         lane = record.env_index

@@ -1,4 +1,4 @@
-"""The env endpoint under test: raw conversations with it, one request at a time or many."""
+"""EnvSubject: the env endpoint under test, and raw sessions with it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,32 +45,29 @@ from rlmesh_ray.wire.rlmesh_v1 import values
 SERVICE = "/rlmesh.env.v1.EnvService/"
 HANDSHAKE = SERVICE + "Handshake"
 MOST_STEPS = 1000
-"""How long a check waits for an episode to end by itself."""
+"""Most steps in which a check waits for an episode to end by itself."""
 
 ResponseT = TypeVar("ResponseT", ResetDone, StepDone, Rendered, Closed, EnvFailed)
 
 
 @dataclass
 class EnvSubject:
-    """An EnvService at some address.
-
-    Every conversation is a session of its own, and one at a time.
-    """
+    """An EnvService under test; its sessions are opened one at a time."""
 
     connect_options: ConnectOptions
     validation: ValidationMode = ValidationMode.WARN
-    """What the operator says about the server's policy on values out of range."""
+    """The server's validation policy, as the operator states it."""
     may_ask_shutdown: bool = False
     """Whether Shutdown may be sent; a server that accepts it is gone."""
     answer_timeout_s: float = 60.0
-    """How long any answer may take; a check sets no deadline beyond it."""
+    """Timeout of each response; longer than any deadline that a check sets."""
     offered: Mapping[str, str] = field(default_factory=lambda: {capabilities.SPACES_CORE: ""})
     """Capabilities of the sessions' handshakes."""
     is_endless: bool = field(default=False, init=False)
-    """Whether no episode has ended in a long time; the next check need not wait again."""
+    """Whether no episode ended within ``MOST_STEPS``; the next check need not wait again."""
 
     def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to a handshake that differs from ours by ``changes``."""
+        """Return the answer to the package's offer with ``changes``."""
         return wire.parse_handshake_response(
             call_once(
                 self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
@@ -78,7 +75,7 @@ class EnvSubject:
         )
 
     def has_contract(self, **changes: Any) -> bool:
-        """Tell whether the answer to such a handshake has a contract, even if it is refused."""
+        """Return whether the answer to such an offer has a contract, even in a refusal."""
         reply = call_once(
             self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
         )
@@ -88,7 +85,7 @@ class EnvSubject:
             raise ClauseBroken(f"the answer to the handshake does not decode: {error}") from error
 
     def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return our own offer with ``changes``."""
+        """Return the package's offer with ``changes``."""
         own = make_handshake_request(
             "rlmesh-ray check", __version__, self.offered, text=self.connect_options.text_sha256
         )
@@ -96,7 +93,7 @@ class EnvSubject:
 
     @cached_property
     def contract(self) -> EnvContract:
-        """What the endpoint promises.
+        """The endpoint's contract.
 
         Raises:
             ClauseBroken: A compatible handshake has none.
@@ -110,22 +107,22 @@ class EnvSubject:
 
     @property
     def is_probe(self) -> bool:
-        """Whether the environment obeys commands."""
+        """Whether the environment is the probe."""
         return is_probe(self.contract)
 
     @property
     def may_step_after_end(self) -> bool:
-        """Whether a Step after the end of an episode is known to be no error."""
+        """Whether a Step after the end of an episode is known to succeed."""
         return self.is_probe or self.contract.autoreset_mode is AutoresetMode.NEXT_STEP
 
     def probe(self) -> EnvContract:
         """Return the contract if the environment is the probe.
 
         Raises:
-            ClauseNotObservable: It is another.
+            ClauseNotObservable: It is another environment.
         """
         if not self.is_probe:
-            raise ClauseNotObservable("needs the probe environment, which does what it is told to")
+            raise ClauseNotObservable("needs the probe environment, which executes commands")
         return self.contract
 
     def ask_shutdown(self) -> tuple[bool, str]:
@@ -149,26 +146,26 @@ class EnvSubject:
         """Open a session as a conforming client does; close it at the end.
 
         Args:
-            is_bare: Whether the session id of the handshake is kept back.
+            is_bare: Whether to omit the session id of the handshake.
         """
         offer = wire.pack_handshake_request(self.offer())
         with joined(
             self.connect_options, SERVICE, offer, wire.parse_handshake_response, is_bare=is_bare
         ) as stream:
-            conversation = RawEnvSession(stream, self)
+            session = RawEnvSession(stream, self)
             try:
-                yield conversation
+                yield session
             finally:
-                # Also after a failure: the server may have one place only. How it closes is
-                # looked at where Close is what is checked.
-                conversation.leave(Close(conversation.new_id()))
+                # Also after a failure: the server may have one place only. Only the checks of
+                # Close look at the response.
+                session.leave(Close(session.new_id()))
 
 
 class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
     """One Join stream of an EnvService.
 
     Args:
-        stream: Used, not owned.
+        stream: The stream; not owned.
         subject: The endpoint.
     """
 
@@ -178,14 +175,14 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         self._contract = subject.contract
 
     def reset(self, **fields: Any) -> ResetDone:
-        """Reset; ``fields`` are those of the request."""
+        """Reset with the request's ``fields``."""
         return _expect(self.ask(Reset(self.new_id(), **fields)), ResetDone, "Reset")
 
     def step(self, action: bytes | None = None) -> StepDone:
         """Step with ``action``; by default one that lies within the action space.
 
         Raises:
-            ClauseBroken: The response is none to a Step, or not about this session's lanes.
+            ClauseBroken: The response is no StepResponse, or has another number of lanes.
         """
         done = _expect(self.ask(self.step_request(action)), StepDone, "Step")
         lanes = self._contract.num_envs
@@ -193,8 +190,8 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
             count = len(getattr(done, name))
             require(count == lanes, f"{name} has {count} entries for {lanes} lanes")
         for record in done.completed_episodes:
-            is_there = 0 <= record.env_index < lanes
-            require(is_there, f"a record is for lane {record.env_index} of {lanes}")
+            is_lane = 0 <= record.env_index < lanes
+            require(is_lane, f"a record is for lane {record.env_index} of {lanes}")
         return done
 
     def step_request(self, action: bytes | None = None) -> Step:
@@ -202,7 +199,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         return Step(self.new_id(), packed_rest(self._contract) if action is None else action)
 
     def step_on(self) -> StepDone:
-        """Step as ``step`` does, without an end.
+        """Step as ``step`` does, and require that no episode ends.
 
         Raises:
             ClauseNotObservable: An episode ends.
@@ -213,7 +210,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         return done
 
     def obey(self, *by_lane: ProbeCommand, **parts: Any) -> StepDone:
-        """Step the probe, one command a lane; lanes that are not named go on."""
+        """Step the probe with one command for each lane; further lanes get GO_ON."""
         return self.step(self.command(*by_lane, **parts))
 
     def command(self, *by_lane: ProbeCommand, **parts: Any) -> bytes:
@@ -223,7 +220,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         return values.encode_batch(self._contract.action_space, columns, self._contract.num_envs)
 
     def refused(self, request: EnvRequest, why: str) -> EnvFailed:
-        """Return the error that ``request`` must get, because of ``why``."""
+        """Send a request that must fail, since ``why``; return the error."""
         response = self.ask(request)
         if not isinstance(response, EnvFailed):
             name = type(response).__name__
@@ -233,14 +230,14 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         return response
 
     def close(self) -> Closed:
-        """Close, and return the answer."""
+        """Send Close; return the response."""
         return _expect(self.ask(Close(self.new_id())), Closed, "Close")
 
     def until_episode_ends(self) -> StepDone:
         """Step until a lane's episode has ended; return that step.
 
         Raises:
-            ClauseNotObservable: None ends.
+            ClauseNotObservable: No episode ends.
         """
         if self._subject.is_probe:
             return self.obey(ProbeCommand.TERMINATE)
@@ -255,7 +252,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
         """Return the columns of a batched observation.
 
         Raises:
-            ClauseBroken: ``data`` is none.
+            ClauseBroken: ``data`` is no batch of observations.
         """
         spec = self._contract.observation_space
         try:
@@ -264,7 +261,7 @@ class RawEnvSession(RawSession[EnvRequest, EnvResponse]):
             raise ClauseBroken(f"an observation does not decode: {error}") from error
 
     def steps_of(self, done: ResetDone | StepDone) -> list[int]:
-        """Return how many steps each lane of the probe has done."""
+        """Return the step count of each lane of the probe."""
         counts: list[int] = np.ravel(np.asarray(self.part(done.observation, "steps"))).tolist()
         return counts
 
@@ -282,14 +279,14 @@ def ended_lanes(done: StepDone) -> list[int]:
 
 
 def is_same(left: list[Column], right: list[Column]) -> bool:
-    """Tell whether two batches hold the same values."""
+    """Return whether two batches have the same values."""
     return all(np.array_equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 def _expect(response: EnvResponse, kind: type[ResponseT], request: str) -> ResponseT:
     if isinstance(response, kind):
         return response
-    says = ""
+    reason = ""
     if isinstance(response, EnvFailed):
-        says = f" ({response.code.name}: {response.message})"
-    raise ClauseBroken(f"{request} is answered with {type(response).__name__}{says}")
+        reason = f" ({response.code.name}: {response.message})"
+    raise ClauseBroken(f"{request} is answered with {type(response).__name__}{reason}")

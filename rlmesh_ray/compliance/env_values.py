@@ -79,7 +79,7 @@ def nan_is_rejected(subject: EnvSubject) -> None:
 
 @ENV.holds("structure.non-recoverable")
 def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
-    """Of every kind that the action space allows; afterwards nothing is served any more."""
+    """Of every kind that the action space allows; afterwards all requests are refused."""
     contract = subject.contract
     found = [
         *action_cases.without_key(contract),
@@ -92,7 +92,7 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
     for action in _needed(found, "anything but Text"):
         with subject.session() as session:
             session.reset()
-            error = session.refused(session.step_request(action), "with a structural deviation")
+            error = session.refused(session.step_request(action), "with a structural violation")
             require(not error.is_recoverable, f"recoverable: {error.message!r}")
             # The server may also have ended the stream.
             with suppress(EndpointLostError):
@@ -101,7 +101,7 @@ def a_structural_rejection_is_non_recoverable(subject: EnvSubject) -> None:
 
 @ENV.holds("range.policy")
 def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
-    """Actions beyond a finite bound; the operator tells which policy the server has."""
+    """Actions beyond a finite bound; the operator states the server's policy."""
     found = _needed(action_cases.out_of_range(subject.contract), "Box with a finite bound")
     for action in found:
         _require_policy(subject, action, "an action beyond its bound")
@@ -113,7 +113,7 @@ def values_out_of_range_follow_the_policy(subject: EnvSubject) -> None:
 
 @ENV.holds("range.infinite")
 def an_infinity_is_in_range_where_the_bound_is_infinite(subject: EnvSubject) -> None:
-    """Delivered without a warning, whatever the policy."""
+    """Delivered without a warning, under every policy."""
     subject.probe()
     with subject.session() as session:
         session.reset()
@@ -131,8 +131,8 @@ def texts_follow_the_policy(subject: EnvSubject) -> None:
         _require_policy(subject, action, "a Text of a wrong length")
     if subject.is_probe:
         with subject.session() as session:
-            stranger = session.command(text="z")
-        _require_policy(subject, stranger, "a Text with a character outside its charset")
+            outside = session.command(text="z")
+        _require_policy(subject, outside, "a Text with a character outside its charset")
 
 
 @ENV.holds("range.shared")
@@ -163,7 +163,7 @@ def wrong_observations_do_not_reach_the_client(subject: EnvSubject) -> None:
 
 @ENV.holds("enforcement.actions")
 def actions_reach_the_environment_as_they_were_sent(subject: EnvSubject) -> None:
-    """By the probe's echo, part by part; a value out of range too, where it is delivered."""
+    """By the probe's echo, part by part; also a value out of range, where it is delivered."""
     subject.probe()
     parts = {
         "box": np.array([0.25, -0.75], np.float32),
@@ -204,7 +204,7 @@ def bytes_of_another_dtype_are_rejected(subject: EnvSubject) -> None:
 
 @ENV.holds("dtype.integers")
 def floats_become_integers_only_if_nothing_is_lost(subject: EnvSubject) -> None:
-    """An integral float is coerced; a fraction and what is too large are rejected."""
+    """An integral float is coerced; a fraction and too large a float are rejected."""
     subject.probe()
     with subject.session() as session:
         session.reset()
@@ -244,12 +244,12 @@ def warnings_stand_in_the_infos(subject: EnvSubject) -> None:
 
 
 @ENV.holds("warnings.once")
-def each_deviation_is_told_once(subject: EnvSubject) -> None:
-    """By kind and path, for the life of the session; another path or kind is told anew."""
+def each_violation_is_reported_once(subject: EnvSubject) -> None:
+    """By kind and path, during the session; another path or kind is reported again."""
     beyond = np.array([2.0, 0.0], np.float32)
     with _warned(subject) as session:
         session.reset()
-        told = [
+        warned = [
             WARNING_KEY in done.infos
             for done in (
                 session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE),
@@ -262,16 +262,16 @@ def each_deviation_is_told_once(subject: EnvSubject) -> None:
                 session.obey(text="zzzzz"),
             )
         ]
-    require(told[0], "the first deviation is not warned about")
-    require(told[1:4] == [False] * 3, "the same deviation is warned about again")
-    require(told[4] and told[5], "a deviation of another path is not warned about")
-    require(told[6], "another kind of deviation of the same path is not warned about")
-    require(not told[7], "two deviations that were told before are warned about again")
+    require(warned[0], "the first violation is not warned about")
+    require(warned[1:4] == [False] * 3, "the same violation is warned about again")
+    require(warned[4] and warned[5], "a violation of another path is not warned about")
+    require(warned[6], "another kind of violation of the same path is not warned about")
+    require(not warned[7], "two violations that were warned about before are warned about again")
 
 
 @ENV.holds("warnings.advisory")
 def a_warning_leaves_value_and_session_as_they_are(subject: EnvSubject) -> None:
-    """The value is delivered unaltered; Steps and Resets go on as before."""
+    """The value is delivered unaltered; later Steps and Resets succeed."""
     with _warned(subject) as session:
         session.reset()
         done = session.obey(ProbeCommand.OBSERVE_OUT_OF_RANGE)
@@ -290,11 +290,11 @@ def _warned(subject: EnvSubject) -> AbstractContextManager[RawEnvSession]:
 
 
 def _require_rejected(subject: EnvSubject, found: list[bytes], what: str) -> None:
-    """Require an error for each of these actions, in a session of its own."""
+    """Require an error for each of these actions, each in its own session."""
     for action in _needed(found, what):
         with subject.session() as session:
             session.reset()
-            session.refused(session.step_request(action), f"with a {what} that is none")
+            session.refused(session.step_request(action), f"with an invalid {what}")
 
 
 def _require_fatal(error: EnvFailed, command: ProbeCommand) -> None:
@@ -314,8 +314,8 @@ def _require_treated(subject: EnvSubject, response: EnvResponse, what: str) -> N
     if isinstance(response, EnvFailed):
         if response.is_recoverable and not subject.is_probe:
             raise ClauseNotObservable(f"the environment itself refuses {what}: {response.message}")
-        says = f"{policy.value}: {what} is rejected: {response.message!r}"
-        require(policy is ValidationMode.STRICT and not response.is_recoverable, says)
+        message = f"{policy.value}: {what} is rejected: {response.message!r}"
+        require(policy is ValidationMode.STRICT and not response.is_recoverable, message)
         return
     if not isinstance(response, ResetDone | StepDone):
         raise ClauseBroken(f"{what} is answered with {type(response).__name__}")

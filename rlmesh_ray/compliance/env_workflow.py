@@ -44,7 +44,7 @@ def responses_come_in_the_order_of_arrival(subject: EnvSubject) -> None:
 
 @ENV.holds("ordering.one-response")
 def every_request_has_one_response(subject: EnvSubject) -> None:
-    """Ids are counted over everything that comes up to the end of the stream."""
+    """Ids are counted over all responses up to the end of the stream."""
     with subject.session() as session:
         sent, responses = _pipeline(subject, session)
     counts = Counter(response.request_id for response in responses)
@@ -54,7 +54,7 @@ def every_request_has_one_response(subject: EnvSubject) -> None:
 
 @ENV.holds("ordering.in-band")
 def what_cannot_be_satisfied_is_answered_in_band(subject: EnvSubject) -> None:
-    """Arguments that no server can make sense of, each in a session of its own."""
+    """Invalid arguments, each in its own session."""
     lanes = subject.contract.num_envs
     wrong = packed_rest(subject.contract) + b"\xff"
     requests: list[tuple[Reset | Step, str]] = [
@@ -81,7 +81,7 @@ def the_vector_is_as_wide_as_the_contract_says(subject: EnvSubject) -> None:
 
 @ENV.holds("vector.batches")
 def values_are_batches_over_all_lanes(subject: EnvSubject) -> None:
-    """Observations decode as such; an action over more or fewer lanes is refused."""
+    """Observations decode as batches; an action over more or fewer lanes is refused."""
     contract = subject.contract
     with subject.session() as session:
         session.observation(session.reset().observation)
@@ -123,7 +123,7 @@ def entries_stand_in_the_order_of_the_lanes(subject: EnvSubject) -> None:
 
 @ENV.holds("reset.all-lanes")
 def reset_starts_all_lanes(subject: EnvSubject) -> None:
-    """In mid-episode: every lane has a new id; the probe is where the first Reset had it."""
+    """In mid-episode: every lane has a new id; the probe is in the state of the first Reset."""
     seeds = tuple(range(7, 7 + subject.contract.num_envs))
     with subject.session() as session:
         first = session.reset(seeds=seeds)
@@ -140,7 +140,7 @@ def reset_starts_all_lanes(subject: EnvSubject) -> None:
 
 @ENV.holds("reset.first")
 def a_step_before_the_first_reset_is_refused(subject: EnvSubject) -> None:
-    """NOT_READY, and a Reset mends it."""
+    """NOT_READY; after a Reset it succeeds."""
     with subject.session() as session:
         error = session.refused(session.step_request(), "before the first Reset")
         require(error.code is EnvErrorCode.NOT_READY, f"its code is {error.code.name}")
@@ -169,7 +169,7 @@ def seeds_are_empty_or_one_a_lane(subject: EnvSubject) -> None:
 
 @ENV.holds("reset.response")
 def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
-    """The batch decodes, and every lane has an id of its own."""
+    """The batch decodes, and every lane has a different id."""
     with subject.session() as session:
         done = session.reset()
         session.observation(done.observation)
@@ -180,7 +180,7 @@ def reset_gives_observations_and_ids(subject: EnvSubject) -> None:
 
 @ENV.holds("step.all-lanes")
 def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
-    """By what Close tells about episodes that are still running; the probe counts itself."""
+    """By the records in the response to Close; the probe counts itself."""
     with subject.session() as session:
         session.reset()
         done = session.step_on()
@@ -189,7 +189,7 @@ def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
             require(set(steps) == {1}, f"after one Step the lanes have done {steps} steps")
         records = session.close().final_episodes
     if not records:
-        raise ClauseNotObservable("Close tells of no episodes")
+        raise ClauseNotObservable("Close reports no episodes")
     counts = {record.env_index: record.step_count for record in records}
     expected = dict.fromkeys(range(subject.contract.num_envs), 1)
     require(counts == expected, f"after one Step the lanes have done {counts} steps")
@@ -197,7 +197,7 @@ def a_step_is_one_of_each_lane(subject: EnvSubject) -> None:
 
 @ENV.holds("step.response")
 def a_step_gives_all_there_is(subject: EnvSubject) -> None:
-    """Observation, current ids, and the infos that the environment gave."""
+    """Observation, current ids, and the environment's infos."""
     with subject.session() as session:
         ids = session.reset().episode_ids
         done = session.step_on()
@@ -209,20 +209,20 @@ def a_step_gives_all_there_is(subject: EnvSubject) -> None:
 
 @ENV.holds("wire.unreadable")
 def a_frame_that_is_no_request_is_answered_in_band(subject: EnvSubject) -> None:
-    """A message without a kind. Bytes that are no message may also end the stream clearly."""
+    """A message without a kind. Bytes that are no message may also end the stream with a status."""
     with subject.session() as session:
         session.reset()
         _require_error(session, b"")
     with subject.session() as session:
         session.reset()
-        # Many servers leave the decoding to gRPC, which ends the stream with a status.
+        # In many servers gRPC decodes, and ends the stream with a status.
         with suppress(EndpointLostError):
             _require_error(session, b"\xff\xff\xff\xff")
 
 
 @ENV.holds("wire.bare-join")
 def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
-    """By what its first message shows: clients of other makes have no id to show."""
+    """By its first message: clients of other implementations have no session id."""
     with subject.session(is_bare=True) as session:
         session.reset()
         session.step()
@@ -230,7 +230,7 @@ def a_join_without_a_session_id_is_served(subject: EnvSubject) -> None:
 
 @ENV.holds("wire.partial-reset")
 def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
-    """The other lanes keep id, observation and count; a server without the feature refuses."""
+    """The other lanes keep id, observation and count; a server without the feature refuses it."""
     lanes = subject.contract.num_envs
     if lanes < 2:
         raise ClauseNotObservable("needs more than one lane")
@@ -268,7 +268,7 @@ def env_indices_restart_just_those_lanes(subject: EnvSubject) -> None:
 
 @ENV.holds("wire.step-lanes")
 def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
-    """The field is reserved: a Step moves all lanes or none."""
+    """The field is reserved: a Step steps all lanes or none."""
     with subject.session() as session:
         session.reset()
         action = packed_rest(subject.contract)
@@ -277,7 +277,7 @@ def env_indices_of_a_step_are_refused(subject: EnvSubject) -> None:
 
 
 def _pipeline(subject: EnvSubject, session: RawEnvSession) -> tuple[list[str], list[EnvResponse]]:
-    """Send a whole session at once; return the ids that were sent, and all that came back."""
+    """Send a whole session at once; return the sent ids, and all responses."""
     requests: list[Reset | Step | Render | Close] = [session.step_request()]
     for number in range(_PIPELINED_STEPS):
         if number % 10 == 0:

@@ -1,19 +1,19 @@
-"""How a check speaks: silence when the clause holds, one of two exceptions when not."""
+"""Results of checks: a check returns if its clause holds, and raises one of two exceptions else."""
 
 import enum
 from dataclasses import dataclass
 
 
 class ClauseBroken(Exception):  # a verdict rather than an error
-    """The server breaks the clause; the message says what it did."""
+    """The server violates the clause; the message says how."""
 
 
 class ClauseNotObservable(Exception):
-    """This endpoint gives no occasion to see the clause; the message says what is missing."""
+    """The clause cannot be checked with this endpoint; the message says what is missing."""
 
 
 class Verdict(enum.Enum):
-    """What became of one check."""
+    """Verdict of one check."""
 
     HOLDS = "holds"
     BROKEN = "broken"
@@ -30,10 +30,10 @@ class Finding:
     """``"env"`` or ``"model"``."""
     verdict: Verdict
     message: str = ""
-    """What the server did, or what is missing; empty when the clause holds."""
+    """The violation, or what is missing; empty where the clause holds."""
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise Broken with ``message`` unless ``condition`` holds."""
+    """Raise ClauseBroken with ``message`` unless ``condition`` holds."""
     if not condition:
         raise ClauseBroken(message)

@@ -1,4 +1,4 @@
-"""The model endpoint under test: raw conversations with it, one request at a time or many."""
+"""ModelSubject: the model endpoint under test, and raw sessions with it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,25 +47,25 @@ SERVICE = "/rlmesh.model.v1.ModelService/"
 HANDSHAKE = SERVICE + "Handshake"
 ROUTE = "check-route"
 END_REMEDY = "allow it with --may-end-endpoint"
-"""What lets a check do what may end the endpoint."""
+"""The option that allows checks which may end the endpoint."""
 
 
 @dataclass
 class ModelSubject:
-    """A ModelService at some address; each conversation is a session of its own."""
+    """A ModelService under test."""
 
     connect_options: ConnectOptions
     contract: EnvContract
-    """Of an environment in which the policy can act: the handshake does not tell."""
+    """Contract of an environment in which the policy can act; the handshake has none."""
     may_ask_shutdown: bool = False
-    """Whether Shutdown and Close may be sent; after either the participant may be gone."""
+    """Whether Shutdown and Close may be sent; after either the server may be gone."""
     answer_timeout_s: float = 60.0
-    """How long any answer may take; a check sets no deadline beyond it."""
+    """Timeout of each response; longer than any deadline that a check sets."""
     is_shut_down: bool = field(default=False, init=False)
-    """Whether a Shutdown has been accepted: nothing is to be expected of the endpoint then."""
+    """Whether a Shutdown has been accepted: the endpoint is gone then."""
 
     def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to a handshake that differs from ours by ``changes``."""
+        """Return the answer to the package's offer with ``changes``."""
         return wire.parse_handshake_response(
             call_once(
                 self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer(**changes))
@@ -73,7 +73,7 @@ class ModelSubject:
         )
 
     def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return our own offer with ``changes``."""
+        """Return the package's offer with ``changes``."""
         own = make_handshake_request(
             "rlmesh-ray check",
             __version__,
@@ -83,7 +83,7 @@ class ModelSubject:
         return replace(own, **changes)
 
     def has_contract(self) -> bool:
-        """Tell whether the answer has a contract, where an EnvService has it (field 6)."""
+        """Return whether the answer has a contract in the field of an EnvService (6)."""
         reply = call_once(
             self.connect_options, HANDSHAKE, wire.pack_handshake_request(self.offer())
         )
@@ -94,7 +94,7 @@ class ModelSubject:
 
     @property
     def is_concurrent(self) -> bool:
-        """Whether routes are said to be served at once."""
+        """Whether the server has the capability CONCURRENT_PREDICT."""
         return capabilities.CONCURRENT_PREDICT in self.shake_hands().capabilities
 
     def ask_shutdown(self) -> tuple[bool, str]:
@@ -110,16 +110,16 @@ class ModelSubject:
 
     @cached_property
     def policy_problem(self) -> str:
-        """Why the policy cannot act in the contract's environment; empty when it can.
+        """Why the policy cannot act in the contract's environment; empty where it can.
 
-        Found out once: everything that needs a prediction would fail for the same reason, which
-        is not the server's.
+        Cached: every check that needs a prediction would fail for this reason, which is not the
+        server's fault.
         """
         with self.session() as session:
             response = session.ask(session.configure_request())
             if isinstance(response, RouteConfigured):
                 response = session.ask(session.predict_request())
-        # NOT_CONFIGURED is no word about the policy, on a route that was configured.
+        # NOT_CONFIGURED on a configured route is an error of the server, not of the policy.
         if not isinstance(response, ModelFailed) or response.code is ModelErrorCode.NOT_CONFIGURED:
             return ""
         return (
@@ -129,12 +129,12 @@ class ModelSubject:
 
     @property
     def known_policy_problem(self) -> str | None:
-        """The ``policy_problem``; None where it has not been looked for."""
+        """The ``policy_problem``; None where it has not been determined."""
         return self.__dict__.get("policy_problem") or None
 
     @property
     def wide_contract(self) -> EnvContract:
-        """The contract, with two lanes if it has only one: what is in order can be seen then."""
+        """The contract with at least two lanes, as checks of order need it."""
         return replace(self.contract, num_envs=max(self.contract.num_envs, 2))
 
     def raw_session(self) -> None:
@@ -145,10 +145,10 @@ class ModelSubject:
 
     @contextmanager
     def acting(self) -> "Iterator[RawModelSession]":
-        """Open a session in which the policy has to act.
+        """Open a session for predictions.
 
         Raises:
-            ClauseNotObservable: It cannot, in the contract's environment.
+            ClauseNotObservable: The policy cannot act in the contract's environment.
         """
         if self.policy_problem:
             raise ClauseNotObservable(self.policy_problem)
@@ -159,29 +159,29 @@ class ModelSubject:
     def session(self) -> "Iterator[RawModelSession]":
         """Open a session as a conforming runtime does.
 
-        It is left without Close, which may end the whole participant.
+        It ends without Close, which may end the whole server.
         """
-        given = ""
+        session_id = ""
 
         def parse(frame: bytes) -> HandshakeResponse:
-            nonlocal given
+            nonlocal session_id
             answer = wire.parse_handshake_response(frame)
-            given = answer.capabilities.get(capabilities.SESSION, "")
+            session_id = answer.capabilities.get(capabilities.SESSION, "")
             return answer
 
         with joined(
             self.connect_options, SERVICE, wire.pack_handshake_request(self.offer()), parse
         ) as stream:
-            yield RawModelSession(self, stream, given or uuid4().hex)
+            yield RawModelSession(self, stream, session_id or uuid4().hex)
 
 
 class RawModelSession(RawSession[ModelRequest, ModelResponse]):
     """One Join stream of a ModelService.
 
     Args:
-        subject: Whose it is.
-        stream: Used, not owned.
-        session_id: That every context carries: the server's own, if it gave one.
+        subject: The endpoint.
+        stream: The stream; not owned.
+        session_id: Session id in every context: the server's, if it sent one.
     """
 
     def __init__(self, subject: ModelSubject, stream: JoinStream, session_id: str) -> None:
@@ -193,11 +193,11 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
     def configure_request(
         self, route_id: str = ROUTE, contract: EnvContract | None = None
     ) -> ConfigureRoute:
-        """Return a ConfigureRoute that has not been sent; later requests follow its contract.
+        """Return a ConfigureRoute that has not been sent; later requests use its contract.
 
         Args:
-            route_id: What to open.
-            contract: Default: the subject's.
+            route_id: The route.
+            contract: Contract of the route; default: the subject's.
         """
         self._contracts[route_id] = self._subject.contract if contract is None else contract
         request_id = self.new_id()
@@ -216,10 +216,10 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
         """Return a Predict that has not been sent.
 
         Args:
-            route_id: Where to.
-            slots: One a row; default: one a lane, at ``step``.
-            step: Of the default's episodes; 0 is their beginning.
-            columns: Of the observations, one row a slot; default: all alike.
+            route_id: The route.
+            slots: One for each row; default: one for each lane, at ``step``.
+            step: Step of the default slots' episodes; 0 is the first.
+            columns: Columns of the observations, one row for each slot; default: equal rows.
         """
         contract = self._contract(route_id)
         if slots is None:
@@ -248,16 +248,16 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
         """
         response = self.ask(self.configure_request(route_id, contract))
         if isinstance(response, ModelFailed):
-            told = self._contracts.pop(route_id)
+            refused = self._contracts.pop(route_id)
             raise ClauseNotObservable(
-                f"the policy refuses {told.id} with {told.num_envs} lanes "
+                f"the policy refuses {refused.id} with {refused.num_envs} lanes "
                 f"({response.code.name}: {response.message})"
             )
         if not isinstance(response, RouteConfigured):
             raise ClauseBroken(f"ConfigureRoute is answered with {type(response).__name__}")
 
     def predict(self, request: Predict | None = None) -> Predicted:
-        """Ask for actions and return them; by default one for every lane."""
+        """Send a Predict, by default for every lane; return the response."""
         response = self.ask(request or self.predict_request())
         if isinstance(response, ModelFailed):
             raise ClauseBroken(f"Predict fails ({response.code.name}: {response.message})")
@@ -266,7 +266,7 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
         return response
 
     def refused(self, request: ModelRequest, why: str) -> ModelFailed:
-        """Return the error that ``request`` must get, because of ``why``."""
+        """Send a request that must fail, since ``why``; return the error."""
         response = self.ask(request)
         if not isinstance(response, ModelFailed):
             name = type(response).__name__
@@ -276,7 +276,7 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
         return response
 
     def must_be_unconfigured(self, request: ModelRequest, when: str) -> ModelFailed:
-        """Require NOT_CONFIGURED, and return the error."""
+        """Send a request that must get NOT_CONFIGURED; return the error."""
         error = self.refused(request, when)
         require(
             error.code is ModelErrorCode.NOT_CONFIGURED,
@@ -285,10 +285,10 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
         return error
 
     def actions(self, response: Predicted, num_slots: int, route_id: str = ROUTE) -> list[Column]:
-        """Return the columns of the actions: one action of the route's space a slot.
+        """Return the columns of the actions, one row for each slot.
 
         Raises:
-            ClauseBroken: They are something else.
+            ClauseBroken: They are no such batch of the route's action space.
         """
         spec = self._contract(route_id).action_space
         try:
@@ -310,5 +310,5 @@ class RawModelSession(RawSession[ModelRequest, ModelResponse]):
 
 
 def slot(lane: int, step: int = 0, episode: str = "") -> PredictSlot:
-    """Return a row's slot; by default of the one episode of its lane."""
+    """Return the slot of a row; by default of its lane's default episode."""
     return PredictSlot(lane, episode or f"episode-{lane}", step, step == 0)

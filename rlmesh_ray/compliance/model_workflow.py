@@ -37,7 +37,7 @@ _PIPELINED = 20
 @MODEL.holds("route.configure-first")
 def predict_needs_a_configured_route(subject: ModelSubject) -> None:
     """NOT_CONFIGURED at first, and also while another route is open."""
-    when = "on a route that nobody opened"
+    when = "on a route that is not open"
     with subject.session() as session:
         session.must_be_unconfigured(session.predict_request(), when)
     with subject.acting() as session:
@@ -49,10 +49,10 @@ def predict_needs_a_configured_route(subject: ModelSubject) -> None:
 
 @MODEL.holds("route.contract-fixed")
 def a_route_keeps_its_contract(subject: ModelSubject) -> None:
-    """Whatever is opened or closed beside it, under another contract if the model takes one.
+    """While another route opens and closes, with another contract if the model accepts one.
 
-    The text leaves open whether an open route may be configured again: a server may refuse it.
-    Under the contract that it has had already, the route must go on in either case.
+    The text does not define whether an open route may be configured again: a server may refuse it.
+    With the same contract the route must go on in either case.
     """
     contract = subject.wide_contract
     with _beside_another_contract(subject) as session:
@@ -70,9 +70,9 @@ def a_route_keeps_its_contract(subject: ModelSubject) -> None:
 
 @contextmanager
 def _beside_another_contract(subject: ModelSubject) -> Iterator[RawModelSession]:
-    """Open two routes: one with all lanes, and one as different from it as the model takes.
+    """Open two routes: one with all lanes, and one as different from it as the model accepts.
 
-    Each attempt has a session of its own, since a refusal may end it.
+    Each attempt has its own session, since a refusal may end it.
     """
     contract = subject.wide_contract
     other_spaces = replace(
@@ -94,7 +94,7 @@ def _beside_another_contract(subject: ModelSubject) -> Iterator[RawModelSession]
 
 @MODEL.holds("route.close")
 def close_route_releases_the_route(subject: ModelSubject) -> None:
-    """NOT_CONFIGURED afterwards, until it is configured anew."""
+    """NOT_CONFIGURED afterwards, until it is configured again."""
     with subject.acting() as session:
         session.configure()
         closed = session.ask(session.close_route_request())
@@ -116,7 +116,7 @@ def observations_are_of_the_routes_space(subject: ModelSubject) -> None:
 
 @MODEL.holds("predict.context")
 def the_response_mirrors_the_context(subject: ModelSubject) -> None:
-    """Session, route, request id and slots, as they were, of lanes at different steps."""
+    """Session, route, request id and slots unchanged, for lanes at different steps."""
     with subject.acting() as session:
         session.configure(ROUTE, subject.wide_contract)
         for slots in ([slot(0)], [slot(1, 0, "a later episode"), slot(0, 1)]):
@@ -127,7 +127,7 @@ def the_response_mirrors_the_context(subject: ModelSubject) -> None:
 
 @MODEL.holds("predict.actions")
 def there_is_one_action_a_slot(subject: ModelSubject) -> None:
-    """For all lanes, for one of them, and each action in the place of its slot."""
+    """For all lanes, for one lane, and in the order of the slots."""
     lanes = subject.contract.num_envs
     with subject.acting() as session:
         session.configure()
@@ -141,7 +141,7 @@ def there_is_one_action_a_slot(subject: ModelSubject) -> None:
 
 @MODEL.holds("model.one-response")
 def every_request_has_one_response(subject: ModelSubject) -> None:
-    """On one route, whose order makes the last response the end of the count."""
+    """On one route, whose responses are in order: the last one ends the count."""
     with subject.acting() as session:
         session.configure()
         is_recoverable = session.refused(_misshapen(session), "of a wrong size").is_recoverable
@@ -150,7 +150,7 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
         requests: list[ModelRequest] = [
             session.predict_request(step=step) for step in range(_PIPELINED)
         ]
-        if is_recoverable:  # one that is not lets the server end the session
+        if is_recoverable:  # after another error the server may end the session
             requests.insert(3, _misshapen(session))
         last = session.close_route_request()
         for request in (*requests, last):
@@ -166,9 +166,9 @@ def every_request_has_one_response(subject: ModelSubject) -> None:
 
 @MODEL.holds("model.in-band")
 def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
-    """A route that is not there, an observation that is none, a contract that is missing."""
+    """A missing route, an invalid observation, a missing contract."""
     errors = []
-    # One session for each: an error may end it.
+    # One session for each, since an error may end it.
     with subject.session() as session:
         errors.append(session.refused(session.predict_request(), "without a route"))
     with subject.session() as session:
@@ -184,7 +184,7 @@ def failures_have_a_code_and_a_message(subject: ModelSubject) -> None:
 
 @MODEL.holds("model.recoverable")
 def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
-    """As if nothing had been."""
+    """The next Predict succeeds."""
     with subject.acting() as session:
         session.configure()
         if session.refused(_misshapen(session), "of a wrong size").is_recoverable:
@@ -195,7 +195,7 @@ def a_session_goes_on_after_a_recoverable_error(subject: ModelSubject) -> None:
 def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
     """On two routes, in the order of arrival."""
     if subject.is_concurrent:
-        raise ClauseNotObservable("the server says that it answers routes in any order")
+        raise ClauseNotObservable("the server has the capability concurrent_predict")
     with subject.session() as session:
         requests = _two_routes(session)
         for request in requests:
@@ -207,42 +207,42 @@ def without_the_capability_answers_come_as_asked(subject: ModelSubject) -> None:
 
 @MODEL.holds("model.route-order")
 def requests_of_a_route_take_effect_in_order(subject: ModelSubject) -> None:
-    """A route's whole life is sent at once, and another begins.
+    """A route's whole lifecycle is sent at once, and another one starts.
 
-    What a policy does about lifecycles in the inside (on_reset, the end of an episode) cannot be
-    seen from here: no response tells of it. That is the server's own to test.
+    A policy's handling of lifecycles (on_reset, the end of an episode) is not visible in any
+    response, and cannot be checked.
     """
     with subject.session() as session:
         is_recoverable = session.refused(session.predict_request(), "of no route").is_recoverable
     with subject.acting() as session:
         session.configure()
         session.ask(session.close_route_request())
-        life: list[ModelRequest] = [
+        requests: list[ModelRequest] = [
             session.configure_request(),
             *(session.predict_request(step=step) for step in range(5)),
             session.close_route_request(),
         ]
         effects: list[type[ModelResponse]] = [RouteConfigured, *[Predicted] * 5, RouteClosed]
-        if is_recoverable:  # an error that is not lets the server end the session
-            life += [session.predict_request(), session.configure_request()]
-            life.append(session.predict_request())
+        if is_recoverable:  # after another error the server may end the session
+            requests += [session.predict_request(), session.configure_request()]
+            requests.append(session.predict_request())
             effects += [ModelFailed, RouteConfigured, Predicted]
-        for request in life:
+        for request in requests:
             session.send(request)
-        responses = [session.receive() for _ in life]
+        responses = [session.receive() for _ in requests]
     order = [response.request_id for response in responses]
-    expected = [request.request_id for request in life]
+    expected = [request.request_id for request in requests]
     require(order == expected, f"responses of one route came in the order {order}")
     found = [type(response) for response in responses]
     names = [kind.__name__ for kind in found]
-    require(found == effects, f"a route's life sent at once had the effects {names}")
+    require(found == effects, f"a route's requests, sent at once, had the effects {names}")
 
 
 @MODEL.holds("model.close-drains")
 def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
-    """Sent behind predictions on two routes; then the stream ends.
+    """Sent after predictions on two routes; then the stream ends.
 
-    Only where the operator allows it: by the text, Close may end the whole participant.
+    Only where the operator allows it: by the text, Close may end the whole server.
     """
     if not subject.may_ask_shutdown:
         raise ClauseNotObservable(f"would send Close, which may end the endpoint; {END_REMEDY}")
@@ -266,8 +266,8 @@ def close_is_answered_after_everything_else(subject: ModelSubject) -> None:
 
 def _misshapen(session: RawModelSession) -> Predict:
     """Return a Predict whose observation has a byte too many."""
-    right = session.predict_request()
-    return replace(right, observation=right.observation + b"\xff")
+    valid = session.predict_request()
+    return replace(valid, observation=valid.observation + b"\xff")
 
 
 def _two_routes(session: RawModelSession) -> list[ModelRequest]:

@@ -1,4 +1,4 @@
-"""Observations for checks of models: rows that differ, near to where a policy may have been."""
+"""Observation batches for checks of models: rows that differ, with moderate values."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from rlmesh_ray.spaces.spec import (
     TextSpec,
 )
 
-# Of a Box's integers: the range of a picture's.
+# Largest offset of a Box's integers: the range of a pixel.
 _MOST_STEPS_UP = 255
-# Of a Text: as far above its least length.
+# Largest offset of a Text's length from its minimum.
 _MOST_LETTERS = 8
 
 
 def varied(spec: SpaceSpec, num_rows: int, seed: int) -> list[Column]:
-    """Return columns of ``num_rows`` observations within ``spec``, drawn by ``seed``.
+    """Return columns of ``num_rows`` random observations within ``spec``.
 
-    Numbers stay near zero also where bounds are at the end of the dtype: a policy that overflows
-    would be blamed for what no environment shows it.
+    Numbers stay near zero also where bounds are at the end of the dtype, since a policy may
+    overflow for values that no environment has.
     """
     rng = np.random.default_rng(seed)
     rest = conforming(spec, num_rows)
@@ -32,7 +32,7 @@ def varied(spec: SpaceSpec, num_rows: int, seed: int) -> list[Column]:
 
 
 def rows(columns: list[Column], *chosen: int) -> list[Column]:
-    """Return some rows of a batch, in the order in which they are named."""
+    """Return the ``chosen`` rows of a batch, in that order."""
     return [
         tuple(column[row] for row in chosen) if isinstance(column, tuple) else column[list(chosen)]
         for column in columns

@@ -1,19 +1,19 @@
-"""The probe: an environment that shows on demand what the edition speaks about.
+"""Specification of the probe: an environment that executes commands of the checks.
 
-Some sentences can be watched with any environment, others need one that ends an episode,
-sleeps or gives a wrong observation when it is told to. A server that hosts the probe can be
-checked on all of them. This module is its description, for implementers in any language;
-``rlmesh_ray.testing.probe_env`` is the implementation in Python.
+Some clauses can be checked with any environment; others need one that ends an episode, sleeps or
+returns a wrong observation on command. A server that hosts the probe can be checked on all clauses.
+This module specifies it, for implementers in any language; ``rlmesh_ray.testing.probe_env`` is the
+implementation in Python.
 
 - The contract's metadata has ``METADATA_KEY`` = 1. Any number of lanes, any autoreset mode.
-- ``ACTION_SPACE``: ``command`` says what to do (``ProbeCommand``), the rest is echoed.
+- ``ACTION_SPACE``: ``command`` is a ``ProbeCommand``, the rest is echoed.
 - ``OBSERVATION_SPACE``: ``steps`` counts the steps of the episode, ``noise`` depends on the
   seed and the step alone, ``echo`` is the last action without its command (at a reset
   ``REST``).
 - The reward is ``box[0]`` of the action; 0 where that is infinite, since servers may warn of it.
-- Infos hold ``steps`` and ``command``, both integers.
-- ``options["command"]`` makes a reset do what a step would (FAIL, SLEEP and the observations).
-- Render mode ``rgb_array``: any picture.
+- Infos have ``steps`` and ``command``, both integers.
+- ``options["command"]`` makes a reset execute a command (FAIL, SLEEP and the observations).
+- Render mode ``rgb_array``: any frame.
 """
 
 import enum
@@ -33,11 +33,11 @@ from rlmesh_ray.spaces.spec import (
 
 METADATA_KEY = "rlmesh_ray.probe"
 SLEEP_S = 1.5
-"""How long SLEEP sleeps; longer than any deadline that a check sets."""
+"""Duration of SLEEP; longer than any deadline that a check sets."""
 
 
 class ProbeCommand(enum.IntEnum):
-    """What a lane of the probe does in a step."""
+    """Command to a lane of the probe for one step."""
 
     GO_ON = 0
     TERMINATE = 1
@@ -57,13 +57,13 @@ class ProbeCommand(enum.IntEnum):
     OBSERVE_MISSING_KEY = 8
     """The observation has no ``noise``."""
     OBSERVE_INTEGRAL_FLOAT = 9
-    """``steps`` is held as a float, of an integral value: coerced."""
+    """``steps`` is a float with an integral value, to be coerced."""
     OBSERVE_FRACTION = 10
     """``steps`` is 0.5: no integer."""
     OBSERVE_DOUBLE = 11
-    """``noise`` is ``[0.25, 0.1]`` at double precision: coerced."""
+    """``noise`` is ``[0.25, 0.1]`` at double precision, to be coerced."""
     OBSERVE_TOO_LARGE = 12
-    """``steps`` is held as a float of value 2 ** 40: beyond its dtype."""
+    """``steps`` is a float of value 2 ** 40: beyond its dtype."""
 
 
 def _box(low: list[float], high: list[float], shape: tuple[int, ...], dtype: str) -> BoxSpec:
@@ -102,4 +102,4 @@ REST: dict[str, Any] = {
     "text": "a",
     "pair": (0, 0),
 }
-"""What ``echo`` is before the first step."""
+"""Value of ``echo`` before the first step."""

@@ -1,4 +1,4 @@
-"""What a check says and hears: handshakes and Join streams, frame by frame."""
+"""RawSession: handshakes and Join streams for checks, frame by frame."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -20,10 +20,10 @@ ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 def call_once(connect_options: ConnectOptions, path: str, data: bytes) -> bytes:
-    """Make a unary call on a connection of its own and return the reply's bytes.
+    """Make a unary call on a new connection and return the bytes of its response.
 
     Raises:
-        EndpointError: It failed; the class says how.
+        EndpointError: The call failed.
     """
     channel = connect_options.open()
     try:
@@ -41,14 +41,14 @@ def joined(
     *,
     is_bare: bool = False,
 ) -> Iterator[JoinStream]:
-    """Open a session as a conforming client does; the stream is cut off at the end.
+    """Open a session as a conforming client does; the stream is cancelled at the end.
 
     Args:
-        connect_options: The endpoint.
+        connect_options: Connection to the endpoint.
         service: Path of the service, with both slashes.
         offer: Frame of the handshake.
-        parse_handshake_response: Of the service's dialect.
-        is_bare: Whether the session id of the handshake is kept back.
+        parse_handshake_response: Decoder of the service's HandshakeResponse.
+        is_bare: Whether to omit the session id of the handshake.
 
     Raises:
         ClauseBroken: The handshake is refused.
@@ -77,10 +77,10 @@ class RawSession(Generic[RequestT, ResponseT]):
     """One Join stream.
 
     Args:
-        stream: Used, not owned.
-        pack: Requests to frames.
-        parse: Frames to responses.
-        timeout_s: How long any answer may take.
+        stream: The stream; not owned.
+        pack: Encoder of requests.
+        parse: Decoder of responses.
+        timeout_s: Timeout of each response.
     """
 
     def __init__(
@@ -98,26 +98,26 @@ class RawSession(Generic[RequestT, ResponseT]):
         self.has_ended = False
         """Whether the end of the stream has been seen."""
         self.last_frame = b""
-        """What came last, as it came."""
+        """The last received frame."""
 
     def new_id(self) -> str:
-        """Return an id that no request of this session has had."""
+        """Return a new request id."""
         return next(self._ids)
 
     def send(self, request: RequestT) -> None:
-        """Send without waiting."""
+        """Send a request without waiting."""
         self._stream.send(self._pack(request))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send whatever it is."""
+        """Send any bytes."""
         self._stream.send(frame)
 
     def receive(self) -> ResponseT:
         """Return the next response.
 
         Raises:
-            EndpointError: None came in time, or the stream ended.
-            ClauseBroken: It is no response.
+            EndpointError: There was none in time, or the stream ended.
+            ClauseBroken: The frame is no response.
         """
         self.last_frame = self._stream.receive(self._timeout_s)
         try:
@@ -126,7 +126,7 @@ class RawSession(Generic[RequestT, ResponseT]):
             raise ClauseBroken(f"a frame is no response: {error}") from error
 
     def leave(self, close: RequestT) -> None:
-        """Send ``close`` and wait for the end, whatever comes until then."""
+        """Send ``close`` and wait for the end of the stream; responses are ignored."""
         self._timeout_s = min(self._timeout_s, _LEAVE_TIMEOUT_S)
         with suppress(EndpointError, ClauseBroken):
             if not self.has_ended:
@@ -134,7 +134,7 @@ class RawSession(Generic[RequestT, ResponseT]):
                 self.until_end()
 
     def until_end(self) -> list[ResponseT]:
-        """Return what still comes, up to the end of the stream."""
+        """Return the responses up to the end of the stream."""
         responses = []
         try:
             while True:
@@ -147,7 +147,7 @@ class RawSession(Generic[RequestT, ResponseT]):
             return responses
 
     def ask(self, request: RequestT) -> ResponseT:
-        """Return the response to ``request``, which must be the next one that comes."""
+        """Send ``request``; return the next response, which must be the one to it."""
         self.send(request)
         response = self.receive()
         require(

@@ -21,21 +21,21 @@ _TOO_OLD, _TOO_NEW = "2000.01", "2999.12"
 
 
 class Subject(Protocol):
-    """What both services have in common."""
+    """The common interface of EnvSubject and ModelSubject."""
 
     may_ask_shutdown: bool
 
     def shake_hands(self, **changes: Any) -> HandshakeResponse:
-        """Return the answer to a handshake that differs from ours by ``changes``."""
+        """Return the answer to the package's offer with ``changes``."""
 
     def offer(self, **changes: Any) -> HandshakeRequest:
-        """Return our own offer with ``changes``."""
+        """Return the package's offer with ``changes``."""
 
     def ask_shutdown(self) -> tuple[bool, str]:
         """Send Shutdown; return whether it was accepted, and the message."""
 
     def raw_session(self) -> None:
-        """Open a session, do something in it, close it."""
+        """Open a session, send a request, close it."""
 
 
 def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
@@ -51,7 +51,7 @@ def _both(clause: str) -> Callable[[Check[Subject]], Check[Subject]]:
 
 @_both("session.generation")
 def another_generation_is_refused(subject: Subject) -> None:
-    """A generation that the server cannot know must not be compatible."""
+    """An unknown generation must not be compatible."""
     require(subject.shake_hands().compatible, "a handshake of its own generation is refused")
     answer = subject.shake_hands(generation=_NO_GENERATION)
     require(not answer.compatible, f"generation {_NO_GENERATION!r} is taken for compatible")
@@ -69,9 +69,9 @@ def an_offer_without_a_mutual_edition_is_refused(subject: Subject) -> None:
 
 @_both("session.highest-edition")
 def the_highest_mutual_edition_is_selected(subject: Subject) -> None:
-    """Names of editions are dates, so that they sort.
+    """Names of editions are dates, which sort.
 
-    The offer shows no checksum: what is selected may be an edition whose text is not known here.
+    The offer has no checksum: the selected edition may be one whose text this package lacks.
     """
     known = {EDITION_2026_06.name, *subject.shake_hands(editions=(_TOO_OLD,)).editions}
     offered = (_TOO_NEW, *sorted(known), _TOO_OLD)
@@ -100,7 +100,7 @@ def a_refusal_gives_the_reason_and_the_editions(subject: Subject) -> None:
 
 @_both("session.capabilities")
 def capabilities_are_advisory(subject: Subject) -> None:
-    """A client may have none, or some that nobody has heard of."""
+    """A client may have none, or unknown ones."""
     usual = subject.shake_hands()
     for capabilities in ({}, {"org.example.unheard-of.v7": "yes", "": ""}):
         answer = subject.shake_hands(capabilities=capabilities)
@@ -114,7 +114,7 @@ def capabilities_are_advisory(subject: Subject) -> None:
 
 @_both("wire.pin")
 def another_text_of_the_edition_is_refused(subject: Subject) -> None:
-    """While the edition is provisional; a client that shows no checksum is accepted."""
+    """While the edition is provisional; a client without a checksum is accepted."""
     answer = subject.shake_hands()
     if answer.status != "provisional":
         raise ClauseNotObservable(f"the selected edition is {answer.status or 'of unknown status'}")
@@ -125,7 +125,7 @@ def another_text_of_the_edition_is_refused(subject: Subject) -> None:
     require(is_agreed, f"a client with another text than {shown} is compatible")
     require(
         subject.shake_hands(spec_sha256="", status="").compatible,
-        "a client that shows no checksum is refused",
+        "a client without a checksum is refused",
     )
     other = subject.shake_hands(spec_sha256="0" * 64)
     require(not other.compatible, "a client with another text of the edition is compatible")
@@ -137,24 +137,24 @@ def the_end_of_a_session_leaves_the_endpoint_running(subject: EnvSubject) -> Non
     for _ in range(2):
         subject.raw_session()
     try:
-        is_there = subject.shake_hands().compatible
+        is_serving = subject.shake_hands().compatible
     except EndpointError:
-        is_there = False
-    require(is_there, "after a session's Close the endpoint does not answer any more")
+        is_serving = False
+    require(is_serving, "after a session's Close the endpoint does not answer any more")
 
 
 @_both("shutdown.refusal")
 def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
-    """Only asked where the operator allows it: the server might accept.
+    """Sent only where the operator allows it: the server might accept.
 
-    A server may also have no Shutdown at all, or let nobody call it.
+    A server may also have no Shutdown at all, or deny it to all callers.
     """
     if not subject.may_ask_shutdown:
         raise ClauseNotObservable(f"would send Shutdown, which may end the endpoint; {END_REMEDY}")
     try:
         accepted, _ = subject.ask_shutdown()
     except (AccessDeniedError, EndpointUnreachableError):
-        accepted = False  # if it is unreachable in truth, the session below says so
+        accepted = False  # if it is really unreachable, the session below fails
     if accepted:
         raise ClauseNotObservable("the endpoint accepts Shutdown, and is gone now")
     subject.raw_session()
@@ -164,8 +164,8 @@ def a_refused_shutdown_changes_nothing(subject: Subject) -> None:
 def the_contract_comes_with_compatible_only(subject: EnvSubject) -> None:
     """Present after a match, absent after a refusal."""
     require(subject.has_contract(), "a compatible handshake has no contract")
-    is_told = subject.has_contract(editions=(_TOO_OLD,))
-    require(not is_told, "a refusal carries a contract")
+    has_contract = subject.has_contract(editions=(_TOO_OLD,))
+    require(not has_contract, "a refusal carries a contract")
 
 
 @ENV.holds("session.contract-fixed")
@@ -187,7 +187,7 @@ def a_model_has_no_contract(subject: ModelSubject) -> None:
 
 
 def _packed(contract: object) -> bytes:
-    """Return what compares equal when contracts are the same, also where they hold NaN."""
+    """Return bytes that are equal for equal contracts, also for ones with NaN."""
     if not isinstance(contract, EnvContract):
         return b""
     return contract_to_proto(contract).SerializeToString(deterministic=True)

@@ -1,4 +1,4 @@
-"""The whole suite against one address."""
+"""Runs all checks of the suite against one endpoint."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ SubjectT = TypeVar("SubjectT")
 
 _MOST_RETRIES, _RETRY_S = 10, 0.5
 
-# What may end the endpoint comes last.
+# These checks may end the endpoint, and run last.
 _LAST = ("shutdown.refusal", "model.close-drains")
 
 
@@ -47,16 +47,16 @@ ENV_CHECKS = _gathered(
 )
 """Checks of an EnvService by clause, in the order in which they run."""
 MODEL_CHECKS = _gathered([session_establishment.MODEL, model_workflow.MODEL])
-"""Checks of a ModelService, likewise."""
+"""Checks of a ModelService by clause, in the order in which they run."""
 
 
 def check_env(subject: EnvSubject) -> Iterator[Finding]:
-    """Run every check of an EnvService; yield what is found as it is found."""
+    """Run every check of an EnvService; yield each finding at once."""
     return (check_env_clause(subject, clause) for clause in ENV_CHECKS)
 
 
 def check_model(subject: ModelSubject) -> Iterator[Finding]:
-    """Run every check of a ModelService; yield what is found as it is found."""
+    """Run every check of a ModelService; yield each finding at once."""
     return (check_model_clause(subject, clause) for clause in MODEL_CHECKS)
 
 
@@ -78,11 +78,11 @@ def _run(clause: str, service: str, check: Callable[[], None]) -> Finding:
     except ClauseNotObservable as reason:
         return Finding(clause, service, Verdict.NOT_OBSERVABLE, str(reason))
     except RlmeshError as error:
-        # What our own client stumbles over is the server's fault here.
-        return Finding(clause, service, Verdict.BROKEN, f"the conversation fails: {error}")
-    except Exception as error:  # noqa: BLE001  # one odd answer must not cost all other findings
-        says = f"what the server sent makes no sense: {type(error).__name__}: {error}"
-        return Finding(clause, service, Verdict.BROKEN, says)
+        # An error of this package's client counts as the server's.
+        return Finding(clause, service, Verdict.BROKEN, f"the session fails: {error}")
+    except Exception as error:  # noqa: BLE001  # one invalid answer must not stop the suite
+        message = f"the server's messages are invalid: {type(error).__name__}: {error}"
+        return Finding(clause, service, Verdict.BROKEN, message)
     return Finding(clause, service, Verdict.HOLDS)
 
 
@@ -92,6 +92,6 @@ def _retried(check: Callable[[], None]) -> None:
         try:
             return check()
         except CapacityError:
-            # The session before may need a moment to leave its place.
+            # The former session may still occupy its place.
             time.sleep(_RETRY_S)
     return check()

@@ -32,10 +32,10 @@ class ChildProcess:
     @classmethod
     def start(cls) -> Self:
         """Start the process; it waits for its first message."""
-        ours, theirs = socket.socketpair()
+        own_end, worker_end = socket.socketpair()
         descriptor = fault_log.create()
-        with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), str(descriptor)]
+        with worker_end:
+            arguments = [str(worker_end.fileno()), str(os.getpid()), str(descriptor)]
             try:
                 process = subprocess.Popen(
                     # -u: output of environments is not buffered. -P: the working directory is not
@@ -43,15 +43,15 @@ class ChildProcess:
                     [sys.executable, "-u", "-P", "-m", "rlmesh_ray.envs.worker", *arguments],
                     stdin=subprocess.PIPE,
                     stdout=2,
-                    pass_fds=[theirs.fileno(), descriptor],
+                    pass_fds=[worker_end.fileno(), descriptor],
                     start_new_session=True,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
                 )
             except BaseException:
-                ours.close()
+                own_end.close()
                 os.close(descriptor)
                 raise
-        return cls(process, WorkerChannel(ours, decode_reply), descriptor)
+        return cls(process, WorkerChannel(own_end, decode_reply), descriptor)
 
     @property
     def pid(self) -> int:

@@ -182,18 +182,18 @@ class WorkerProcess:
         with contextlib.ExitStack() as owned, contextlib.ExitStack() as given:
             buffers = anonymous_memory.create_step_buffers(self.contract)
             owned.callback(os.close, buffers)
-            ours, theirs = socket.socketpair()
-            owned.enter_context(theirs)
-            given.enter_context(ours)
+            own_end, worker_end = socket.socketpair()
+            owned.enter_context(worker_end)
+            given.enter_context(own_end)
             eventfds: list[int] = []
             for _ in range(2):
                 eventfds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
                 given.callback(os.close, eventfds[-1])
-            direct = DirectHandle([os.dup(buffers), *eventfds], ours)
+            direct = DirectHandle([os.dup(buffers), *eventfds], own_end)
             given.pop_all()
             try:
                 self._direct_buffers = StepBuffers(buffers, self.contract)
-                self._send_descriptors([theirs.fileno(), buffers, *eventfds])
+                self._send_descriptors([worker_end.fileno(), buffers, *eventfds])
             except BaseException:
                 direct.disconnect()
                 raise
@@ -292,21 +292,21 @@ def _handshake(
 def _share_memory(
     channel: WorkerChannel, contract: EnvContract
 ) -> tuple[StepBuffers, SessionProgress, socket.socket]:
-    ours, theirs = socket.socketpair()
+    own_end, worker_end = socket.socketpair()
     with contextlib.ExitStack() as owned:
         buffers = anonymous_memory.create_step_buffers(contract)
         owned.callback(os.close, buffers)
         progress = anonymous_memory.create_progress(contract.num_envs)
         owned.callback(os.close, progress)
-        owned.enter_context(theirs)
+        owned.enter_context(worker_end)
         try:
-            socket.send_fds(channel.connection, [b"\0"], [buffers, progress, theirs.fileno()])
+            socket.send_fds(channel.connection, [b"\0"], [buffers, progress, worker_end.fileno()])
         except OSError as error:
-            ours.close()
+            own_end.close()
             message = "the environment's process died as soon as it had started"
             raise EnvStartError(message) from error
         return (
             StepBuffers(buffers, contract),
             anonymous_memory.map_progress(progress, contract.num_envs),
-            ours,
+            own_end,
         )

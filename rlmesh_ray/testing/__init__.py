@@ -1,1 +1,1 @@
-"""Helpers for tests of programs that use this package."""
+"""Test helpers: environments, strategies, a reference session, and frame mutation."""

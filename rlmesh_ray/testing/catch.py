@@ -1,4 +1,4 @@
-"""Catch: the smallest game that is played from pixels."""
+"""Catch: a minimal game with pixel observations."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class Catch(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Let go of a ball."""
+        """Drop a ball from a random column."""
         super().reset(seed=seed)
         self._row = 0
         self._ball = int(self.np_random.integers(_COLUMNS))

@@ -1,7 +1,7 @@
-"""Environments made for tests: one for any space, one that goes wrong on demand.
+"""Environments for tests: EchoEnv for any space, and FaultyEnv, which fails on demand.
 
-Both are seeded, cheap, and picklable, so that they can be handed to a worker process as an
-instance or by a factory.
+Both are seeded, cheap, and picklable, so that a worker process can get them as an instance or from
+a factory.
 """
 
 import ctypes
@@ -22,16 +22,16 @@ _FRAME_SHAPE = (6, 8, 3)
 
 
 class EchoEnv(gymnasium.Env[Any, Any]):
-    """An environment with any spaces, whose future depends on its seed and on every action.
+    """An environment with any spaces, whose results depend on its seed and on every action.
 
-    Observations are samples of the observation space, drawn from a generator that the seed
-    starts and each action stirs. The reward is a digest of the action. Episodes have random
-    lengths and end by termination or truncation, alternately. Infos hold a number, an array, a
-    nested mapping, and a key that is present only now and then.
+    Observations are samples of the observation space, from a generator that depends on the seed
+    and on all actions. The reward is a digest of the action. Episodes have random lengths and end
+    by termination or truncation, alternately. Infos have a number, an array, a nested mapping, and
+    a key in some steps only.
 
     Args:
         observation_space: Any space that can be sampled; copied.
-        action_space: Of the actions; by default the observation space.
+        action_space: Action space; by default the observation space.
         max_length: Longest episode, in steps.
         render_mode: None, or ``"rgb_array"``: frames ``(6, 8, 3) uint8`` of the step count.
     """
@@ -109,7 +109,7 @@ def action_digest(action: Any) -> int:
 
 
 class Fault(enum.Enum):
-    """What goes wrong."""
+    """Kind of failure of a FaultyEnv."""
 
     RAISE = enum.auto()
     """``ValueError``"""
@@ -122,7 +122,7 @@ class Fault(enum.Enum):
     HANG = enum.auto()
     """Waits for ever."""
     SPIN = enum.auto()
-    """Computes for ever, in native code that keeps the interpreter lock."""
+    """Blocks for ever in native code that keeps the interpreter lock."""
     NAN = enum.auto()
     """The observation is NaN."""
     OUT_OF_RANGE = enum.auto()
@@ -132,20 +132,20 @@ class Fault(enum.Enum):
     WRONG_SHAPE = enum.auto()
     """The observation has another shape."""
     ODD_INFO = enum.auto()
-    """The infos hold a lock and a lambda, which cannot be pickled."""
+    """The infos have a lock and a lambda, which cannot be pickled."""
     PRINT = enum.auto()
     """Prints to standard output."""
 
 
 class FaultyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Counts its steps, and goes wrong at one of them.
+    """Counts its steps, and fails at one of them.
 
     Observation: ``(1,) float32``, the step count of the episode divided by 100. Action: 0 or 1,
     without effect. Episodes never end by themselves.
 
     Args:
-        fault: What goes wrong.
-        at_step: When: at this step of each episode; 0 means at the reset.
+        fault: Kind of failure.
+        at_step: Step of each episode at which it fails; 0: the reset.
     """
 
     def __init__(self, fault: Fault, at_step: int = 1) -> None:
@@ -166,7 +166,7 @@ class FaultyEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def step(
         self, action: np.int64
     ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Count on."""
+        """Count a step."""
         self._step_count += 1
         observation, infos = self._outcome()
         reward = 1.0
@@ -198,7 +198,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _spin() -> None:
-    # PyDLL keeps the lock; pause returns only for a signal that has a handler.
+    # PyDLL keeps the lock; pause() returns only for a signal with a handler.
     while True:
         ctypes.PyDLL(None).pause()
 
@@ -242,4 +242,4 @@ SPACES: dict[str, Space[Any]] = {
         }
     ),
 }
-"""One of every kind that the contract can express, by name."""
+"""One space of every kind that a contract can express, by name."""

@@ -1,4 +1,4 @@
-"""Equality bit for bit, for trajectories."""
+"""Bitwise equality of nested values, for comparing trajectories."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 
 
 def assert_identical(actual: Any, expected: Any, where: str = "value") -> None:
-    """Fail unless two nested values are the same to the bit, dtypes and shapes included.
+    """Fail unless two nested values are bitwise equal, with equal dtypes and shapes.
 
-    The order of a mapping's keys does not count: infos lose it on the wire, where maps have none.
+    The order of a mapping's keys does not count: infos lose it on the wire.
 
     Args:
         actual: Arrays, numbers, strings, and mappings and sequences of these.
-        expected: Likewise.
-        where: What to call the value in the message.
+        expected: A value of the same form.
+        where: Name of the value in the message.
 
     Raises:
         AssertionError: They differ; the message says where.

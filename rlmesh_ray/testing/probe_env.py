@@ -27,7 +27,7 @@ _FRAME_SHAPE = (4, 4, 3)
 
 
 class ProbeEnv(gymnasium.Env[Any, Any]):
-    """Does what its action's ``command`` says; see ``rlmesh_ray.compliance.probe``.
+    """Executes the ``command`` of its action; see ``rlmesh_ray.compliance.probe``.
 
     Args:
         render_mode: ``"rgb_array"``: frames ``(4, 4, 3) uint8`` of the step count; None: none.
@@ -43,14 +43,14 @@ class ProbeEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode; ``options["command"]`` does what a step would."""
+        """Start an episode; ``options["command"]`` is executed as in a step."""
         super().reset(seed=seed)
         self._steps = 0
         command = ProbeCommand((options or {}).get("command", ProbeCommand.GO_ON))
         return self._obey(command, REST), self._infos(command)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take a step, as the command says."""
+        """Take a step and execute the command."""
         self._steps += 1
         command = ProbeCommand(int(action["command"]))
         echo = {key: value for key, value in action.items() if key != "command"}
@@ -75,7 +75,7 @@ class ProbeEnv(gymnasium.Env[Any, Any]):
 
     def _obey(self, command: ProbeCommand, echo: dict[str, Any]) -> dict[str, Any]:
         if command is ProbeCommand.FAIL:
-            raise RuntimeError("the probe was told to fail")
+            raise RuntimeError("the probe got the command to fail")
         if command is ProbeCommand.SLEEP:
             time.sleep(SLEEP_S)
         observation = {
@@ -100,5 +100,5 @@ _DEVIATIONS: dict[ProbeCommand, dict[str, NDArray[Any]]] = {
     ProbeCommand.OBSERVE_DOUBLE: {"noise": np.array([0.25, 0.1], np.float64)},
 }
 
-# The checker would stop the deviations that the probe is for.
+# Gymnasium's env checker would reject the probe's wrong observations.
 gymnasium.register(ENV_ID, f"{__name__}:ProbeEnv", disable_env_checker=True)

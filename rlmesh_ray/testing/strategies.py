@@ -1,6 +1,6 @@
-"""Hypothesis strategies: random spaces, batches of their values, infos, and damaged bytes.
+"""Hypothesis strategies for spaces, specs, batches, infos, and damaged bytes.
 
-The only module of the package that imports hypothesis, which is no dependency of it.
+The only module of the package that imports hypothesis, which is not a dependency.
 """
 
 import string
@@ -97,9 +97,9 @@ def specs(max_leaves: int = 6) -> st.SearchStrategy[SpaceSpec]:
 
 @st.composite
 def batches(draw: st.DrawFn, spec: SpaceSpec, num_lanes: int) -> list[Column]:
-    """Draw a batch of ``spec``: any bits that the dtypes can hold, NaNs and all.
+    """Draw a batch of ``spec`` with any bits of the dtypes, also NaN.
 
-    Only Discrete columns lie within their space; the wire promises no more.
+    Only Discrete columns are within their space, as the wire requires.
     """
     return [draw(_columns(leaf, num_lanes)) for leaf in leaves(spec)]
 
@@ -120,7 +120,7 @@ def _columns(leaf: Leaf, num_lanes: int) -> st.SearchStrategy[Column]:
 
 
 def plain_infos() -> st.SearchStrategy[dict[str, Any]]:
-    """Draw infos that any peer can carry: what comes back equals them."""
+    """Draw infos that are equal after a round trip through any peer."""
     scalars = st.one_of(
         st.none(),
         st.booleans(),
@@ -140,14 +140,14 @@ def plain_infos() -> st.SearchStrategy[dict[str, Any]]:
 
 
 def arrays() -> st.SearchStrategy[np.ndarray[Any, Any]]:
-    """Draw an array of any dtype that infos carry with shape and dtype."""
+    """Draw an array of any dtype that infos preserve."""
     dtypes = st.sampled_from([*DTYPES, "complex64", "complex128"])
     return dtypes.flatmap(lambda name: hnp.arrays(np.dtype(name), _SHAPES))
 
 
 @st.composite
 def damaged(draw: st.DrawFn, frame: bytes) -> bytes:
-    """Draw ``frame`` with some bytes changed, taken out, put in or cut off."""
+    """Draw ``frame`` with some bytes changed, removed, inserted or truncated."""
     data = bytearray(frame)
     for _ in range(draw(st.integers(1, 4))):
         position = draw(st.integers(0, len(data)))

@@ -435,7 +435,7 @@ def test_a_factory_that_changes_its_spaces_cannot_be_renewed(start: Start, tmp_p
     reply = ask(worker, RecreateEnvCommand())
 
     assert isinstance(reply, Failure)
-    assert "other spaces than before" in reply.message
+    assert "another contract than before" in reply.message
 
 
 # --- starting --------------------------------------------------------------------------------
